@@ -79,9 +79,13 @@ impl Blame {
     pub(super) fn standing(&self, family: &Family, message: &Outgoing, now: Instant) -> Standing {
         // Words are counted only where there is something to be found.
         let rest = (!self.known.is_empty()).then(|| self.known.get(&family.name(message))).flatten();
-        let Some(rest) = rest else { return Standing::Good };
-        let until = self.quiet_until.map_or(rest.until, |quiet| quiet.max(rest.until));
-        match until.saturating_duration_since(now) {
+        let quiet = self.quiet_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        let Some(rest) = rest else {
+            // Where one tool cannot be told of, others often cannot, either.
+            let is_doubtful = *family == Family::Words && !quiet.is_zero();
+            return if is_doubtful { Standing::Doubtful } else { Standing::Good };
+        };
+        match rest.until.saturating_duration_since(now).max(quiet) {
             Duration::ZERO => Standing::Doubtful,
             left => Standing::Rests(left),
         }
@@ -141,7 +145,8 @@ mod tests {
     fn other_words_are_another_family_unless_they_are_for_the_same() {
         let (mut blame, now) = (Blame::default(), Instant::now());
         blame.ended(&Family::Words, &message("x"), now);
-        assert_eq!(blame.standing(&Family::Words, &message("y"), now), Standing::Good);
+        assert_eq!(blame.standing(&Family::Words, &message("y"), now), Standing::Doubtful);
+        assert_eq!(blame.standing(&Family::Words, &message("y"), now + FIRST_REST), Standing::Good);
         let (one, other) = (Family::Audience("one".to_owned()), Family::Audience("other".to_owned()));
         blame.ended(&one, &message("x"), now);
         assert_eq!(blame.standing(&one, &message("y"), now), Standing::Rests(FIRST_REST));
