@@ -31,6 +31,8 @@ mod claims;
 mod delays;
 #[path = "sam/tests/ends.rs"]
 mod ends;
+#[path = "sam/tests/hated.rs"]
+mod hated;
 
 use broker::Broker;
 use calls::FakeCalls;

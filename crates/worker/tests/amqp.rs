@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 use worker::transport::{
-    Arrived, Broker, Certificate, Connection, Connector, Credentials, Gone, Link, LinkState, Notice,
+    Arrived, Broker, Certificate, Connection, Connector, Credentials, Family, Gone, Link, LinkState, Notice,
     Outgoing, Patience, Properties, Subscription, Tls, Trust,
     amqp::{Addresses, Amqp, Settings},
 };
@@ -37,7 +37,7 @@ use worker::transport::{
 /// Nothing here takes as long; it only ends tests that hang.
 const LONG: Duration = Duration::from_secs(120);
 /// Queues with what is bound to them: that is the operator's work.
-const QUEUES: [(&str, &str); 7] = [
+const QUEUES: [(&str, &str); 8] = [
     ("ns/q/str/back", "back.invoke.#"),
     ("ns/q/str/pool", "pool.invoke.#"),
     ("ns/q/str/lost", "lost.invoke.#"),
@@ -45,6 +45,7 @@ const QUEUES: [(&str, &str); 7] = [
     ("ns/q/str/other", "other.invoke.#"),
     ("ns/q/str/again", "again.invoke.#"),
     ("ns/q/str/stop", "stop.invoke.#"),
+    ("ns/q/str/full", "full.response.#"),
 ];
 /// `worker` has the password `secret`.
 const HASH: &str = "AQIDBDB9kM21iEUzN1lZ+6VReCsdNqS0sERdAQTcY6Xs3PMz";
@@ -182,6 +183,8 @@ fn definitions_with(queues: &[(&str, &str)]) -> String {
         r#"{{"users":[{{"name":"worker","password_hash":"{HASH}","hashing_algorithm":"rabbit_password_hashing_sha256","tags":""}}],
             "vhosts":[{{"name":"/"}}],
             "permissions":[{{"user":"worker","vhost":"/","configure":".*","write":".*","read":".*"}}],
+            "policies":[{{"vhost":"/","name":"full","pattern":"^ns/q/str/full$","apply-to":"queues",
+                "definition":{{"max-length":1,"overflow":"reject-publish"}}}}],
             "queues":[{made}],"bindings":[{bound}]}}"#
     )
 }
@@ -288,6 +291,7 @@ async fn rabbitmq_is_served() {
     what_is_given_back_comes_to_others_while_we_are_there(&rabbit).await;
     what_is_too_large_is_passed_over_for_ever(&rabbit).await;
     what_the_broker_ends_the_session_over_is_refused_and_others_pass(&rabbit).await;
+    what_a_full_queue_does_not_take_is_told_and_others_pass(&rabbit).await;
     agents_with_another_client_are_understood(&rabbit).await;
     tls_proves_both_sides(&rabbit).await;
     a_quiet_connection_stays(&rabbit).await;
@@ -487,9 +491,33 @@ async fn what_the_broker_ends_the_session_over_is_refused_and_others_pass(rabbit
     let mut link = linked(rabbit.settings("huge", "huge"), &[("huge/x", false)]).await;
     let refused = publish(&link, message("huge/x", vec![0; 11_000_000])).await.unwrap_err();
     let is_named = refused.to_string().starts_with("the broker ends each connection by which it is sent: ");
-    assert!(is_named && matches!(refused, Gone::Refused(_)), "{refused:?}");
+    assert!(is_named && matches!(refused, Gone::Ended(_)), "{refused:?}");
     publish(&link, message("huge/x", "good")).await.unwrap();
     assert_eq!(text(&arrives(&mut link).await), "good");
+}
+
+/// This broker has no other word for that than the end of the connection.
+async fn what_a_full_queue_does_not_take_is_told_and_others_pass(rabbit: &Rabbit) {
+    let link = linked(rabbit.settings("pool", "fills"), &[]).await;
+    let family = || Family::Audience("full/response".to_owned());
+    let send = |words: &'static str| {
+        let reach = link.reach.clone();
+        async move { within(reach.publish_of(family(), message("full/response/x", words))).await }
+    };
+    send("first").await.unwrap();
+    let told = send("too much").await.unwrap_err();
+    assert!(matches!(told, Gone::Ended(_)), "{told:?}");
+    publish(&link, message("full/nobody", "x")).await.unwrap();
+    let told = send("again").await.unwrap_err();
+    assert!(matches!(told, Gone::HeldBack(_)), "{told:?}");
+    let mut reader = linked(rabbit.settings("full", "reads"), &[("full/response/>", true)]).await;
+    let arrived = arrives(&mut reader).await;
+    assert_eq!(text(&arrived), "first");
+    arrived.receipt.settle().await;
+    // When this is there, the broker has what was settled before it.
+    publish(&reader, message("full/nobody", "x")).await.unwrap();
+    within(link.reach.publish_alone(family(), message("full/response/x", "later"))).await.unwrap();
+    assert_eq!(text(&arrives(&mut reader).await), "later");
 }
 
 async fn agents_with_another_client_are_understood(rabbit: &Rabbit) {

@@ -626,7 +626,7 @@ async fn a_message_over_which_the_broker_ends_the_connection_is_refused_and_othe
         let refused = publish(&worker, bad).await.unwrap_err();
         let is_named =
             refused.to_string().starts_with("the broker ends each connection by which it is sent: ");
-        assert!(is_named && matches!(refused, Gone::Refused(_)), "{refused:?}");
+        assert!(is_named && matches!(refused, Gone::Ended(_)), "{refused:?}");
         publish(&worker, message("ns/x", "good")).await.unwrap();
         assert_eq!(text(&arrives(&mut worker).await), "good");
     }

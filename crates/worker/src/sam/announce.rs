@@ -146,7 +146,9 @@ impl Announcer {
     /// What nobody waits for is told again in any case.
     async fn broadcast(&self, topic: Result<String, BadTopic>, message: Vec<u8>) -> bool {
         match topic {
-            Ok(topic) => self.post.mention(None, &topic, Bytes::from(message), &Properties::new()).await,
+            Ok(topic) => {
+                self.post.mention(None, &topic, Bytes::from(message), &Properties::new()).await.is_ok()
+            }
             Err(_) => false,
         }
     }

@@ -205,7 +205,7 @@ impl<C: Calls> Service<C> {
 }
 
 fn letter(which: Arc<Which>, id: String, reply: Reply, answer: Bytes, receipt: Receipt) -> Letter {
-    Letter { which, id, reply, answer, receipts: vec![receipt], instead: None }
+    Letter { which, id, reply, answer, receipts: vec![receipt], instead: None, is_small_enough: false }
 }
 
 fn which(id: &str, tool: &str, reply: &Reply) -> Arc<Which> {

@@ -87,7 +87,7 @@ pub enum Noted {
     ProfileTooWide { which: Arc<Which>, name: String, instead: Profile },
     /// What a tool said meanwhile was passed on.
     Status(Arc<Which>),
-    /// What a tool said meanwhile, and too fast.
+    /// What a tool said meanwhile and too fast, or where the broker ends connections over it.
     StatusesDropped { which: Arc<Which>, count: u64 },
     /// Nobody can be told: it says nowhere where its asker listens.
     Unanswerable { topic: String, refusal: Refusal },

@@ -3,7 +3,7 @@
 use super::noted::{How, Note, Noted, Which};
 use crate::{
     call::Outcome,
-    transport::{Gone, Outgoing, Properties, Reach, Receipt, Subscription},
+    transport::{Family, Gone, Outgoing, Properties, Reach, Receipt, Subscription},
     wire::{
         answer,
         code::{Code, Refusal},
@@ -12,8 +12,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 use tokio::{
@@ -24,8 +23,9 @@ use tokio::{
 /// Between two tries to send an answer that the broker does not take for now; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// Topics that are remembered because the broker takes nothing for them.
-const MOST_UNWANTED: usize = 1024;
+/// An answer over which the broker ends its connections may be too large for it if it is not smaller: the error in its stead is
+/// much smaller than this.
+const LARGE: usize = 8 << 10;
 
 /// Sends. Cheap to clone.
 #[derive(Clone)]
@@ -33,9 +33,6 @@ pub(super) struct Post {
     reach: Reach,
     note: Note,
     pub(super) largest: usize,
-    /// Topics of answers that the broker did not take, not even as an error. If it ended its connection over them, their
-    /// requests were not settled and come again: they are settled then, and nothing is sent.
-    unwanted: Arc<Mutex<VecDeque<String>>>,
 }
 
 /// Who waits for an answer.
@@ -59,14 +56,24 @@ pub(super) struct Letter {
     pub(super) receipts: Vec<Receipt>,
     /// What its asker is told in its stead, or is not told: the broker does not take it.
     pub(super) instead: Option<Refusal>,
+    /// The broker did not take an error in its stead, either: its size is not the reason.
+    pub(super) is_small_enough: bool,
 }
 
 impl Letter {
-    fn replace(&mut self) {
+    /// What is said in its stead.
+    fn replacement(&self) -> (Bytes, Refusal) {
         let why = format!("the broker does not take the answer, which has {} bytes", self.answer.len());
         let refusal = Refusal::new(Code::ExecutionError, why);
-        self.answer = Bytes::from(answer::error(&self.id, &refusal));
-        self.instead = Some(refusal);
+        (Bytes::from(answer::error(&self.id, &refusal)), refusal)
+    }
+
+    fn replace(&mut self, (answer, refusal): (Bytes, Refusal)) {
+        (self.answer, self.instead) = (answer, Some(refusal));
+    }
+
+    fn may_be_too_large(&self) -> bool {
+        self.instead.is_none() && !self.is_small_enough && self.answer.len() >= LARGE
     }
 
     async fn settle(&mut self) {
@@ -78,7 +85,7 @@ impl Letter {
 
 impl Post {
     pub(super) fn new(reach: Reach, note: Note, largest: usize) -> Post {
-        Post { reach, note, largest, unwanted: Arc::default() }
+        Post { reach, note, largest }
     }
 
     pub(super) fn note(&self, noted: Noted) {
@@ -94,21 +101,20 @@ impl Post {
     }
 
     /// Sends what is worth no second try: a broker that does not take it for now shall hold nothing else back. A failure is
-    /// noted; false then.
+    /// noted, but not again and again what is held back because of one.
     pub(super) async fn mention(
         &self,
         which: Option<&Arc<Which>>,
         topic: &str,
         payload: Bytes,
         echoed: &Properties,
-    ) -> bool {
-        let sent = self.publish(topic, payload, echoed).await;
-        sent.map_err(|gone| self.failed(which, topic, &gone.to_string())).is_ok()
-    }
-
-    async fn publish(&self, topic: &str, payload: Bytes, echoed: &Properties) -> Result<(), Gone> {
-        let properties = answer::properties(echoed, SystemTime::now());
-        self.reach.publish(Outgoing { topic: topic.to_owned(), payload, properties }).await
+    ) -> Result<(), Gone> {
+        let family = which.map_or(Family::Words, |_| audience(topic));
+        let sent = self.reach.publish_of(family, outgoing(topic, payload, echoed)).await;
+        if let Err(gone @ (Gone::Refused(_) | Gone::NotNow(_) | Gone::Ended(_) | Gone::Over)) = &sent {
+            self.failed(which, topic, &gone.to_string());
+        }
+        sent
     }
 
     fn failed(&self, which: Option<&Arc<Which>>, topic: &str, why: &str) {
@@ -119,26 +125,24 @@ impl Post {
     /// Answers, and settles what is settled by that. An answer that the broker does not want (it may have its own bound of
     /// sizes) is replaced by an error that says so. One that it does not take for now settles nothing.
     pub(super) async fn answer(&self, letter: &mut Letter) -> Result<(), Gone> {
-        if self.unwanted().contains(&letter.reply.to) {
-            let why = "the broker took no answer for this topic before".to_owned();
-            self.failed(Some(&letter.which), &letter.reply.to, &why);
-            letter.replace();
-            letter.settle().await;
-            return Err(Gone::Refused(why));
-        }
-        let mut sent = self.publish(&letter.reply.to, letter.answer.clone(), &letter.reply.echoed).await;
-        if let (Err(Gone::Refused(why)), None) = (&sent, &letter.instead) {
-            self.failed(Some(&letter.which), &letter.reply.to, why);
-            letter.replace();
-            sent = self.publish(&letter.reply.to, letter.answer.clone(), &letter.reply.echoed).await;
-        }
+        let sent = match self.offer(letter).await {
+            Err(Gone::Refused(why)) if letter.instead.is_none() => {
+                self.failed(Some(&letter.which), &letter.reply.to, &why);
+                letter.replace(letter.replacement());
+                self.offer(letter).await
+            }
+            Err(Gone::Ended(why)) if letter.may_be_too_large() => {
+                self.failed(Some(&letter.which), &letter.reply.to, &why);
+                self.offer_less(letter, why).await
+            }
+            sent => sent,
+        };
         match &sent {
             Ok(()) => letter.settle().await,
-            Err(Gone::NotNow(_)) => {}
+            Err(Gone::NotNow(_) | Gone::Ended(_) | Gone::HeldBack(_)) => {}
             // What the broker never takes need not come again, either.
             Err(Gone::Refused(why)) => {
                 self.failed(Some(&letter.which), &letter.reply.to, why);
-                self.remember_unwanted(&letter.reply.to);
                 letter.settle().await;
             }
             Err(over @ Gone::Over) => self.failed(Some(&letter.which), &letter.reply.to, &over.to_string()),
@@ -146,22 +150,32 @@ impl Post {
         sent
     }
 
-    fn unwanted(&self) -> MutexGuard<'_, VecDeque<String>> {
-        self.unwanted.lock().unwrap_or_else(PoisonError::into_inner)
+    async fn offer(&self, letter: &Letter) -> Result<(), Gone> {
+        let Reply { to, echoed, .. } = &letter.reply;
+        self.reach.publish_of(audience(to), outgoing(to, letter.answer.clone(), echoed)).await
     }
 
-    fn remember_unwanted(&self, topic: &str) {
-        let mut unwanted = self.unwanted();
-        if unwanted.len() >= MOST_UNWANTED {
-            unwanted.pop_front();
+    /// Offers an error, at once and alone, which tells whether it was the size.
+    async fn offer_less(&self, letter: &mut Letter, why: String) -> Result<(), Gone> {
+        let Reply { to, echoed, .. } = &letter.reply;
+        let (error, refusal) = letter.replacement();
+        match self.reach.publish_alone(audience(to), outgoing(to, error.clone(), echoed)).await {
+            Ok(()) => letter.replace((error, refusal)),
+            Err(Gone::Over) => return Err(Gone::Over),
+            Err(_) => {
+                letter.is_small_enough = true;
+                return Err(Gone::NotNow(why));
+            }
         }
-        unwanted.push_back(topic.to_owned());
+        Ok(())
     }
 
     /// Answers what was not run. Nothing is lost with that but words, so that it is tried once: whoever asks nonsense in the
     /// name of those who do not listen shall not keep others waiting.
     pub(super) async fn answer_once(&self, mut letter: Letter) {
-        if let Err(Gone::NotNow(why)) = self.answer(&mut letter).await {
+        if let Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) =
+            self.answer(&mut letter).await
+        {
             self.give_up(&mut letter, why).await;
         }
     }
@@ -183,11 +197,11 @@ impl Post {
             };
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.answer(letter).await {
-                Err(Gone::NotNow(why)) if is_last => {
+                Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) if is_last => {
                     self.failed(Some(&letter.which), &letter.reply.to, &why);
                     return Err(Gone::Over);
                 }
-                Err(Gone::NotNow(again)) => why = again,
+                Err(Gone::NotNow(again) | Gone::Ended(again) | Gone::HeldBack(again)) => why = again,
                 sent => return sent,
             }
         }
@@ -203,6 +217,16 @@ impl Post {
         letter.instead = Some(Refusal::new(Code::ExecutionError, told));
         letter.settle().await;
     }
+}
+
+fn outgoing(topic: &str, payload: Bytes, echoed: &Properties) -> Outgoing {
+    let properties = answer::properties(echoed, SystemTime::now());
+    Outgoing { topic: topic.to_owned(), payload, properties }
+}
+
+/// An agent has a topic for each of its calls, and one queue for all of them.
+fn audience(topic: &str) -> Family {
+    Family::Audience(topic.rsplit_once('/').map_or(topic, |(audience, _)| audience).to_owned())
 }
 
 /// The words for an outcome.

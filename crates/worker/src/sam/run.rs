@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     call::{Order, Outcome},
+    transport::Gone,
     wire::{
         answer,
         code::{Code, Refusal},
@@ -107,17 +108,20 @@ impl Listener {
                 continue;
             }
             said += 1;
-            self.say(&text).await;
+            dropped += u64::from(!self.say(&text).await);
         }
         dropped
     }
 
-    async fn say(&self, text: &str) {
-        let Some(topic) = &self.reply.status_to else { return };
+    /// False if the broker is not asked to take it: it ended connections over others. What it does not take is noted; a status is
+    /// worth no more.
+    async fn say(&self, text: &str) -> bool {
+        let Some(topic) = &self.reply.status_to else { return true };
         let payload = Bytes::from(answer::status(&self.which.task, text, SystemTime::now()));
-        // What the broker does not take is noted; a status is worth no more.
-        if self.post.mention(Some(&self.which), topic, payload, &self.reply.echoed).await {
+        let sent = self.post.mention(Some(&self.which), topic, payload, &self.reply.echoed).await;
+        if sent.is_ok() {
             self.post.note(Noted::Status(self.which.clone()));
         }
+        !matches!(sent, Err(Gone::HeldBack(_)))
     }
 }

@@ -310,7 +310,8 @@ impl<C: Calls> Service<C> {
                 post::words(&asker, &outcome, ended_by.unwrap_or("nobody says why"), post.largest);
             let Asker { key, id, reply, which, receipt, .. } = asker;
             let (answer, receipts) = (Bytes::from(answer), vec![receipt]);
-            let mut letter = Letter { which, id, reply, answer, receipts, instead: None };
+            let mut letter =
+                Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false };
             let sent = post.answer(&mut letter).await;
             Done::Answered(Box::new(Answered { key, letter, sent, how, took, queued, until }))
         });
@@ -321,7 +322,7 @@ impl<C: Calls> Service<C> {
         let held = self.held.remove(&answered.key).unwrap_or_default();
         match &answered.sent {
             Err(Gone::Over) => self.desk.given_up(&answered.key),
-            Err(Gone::NotNow(why)) => {
+            Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) => {
                 let why = why.clone();
                 self.delay(answered, held, why);
             }
@@ -381,7 +382,7 @@ impl<C: Calls> Service<C> {
         let Asker { key, id, reply, which, receipt, .. } = asker;
         let mut receipts = self.held.remove(&key).unwrap_or_default();
         receipts.push(receipt);
-        self.send(Letter { which, id, reply, answer, receipts, instead: None });
+        self.send(Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false });
     }
 
     pub(super) fn send(&mut self, letter: Letter) {

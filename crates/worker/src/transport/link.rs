@@ -1,7 +1,15 @@
 //! Keeps a connection alive. What was subscribed is subscribed again; what the broker has not confirmed is sent again, in order;
 //! what came by a connection that is gone cannot be settled any more: the broker will send it again.
+//!
+//! ```text
+//! order ─▶ unconfirmed ──the connection ends──▶ suspects ─▶ alone ──the connection ends──▶ it was this one: see `blame`
+//!               └─confirmed, refused─▶ done          (one after the other) └─confirmed, refused─▶ done
+//! ```
 
-use super::{Connection, Connector, Event, Notice, Outgoing, Properties, Subscription, Trouble};
+use super::{
+    Connection, Connector, Event, Notice, Outgoing, Properties, Subscription, Trouble,
+    blame::{Blame, Family, Standing},
+};
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,6 +21,7 @@ use tokio::{
         oneshot, watch,
     },
     task::JoinHandle,
+    time::Instant,
 };
 
 /// Messages that came and wait to be taken; then the connection is not read any more. Few, because each may be large, and
@@ -24,9 +33,6 @@ const MOST_ORDERS: usize = 1024;
 const MOST_NOTICES: usize = 64;
 /// Messages that the broker has not confirmed; then no order is taken until it has.
 const MOST_UNCONFIRMED: usize = 1024;
-/// After so many connections that the broker ended before it confirmed a message, that message is sent with nothing else under
-/// way. If that connection ends as well, it was the message: nothing else would ever get through again.
-const MOST_ENDED: u32 = 2;
 
 /// How often it is tried to connect, and how long is waited between two tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,14 +121,9 @@ enum Order {
 struct Sending {
     message: Outgoing,
     done: oneshot::Sender<Result<(), Gone>>,
-    /// Connections that the broker ended after this was sent by them.
-    ended: u32,
-}
-
-impl Sending {
-    fn is_suspect(&self) -> bool {
-        self.ended >= MOST_ENDED
-    }
+    family: Family,
+    /// It is sent with nothing else under way, also while its family rests.
+    goes_alone: bool,
 }
 
 /// A link to a broker: what comes by it.
@@ -158,6 +159,12 @@ pub enum Gone {
     /// The broker does not take this one for now. Whoever sends it knows how long it is worth another try.
     #[error("{0}")]
     NotNow(String),
+    /// The broker ended its connections over this one, the second with nothing else under way.
+    #[error("{0}")]
+    Ended(String),
+    /// It was not sent: the broker ended connections over others of its family lately.
+    #[error("{0}")]
+    HeldBack(String),
     /// Nothing goes any more.
     #[error("the link to the broker is over")]
     Over,
@@ -166,11 +173,23 @@ pub enum Gone {
 impl Reach {
     /// Sends, and waits until the broker has said what it does with it, through as many connections as that takes.
     pub async fn publish(&self, message: Outgoing) -> Result<(), Gone> {
+        self.publish_of(Family::Words, message).await
+    }
+
+    /// The same, if nothing is held against its family.
+    pub async fn publish_of(&self, family: Family, message: Outgoing) -> Result<(), Gone> {
+        self.send(family, message, false).await
+    }
+
+    /// The same with nothing else under way, whatever is held against its family.
+    pub async fn publish_alone(&self, family: Family, message: Outgoing) -> Result<(), Gone> {
+        self.send(family, message, true).await
+    }
+
+    async fn send(&self, family: Family, message: Outgoing, goes_alone: bool) -> Result<(), Gone> {
         let (done, told) = oneshot::channel();
-        self.orders
-            .send(Order::Publish(Sending { message, done, ended: 0 }))
-            .await
-            .map_err(|_| Gone::Over)?;
+        let sending = Sending { message, done, family, goes_alone };
+        self.orders.send(Order::Publish(sending)).await.map_err(|_| Gone::Over)?;
         told.await.unwrap_or(Err(Gone::Over))
     }
 
@@ -210,7 +229,9 @@ impl Link {
             notes,
             waiting: None,
             unconfirmed: BTreeMap::new(),
+            suspects: BTreeMap::new(),
             alone: None,
+            blame: Blame::default(),
             last: 0,
             connections: 0,
         };
@@ -230,11 +251,13 @@ struct Keeper {
     notes: mpsc::Sender<Notice>,
     /// One for which there is no room yet.
     waiting: Option<Arrived>,
-    /// By number, so that they are sent again in their order. Suspects are before all others: nothing is added while there
-    /// are any.
+    /// By number, so that they are sent again in their order.
     unconfirmed: BTreeMap<u64, Sending>,
+    /// Over one of which the broker may end the next connection: each goes alone. No order is taken while there are any.
+    suspects: BTreeMap<u64, Sending>,
     /// The suspect that is under way.
     alone: Option<u64>,
+    blame: Blame,
     last: u64,
     connections: u64,
 }
@@ -242,6 +265,8 @@ struct Keeper {
 /// Why a connection is used no more.
 enum End {
     Trouble(Trouble),
+    /// The broker ended it over a message, which is not sent again: the next can come at once.
+    Explained(Trouble),
     /// Nobody is left who could want something.
     Unused,
 }
@@ -258,12 +283,13 @@ impl Keeper {
         let mut failures = 0;
         loop {
             let before = self.connections;
-            let trouble = match connector.connect().await {
+            let (trouble, pause) = match connector.connect().await {
                 Ok(connection) => match self.serve(connection).await {
                     End::Unused => return,
-                    End::Trouble(trouble) => trouble,
+                    End::Trouble(trouble) => (trouble, self.patience.pause),
+                    End::Explained(trouble) => (trouble, Duration::ZERO),
                 },
-                Err(trouble) => trouble,
+                Err(trouble) => (trouble, self.patience.pause),
             };
             // One that subscribed was good: the tries begin anew.
             failures = if self.connections > before { 0 } else { failures + 1 };
@@ -274,7 +300,7 @@ impl Keeper {
                 return;
             }
             self.states.send_replace(LinkState::Connecting { why, after: self.connections });
-            tokio::time::sleep(self.patience.pause).await;
+            tokio::time::sleep(pause).await;
             if self.taken.is_closed() && self.taken.is_empty() {
                 return;
             }
@@ -290,10 +316,10 @@ impl Keeper {
         self.connections += 1;
         self.states.send_replace(LinkState::Connected);
         match self.exchange(&mut connection).await {
-            Err(trouble) => {
-                self.blame(&trouble);
-                End::Trouble(trouble)
-            }
+            Err(trouble) => match self.explain(&trouble) {
+                true => End::Explained(trouble),
+                false => End::Trouble(trouble),
+            },
             Ok(()) => {
                 connection.close().await;
                 End::Unused
@@ -303,14 +329,13 @@ impl Keeper {
 
     /// Until nobody is left who could want something.
     async fn exchange<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
-        for (number, sending) in self.unconfirmed.iter().filter(|(_, sending)| !sending.is_suspect()) {
+        for (number, sending) in &self.unconfirmed {
             connection.publish(*number, &sending.message).await?;
         }
         loop {
             self.try_suspect(connection).await?;
             let is_full = self.waiting.is_some();
-            let has_suspects = self.unconfirmed.values().next().is_some_and(Sending::is_suspect);
-            let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED && !has_suspects;
+            let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED && self.suspects.is_empty();
             // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
             // keep the orders waiting that settle them.
             tokio::select! {
@@ -325,27 +350,54 @@ impl Keeper {
 
     /// Sends one if nothing else is under way.
     async fn try_suspect<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
-        let is_clear = self.alone.is_none() && self.unconfirmed.values().all(Sending::is_suspect);
-        if let Some((number, sending)) = self.unconfirmed.iter().next().filter(|_| is_clear) {
+        let is_clear = self.alone.is_none() && self.unconfirmed.is_empty();
+        if let Some((number, sending)) = self.suspects.first_key_value().filter(|_| is_clear) {
             self.alone = Some(*number);
             connection.publish(*number, &sending.message).await?;
         }
         Ok(())
     }
 
-    /// A connection has ended, perhaps over what was sent by it.
-    fn blame(&mut self, trouble: &Trouble) {
-        match self.alone.take() {
-            _ if trouble.is_silence => {}
-            Some(number) => {
-                let why = format!("the broker ends each connection by which it is sent: {trouble}");
-                self.conclude(number, Err(Gone::Refused(why)));
-            }
-            None => {
-                let sent = self.unconfirmed.values_mut().filter(|sending| !sending.is_suspect());
-                sent.for_each(|sending| sending.ended += 1);
-            }
+    /// A connection has ended, perhaps over what was sent by it. True if it is known over what: that is given up.
+    fn explain(&mut self, trouble: &Trouble) -> bool {
+        let alone = self.alone.take();
+        if trouble.is_silence {
+            return false;
         }
+        let Some(guilty) = alone.and_then(|number| self.suspects.remove(&number)) else {
+            self.suspects.append(&mut self.unconfirmed);
+            return false;
+        };
+        self.blame.ended(&guilty.family, &guilty.message, Instant::now());
+        _ = guilty.done.send(Err(Gone::Ended(format!(
+            "the broker ends each connection by which it is sent: {trouble}. Its log may say why: it may be too large for \
+             the broker, this user may not send there, or a queue for it may be full"
+        ))));
+        self.hold_back();
+        true
+    }
+
+    /// Those that would lead to the same.
+    fn hold_back(&mut self) {
+        for (number, sending) in std::mem::take(&mut self.suspects) {
+            _ = self.admit(sending).map(|sending| self.suspects.insert(number, sending));
+        }
+    }
+
+    /// None if it rests, which it is told.
+    fn admit(&self, mut sending: Sending) -> Option<Sending> {
+        match self.blame.standing(&sending.family, &sending.message, Instant::now()) {
+            Standing::Rests(left) if !sending.goes_alone => {
+                let seconds = left.as_secs() + 1;
+                let why =
+                    format!("the broker ended connections over such before: none is sent for {seconds} s");
+                _ = sending.done.send(Err(Gone::HeldBack(why)));
+                return None;
+            }
+            Standing::Doubtful => sending.goes_alone = true,
+            Standing::Rests(_) | Standing::Good => {}
+        }
+        Some(sending)
     }
 
     fn heard(&mut self, heard: Heard) {
@@ -375,7 +427,8 @@ impl Keeper {
 
     fn conclude(&mut self, number: u64, how: Result<(), Gone>) {
         self.alone.take_if(|alone| *alone == number);
-        if let Some(sending) = self.unconfirmed.remove(&number) {
+        if let Some(sending) = self.unconfirmed.remove(&number).or_else(|| self.suspects.remove(&number)) {
+            self.blame.answered(&sending.family, &sending.message);
             // Whoever asked may have stopped waiting.
             _ = sending.done.send(how);
         }
@@ -384,7 +437,12 @@ impl Keeper {
     async fn carry_out<C: Connection>(&mut self, order: Order, connection: &mut C) -> Result<(), Trouble> {
         match order {
             Order::Publish(sending) => {
+                let Some(sending) = self.admit(sending) else { return Ok(()) };
                 self.last += 1;
+                if sending.goes_alone {
+                    self.suspects.insert(self.last, sending);
+                    return Ok(());
+                }
                 let sent = connection.publish(self.last, &sending.message).await;
                 self.unconfirmed.insert(self.last, sending);
                 sent

@@ -209,11 +209,11 @@ async fn what_was_subscribed_and_not_confirmed_is_said_again_to_the_next_connect
     first.says(Event::Confirmed(2));
     drop(first);
     let mut second = world.lets_in();
-    let begun = [second.did().await, second.did().await, second.did().await, second.did().await];
-    let [.., one, three] = &begun;
+    let begun = [second.did().await, second.did().await, second.did().await];
     assert_eq!(begun[..2], [Did::Subscribed("b".to_owned()), Did::Subscribed("c".to_owned())]);
-    assert_eq!([one, three], [&sent[0], &sent[2]], "what was confirmed is not sent again");
+    assert_eq!(begun[2], sent[0]);
     second.says(Event::Confirmed(1));
+    assert_eq!(second.did().await, sent[2], "what was confirmed is not sent again");
     second.says(Event::Refused(3, "no room".to_owned()));
     let mut told = [x.await.unwrap(), y.await.unwrap(), z.await.unwrap()];
     told.sort_by_key(Result::is_err);
@@ -387,42 +387,93 @@ async fn the_number_of_unconfirmed_messages_is_bounded() {
     }
 }
 
+fn sends(world: &World, topic: &'static str, audience: &str) -> JoinHandle<Result<(), Gone>> {
+    let (reach, family) = (world.link.reach.clone(), Family::Audience(audience.to_owned()));
+    tokio::spawn(async move { reach.publish_of(family, outgoing(topic)).await })
+}
+
+/// Time moves on only when all wait.
+async fn nothing_is_done(broker: &mut Broker) {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(broker.did.is_empty());
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_message_over_which_the_broker_ends_each_connection_is_given_up_and_others_go() {
+async fn a_message_over_which_the_broker_ends_two_connections_is_given_up_and_others_go() {
     let world = world(&["a"], 0);
-    let send = |topic: &'static str| {
-        let reach = world.link.reach.clone();
-        tokio::spawn(async move { reach.publish(outgoing(topic)).await })
-    };
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
-    let poison = send("poison");
+    let poison = sends(&world, "poison", "one");
     assert_eq!(broker.did().await, Did::Published(1, "poison".to_owned()));
-    let good = send("good");
+    let good = sends(&world, "good", "other");
     assert_eq!(broker.did().await, Did::Published(2, "good".to_owned()));
-    drop(broker);
-    let mut broker = world.lets_in();
-    let begun = [broker.did().await, broker.did().await, broker.did().await];
-    assert_eq!(begun[2], Did::Published(2, "good".to_owned()), "both are sent again: {begun:?}");
     drop(broker);
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
     assert_eq!(broker.did().await, Did::Published(1, "poison".to_owned()));
-    let late = send("late");
-    // Time moves on only when all wait.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(broker.did.is_empty(), "nothing else is under way");
+    let late = sends(&world, "late", "other");
+    nothing_is_done(&mut broker).await;
     drop(broker);
-    let why = "the broker ends each connection by which it is sent: the broker is gone";
-    assert_eq!(poison.await.unwrap(), Err(Gone::Refused(why.to_owned())));
+    let told = poison.await.unwrap().unwrap_err();
+    let why = "the broker ends each connection by which it is sent: the broker is gone. ";
+    assert!(matches!(&told, Gone::Ended(told) if told.starts_with(why)), "{told:?}");
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
     assert_eq!(broker.did().await, Did::Published(2, "good".to_owned()));
+    nothing_is_done(&mut broker).await;
     broker.says(Event::Confirmed(2));
     assert_eq!(good.await.unwrap(), Ok(()));
     assert_eq!(broker.did().await, Did::Published(3, "late".to_owned()));
     broker.says(Event::Confirmed(3));
     assert_eq!(late.await.unwrap(), Ok(()));
+    let tries = world.tries.lock().unwrap().clone();
+    let pauses: Vec<_> = tries.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
+    assert_eq!(pauses, [3, 0], "nothing is waited for when it is known over what it ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_one_that_was_given_up_others_of_its_family_rest_and_then_go_alone() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let (poison, same) = (sends(&world, "poison", "one"), sends(&world, "same", "one"));
+    let first = [broker.did().await, broker.did().await];
+    drop(broker);
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, first[0]);
+    drop(broker);
+    let mut both = [poison.await.unwrap(), same.await.unwrap()];
+    both.sort_by_key(|told| matches!(told, Err(Gone::HeldBack(_))));
+    assert!(matches!(both, [Err(Gone::Ended(_)), Err(Gone::HeldBack(_))]), "{both:?}");
+    let mut broker = world.lets_in();
+    assert!(matches!(sends(&world, "again", "one").await.unwrap(), Err(Gone::HeldBack(_))));
+    let other = sends(&world, "other", "other");
+    assert_eq!(broker.did().await, Did::Published(3, "other".to_owned()));
+    tokio::time::sleep(super::super::blame::FIRST_REST).await;
+    let later = sends(&world, "later", "one");
+    nothing_is_done(&mut broker).await;
+    broker.says(Event::Confirmed(3));
+    assert_eq!(other.await.unwrap(), Ok(()));
+    assert_eq!(broker.did().await, Did::Published(4, "later".to_owned()));
+    broker.says(Event::Confirmed(4));
+    assert_eq!(later.await.unwrap(), Ok(()));
+    let [one, two] = ["x", "y"].map(|topic| sends(&world, topic, "one"));
+    let both = [broker.did().await, broker.did().await];
+    assert!(matches!(both[1], Did::Published(6, _)), "nothing is held against it any more");
+    [5, 6].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!((one.await.unwrap(), two.await.unwrap()), (Ok(()), Ok(())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_goes_alone_goes_though_its_family_rests_and_costs_one_connection() {
+    let world = world(&[], 0);
+    for topic in ["poison", "poison"] {
+        let mut broker = world.lets_in();
+        let (reach, family) = (world.link.reach.clone(), Family::Audience("one".to_owned()));
+        let alone = tokio::spawn(async move { reach.publish_alone(family, outgoing(topic)).await });
+        assert!(matches!(broker.did().await, Did::Published(..)));
+        drop(broker);
+        assert!(matches!(alone.await.unwrap(), Err(Gone::Ended(_))));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -430,7 +481,7 @@ async fn a_broker_that_is_waited_for_in_vain_has_refused_nothing() {
     let world = world(&[], 0);
     let reach = world.link.reach.clone();
     let send = tokio::spawn(async move { reach.publish(outgoing("x")).await });
-    for is_silence in [false, true, false, true, true, true] {
+    for is_silence in [true, false, true, true, true] {
         let mut broker = world.lets_in();
         assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
         broker.says.send(Err(Trouble { is_silence, ..trouble("ended", false) })).unwrap();

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod amqp;
+mod blame;
 mod choose;
 pub mod dev;
 mod driver;
@@ -16,6 +17,7 @@ pub mod mqtt;
 mod stream;
 mod tls;
 
+pub use blame::Family;
 pub use choose::Broker;
 pub use link::{Arrived, Gone, Link, LinkState, Patience, Reach, Receipt};
 pub use tls::{Certificate, Tls, Trust};

@@ -32,6 +32,7 @@ struct Inner {
     full: BTreeSet<String>,
     /// Over what is sent there it ends the connection.
     hated: BTreeSet<String>,
+    hates_larger: Option<usize>,
     not_now: Vec<u64>,
     offered: usize,
     settled: usize,
@@ -134,8 +135,20 @@ impl Broker {
         locked(&self.0.inner).offered
     }
 
-    pub(super) fn ends_over(&self, topic: &str) {
-        self.change(|inner| inner.hated.insert(topic.to_owned()));
+    pub(super) fn ends_over(&self, topic: &str, does: bool) {
+        self.change(|inner| match does {
+            true => inner.hated.insert(topic.to_owned()),
+            false => inner.hated.remove(topic),
+        });
+    }
+
+    pub(super) fn ends_over_larger(&self, than: usize) {
+        self.change(|inner| inner.hates_larger = Some(than));
+    }
+
+    /// How often it ended its connection.
+    pub(super) fn cuts(&self) -> usize {
+        usize::try_from(locked(&self.0.inner).connection).unwrap()
     }
 
     pub(super) fn refuses_larger(&self, than: usize) {
@@ -242,11 +255,15 @@ impl Connection for Connected {
 
     async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
         self.broker.change(|inner| {
+            if inner.connection != self.number {
+                return;
+            }
             if inner.refuses_larger.is_some_and(|most| message.payload.len() > most) {
                 inner.refused.push(number);
                 return;
             }
-            if inner.hated.contains(&message.topic) {
+            let is_larger = inner.hates_larger.is_some_and(|most| message.payload.len() > most);
+            if is_larger || inner.hated.contains(&message.topic) {
                 inner.connection += 1;
                 return;
             }

@@ -232,20 +232,6 @@ async fn bad_requests_are_answered_if_they_say_where_and_settled_in_any_case() {
     assert_eq!(world.count(|noted| matches!(noted, Noted::Unanswerable { .. })), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn answers_over_which_the_broker_ends_its_connection_keep_nobody_else_waiting() {
-    let world = World::usual().await;
-    let reply = Properties::from([("replyTo".to_owned(), reply_topic("bad"))]);
-    world.broker.ends_over(&reply_topic("a"));
-    world.broker.ends_over(&reply_topic("bad"));
-    world.invoke("echo", "a");
-    world.broker.deliver_bytes(&topic("invoke/echo"), Bytes::from_static(b"{"), reply);
-    sleep(Duration::from_secs(300)).await;
-    world.invoke("echo", "b");
-    world.idle().await;
-    assert_eq!((world.answers("b").len(), world.broker.unsettled()), (1, 0));
-}
-
 fn ask(world: &World, kind: &str, tool: &str, id: &str, params: Value) {
     let body = json!({"jsonrpc": "2.0", "id": id, "params": params});
     let reply = Properties::from([("replyTo".to_owned(), reply_topic(id))]);

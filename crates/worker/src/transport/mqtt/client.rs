@@ -128,7 +128,11 @@ impl Speaker for Speaking {
     }
 
     fn closed(&mut self) -> Trouble {
-        self.sent_away(SentAway::WithoutAWord, "the broker closed the connection")
+        let how = match self.session.has_published() {
+            true => SentAway::OverAMessage,
+            false => SentAway::WithoutAWord,
+        };
+        self.sent_away(how, "the broker closed the connection")
     }
 }
 

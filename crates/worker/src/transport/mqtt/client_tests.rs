@@ -412,6 +412,30 @@ async fn what_the_broker_says_of_the_end_is_told() {
     }
 }
 
+/// Neither is it one that there is none.
+#[tokio::test(start_paused = true)]
+async fn a_close_while_something_is_unanswered_is_no_sign_of_another_of_its_name() {
+    let mut rivals = super::super::rival::Rivals::default();
+    for (is_unanswered, seconds) in
+        [(true, 0); 5].into_iter().chain([(false, 0), (true, 0), (false, 0), (false, 20)])
+    {
+        let (client, mut broker) = pair();
+        let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+        if is_unanswered {
+            client.publish(1, &outgoing("a/b")).await.unwrap();
+            tokio::select! {
+                event = client.next() => panic!("{event:?}"),
+                packet = broker.hears() => assert!(matches!(packet, Packet::Publish(_))),
+            }
+        }
+        drop(broker);
+        let trouble = client.next().await.unwrap_err();
+        let ended = Instant::now();
+        rivals.rest().await;
+        assert_eq!(ended.elapsed().as_secs(), seconds, "{trouble}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_is_sent_away_for_another_of_its_name_is_told_so_and_rests_before_it_comes_again() {
     let mut rivals = super::super::rival::Rivals::default();

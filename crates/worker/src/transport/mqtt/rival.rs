@@ -21,6 +21,8 @@ const MOST_DOUBLED: u32 = 4;
 pub(super) enum SentAway {
     /// It only closes.
     WithoutAWord,
+    /// The same, while it has not answered what we sent: that may be the reason.
+    OverAMessage,
     /// It says that another has our name now.
     ForAnother,
 }
@@ -57,6 +59,8 @@ impl Stay {
             SentAway::ForAnother => (before + 1, Some(before)),
             SentAway::WithoutAWord if is_soon => (before + 1, (before + 1).checked_sub(MOST)),
             SentAway::WithoutAWord => (0, None),
+            // Nor does it say that there is none.
+            SentAway::OverAMessage => (before, None),
         };
         let pause = beyond.map(|beyond| FIRST_PAUSE * (1 << beyond.min(MOST_DOUBLED)));
         // Once it is over it stays so.

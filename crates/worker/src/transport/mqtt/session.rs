@@ -106,6 +106,11 @@ impl Session {
         self.asked.contains_key(&id)
     }
 
+    /// Whether the broker has not answered something that was sent.
+    pub(super) fn has_published(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// Since when the broker owes its oldest answer.
     pub(super) fn owed_since(&self) -> Option<Instant> {
         let publishes = self.in_flight.values().map(|(_, since)| *since);

@@ -1,0 +1,118 @@
+//! A broker that ends its connection over what it does not take: for its size, for want of permission, for a full queue.
+
+use super::{super::announce::AGAIN, *};
+
+fn failed(world: &World) -> usize {
+    world.count(|noted| matches!(noted, Noted::PublishFailed { .. }))
+}
+
+fn ask_as(world: &World, agent: &str, tool: &str, id: &str) {
+    let params = json!({"task_id": id, "tool_name": tool, "args": {}, "app_name": agent, "user_id": "u",
+        "session_id": "s", "timeout_seconds": 300});
+    let body = json!({"jsonrpc": "2.0", "id": id, "method": "sam_remote_tool/invoke", "params": params});
+    let reply = Properties::from([("replyTo".to_owned(), topic(&format!("response/{agent}/{id}")))]);
+    world.broker.deliver(&topic(&format!("invoke/{tool}")), &body, reply);
+}
+
+fn answers_of(world: &World, agent: &str, id: &str) -> usize {
+    world.broker.published(&topic(&format!("response/{agent}/{id}"))).len()
+}
+
+#[tokio::test(start_paused = true)]
+async fn cards_that_are_not_taken_end_few_connections_and_are_told_again_when_they_have_changed() {
+    let world = World::usual().await;
+    let hated = ["init/echo", "init/large"].map(topic);
+    hated.iter().for_each(|topic| world.broker.ends_over(topic, true));
+    world.broker.cut();
+    sleep(Duration::from_secs(60)).await;
+    let after = world.broker.cuts();
+    assert_eq!((after, failed(&world)), (1 + 2 + 1, 2), "each is told once");
+    world.invoke("echo", "a");
+    sleep(AGAIN - Duration::from_secs(61)).await;
+    assert_eq!((world.broker.cuts(), world.answers("a").len()), (after, 1));
+    sleep(AGAIN * 12).await;
+    assert!((after + 6..after + 16).contains(&world.broker.cuts()), "{} in an hour", world.broker.cuts());
+    let others = world.broker.published(&topic("init/hang")).len();
+    assert!(others > 12, "{others}");
+    world.broker.ends_over(&hated[0], false);
+    let before = world.broker.published(&hated[0]).len();
+    let mut changed = BTreeMap::clone(&world.catalog.borrow());
+    changed.insert("echo".to_owned(), tool("echo", "shorter"));
+    world.catalog.send_replace(Arc::new(changed));
+    world.idle().await;
+    assert_eq!(world.broker.published(&hated[0]).len(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn statuses_that_are_not_taken_end_few_connections_and_the_answer_comes() {
+    let world = World::usual().await;
+    world.broker.ends_over(&status_topic("a"), true);
+    world.invoke("chat", "a");
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!((world.answers("a").len(), world.broker.cuts(), failed(&world)), (1, 2, 1));
+    assert_eq!(world.count(|noted| matches!(noted, Noted::StatusesDropped { count: 39, .. })), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_for_a_full_queue_wait_for_room_and_keep_nobody_else_waiting() {
+    let world = World::usual().await;
+    let full: Vec<_> = (0..4).map(|number| format!("n{number}")).collect();
+    for id in &full {
+        world.broker.ends_over(&topic(&format!("response/full/{id}")), true);
+        ask_as(&world, "full", "echo", id);
+    }
+    ask_as(&world, "other", "echo", "with");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!((world.broker.cuts(), answers_of(&world, "other", "with")), (2, 1), "one end, and one proof");
+    for number in 0..10 {
+        let id = format!("o{number}");
+        ask_as(&world, "other", "echo", &id);
+        world.idle().await;
+        assert_eq!(answers_of(&world, "other", &id), 1, "at once");
+    }
+    assert_eq!(world.broker.unsettled(), 4);
+    full.iter().for_each(|id| world.broker.ends_over(&topic(&format!("response/full/{id}")), false));
+    sleep(Duration::from_secs(25)).await;
+    for id in &full {
+        let answers = world.broker.published(&topic(&format!("response/full/{id}")));
+        assert_eq!((answers.len(), &answers[0]["result"]["tool_result"]["text"]), (1, &json!(id)));
+    }
+    assert_eq!((world.broker.cuts(), world.broker.unsettled(), failed(&world)), (2, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_stays_full_is_tried_seldom_and_its_requests_are_settled_in_the_end() {
+    let world = World::usual().await;
+    world.broker.ends_over(&topic("response/full/n"), true);
+    world.broker.ends_over(&reply_topic("bad"), true);
+    ask_as(&world, "full", "echo", "n");
+    let reply = Properties::from([("replyTo".to_owned(), reply_topic("bad"))]);
+    world.broker.deliver_bytes(&topic("invoke/echo"), Bytes::from_static(b"{"), reply);
+    sleep(Duration::from_secs(310)).await;
+    assert!((4..9).contains(&world.broker.cuts()), "{}", world.broker.cuts());
+    assert_eq!((world.broker.unsettled(), answers_of(&world, "full", "n")), (0, 0));
+    let cuts = world.broker.cuts();
+    ask_as(&world, "full", "echo", "after");
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!((answers_of(&world, "full", "after"), world.broker.cuts()), (1, cuts), "that one is taken");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_too_large_for_the_broker_is_replaced_and_one_for_a_full_queue_is_not() {
+    for is_full in [false, true] {
+        let world = World::new(Setup { largest: 100_000, ..Setup::default() }).await;
+        world.broker.ends_over_larger(15_000);
+        world.broker.ends_over(&reply_topic("a"), is_full);
+        world.invoke_with("large", "a", json!({"timeout_seconds": 300}));
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(
+            (world.answers("a").len(), world.broker.cuts()),
+            (usize::from(!is_full), 2 + usize::from(is_full))
+        );
+        world.broker.ends_over_larger(usize::MAX);
+        world.broker.ends_over(&reply_topic("a"), false);
+        sleep(Duration::from_secs(60)).await;
+        let expected = if is_full { "none" } else { "EXECUTION_ERROR" };
+        assert_eq!((world.code("a").as_str(), world.broker.unsettled()), (expected, 0));
+    }
+}
