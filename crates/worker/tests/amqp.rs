@@ -279,7 +279,7 @@ fn text(arrived: &Arrived) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn rabbitmq_is_served() {
     let mut rabbit = Rabbit::start();
-    a_wrong_password_is_final(&rabbit).await;
+    a_wrong_password_is_tried_again(&rabbit).await;
     a_queue_that_is_not_there_is_waited_for(&rabbit).await;
     members_of_a_pool_take_turns_and_properties_pass(&rabbit).await;
     topics_are_for_each(&rabbit).await;
@@ -327,15 +327,16 @@ async fn a_quiet_connection_stays(rabbit: &Rabbit) {
     assert_eq!(text(&arrives(&mut link).await), "still");
 }
 
-async fn a_wrong_password_is_final(rabbit: &Rabbit) {
+async fn a_wrong_password_is_tried_again(rabbit: &Rabbit) {
     let settings = Settings { credentials: Some(credentials("wrong")), ..rabbit.settings("pool", "wrong") };
     let mut link = begin(settings, &[], 0);
-    let lost = |state: &LinkState| matches!(state, LinkState::Lost { .. });
-    let state = within(link.state.wait_for(lost)).await.unwrap().clone();
-    assert!(
-        matches!(&state, LinkState::Lost { why } if why.contains("password") && !why.contains("wrong\"")),
-        "{state:?}"
-    );
+    let is_told = |state: &LinkState| match state {
+        LinkState::Connecting { why, .. } | LinkState::Lost { why } => !why.is_empty(),
+        LinkState::Connected => true,
+    };
+    let state = within(link.state.wait_for(is_told)).await.unwrap().clone();
+    let LinkState::Connecting { why, .. } = &state else { panic!("{state:?}") };
+    assert!(why.contains("password") && !why.contains("wrong\""), "{why}");
 }
 
 async fn a_queue_that_is_not_there_is_waited_for(rabbit: &Rabbit) {
@@ -634,6 +635,26 @@ async fn the_pretender_is_believed_as_long_as_its_words_are_good() {
     within(client.subscribe(&pool)).await.unwrap();
     let trouble = within(client.next()).await.unwrap_err();
     assert_eq!((trouble.message.as_str(), trouble.is_final), ("the broker closed the connection", false));
+}
+
+#[tokio::test]
+async fn who_does_not_let_us_in_is_asked_again() {
+    let words = good_words();
+    let outcome = words.windows(8).position(|some| some == [0, 0x53, 0x44, 0xc0, 3, 1, 0x50, 0]).unwrap() + 7;
+    let mechanism = words.windows(9).position(|some| some == b"ANONYMOUS").unwrap();
+    for (at, instead, why) in [
+        (outcome, 1, "user name or password is wrong"),
+        (outcome, 2, "does not let us in (code 2)"),
+        (outcome, 3, "does not let us in (code 3)"),
+        (outcome, 4, "cannot check for now"),
+        (mechanism, b'B', "does not let us in by ANONYMOUS, only by: BNONYMOUS"),
+    ] {
+        let mut words = words.clone();
+        words[at] = instead;
+        let mut amqp = Amqp::new(pretended(pretender(words))).unwrap();
+        let trouble = within(amqp.connect()).await.unwrap_err();
+        assert!(trouble.message.contains(why) && !trouble.is_final, "{trouble:?}");
+    }
 }
 
 #[tokio::test]
