@@ -117,6 +117,22 @@ impl Rabbit {
         self.child = run(&self.folder, self.port, self.names_port, self.far_port);
     }
 
+    /// Those that it named itself.
+    fn own_queues(&self) -> usize {
+        let mut command = Command::new("/usr/lib/rabbitmq/bin/rabbitmqctl");
+        command.args(["-q", "list_queues", "--no-table-headers", "name"]);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", &self.folder);
+        command.env("RABBITMQ_NODENAME", "rabbit@localhost");
+        command.env("ERL_EPMD_ADDRESS", "127.0.0.1").env("ERL_EPMD_PORT", self.names_port.to_string());
+        if let Some((user, group)) = owner() {
+            command.uid(user).gid(group);
+        }
+        let said = command.output().unwrap();
+        let queues = String::from_utf8(said.stdout).unwrap();
+        assert!(queues.contains("ns/q/str/pool"), "{queues}{}", String::from_utf8_lossy(&said.stderr));
+        queues.lines().filter(|name| name.starts_with("amq.gen-")).count()
+    }
+
     fn settings(&self, queue: &str, container: &str) -> Settings {
         Settings {
             addresses: Addresses::named("rabbitmq").unwrap(),
@@ -181,6 +197,8 @@ fn definitions_with(queues: &[(&str, &str)]) -> String {
     format!(
         r#"{{"users":[{{"name":"worker","password_hash":"{HASH}","hashing_algorithm":"rabbit_password_hashing_sha256","tags":""}}],
             "vhosts":[{{"name":"/"}}],
+            "policies":[{{"vhost":"/","name":"unread","pattern":"^amq\\.gen-","apply-to":"queues",
+                "definition":{{"expires":1000}},"priority":0}}],
             "permissions":[{{"user":"worker","vhost":"/","configure":".*","write":".*","read":".*"}}],
             "queues":[{made}],"bindings":[{bound}]}}"#
     )
@@ -291,6 +309,7 @@ async fn rabbitmq_is_served() {
     agents_with_another_client_are_understood(&rabbit).await;
     tls_proves_both_sides(&rabbit).await;
     a_quiet_connection_stays(&rabbit).await;
+    what_a_connection_leaves_expires(&rabbit).await;
     an_outage_loses_nothing(&mut rabbit).await;
 }
 
@@ -325,6 +344,21 @@ async fn a_quiet_connection_stays(rabbit: &Rabbit) {
     assert!(changed.is_err(), "{:?}", *link.state.borrow());
     publish(&link, message("pool/quiet", "still")).await.unwrap();
     assert_eq!(text(&arrives(&mut link).await), "still");
+}
+
+/// It makes a queue for whoever listens to a topic. No client can delete it, but the policy that docs/worker.md names does, here
+/// sooner, when nobody reads it any more.
+async fn what_a_connection_leaves_expires(rabbit: &Rabbit) {
+    let link = linked(rabbit.settings("pool", "leaves"), &[("ns/cancel/>", false)]).await;
+    let own_queues = async |count| {
+        while tokio::task::block_in_place(|| rabbit.own_queues()) != count {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(own_queues(1)).await;
+    publish(&link, message("ns/cancel/x", "not settled")).await.unwrap();
+    drop(link);
+    within(own_queues(0)).await;
 }
 
 async fn a_wrong_password_is_tried_again(rabbit: &Rabbit) {
