@@ -61,10 +61,10 @@ impl Announcer {
             () = self.follow_all(&mut known) => {}
             _ = closing.wait_for(|is| *is) => {}
         }
-        for tool in known.keys() {
-            self.unsubscribe(tool).await;
+        self.subscribed.remove(&cancellations(&self.base));
+        for subscription in self.subscribed {
+            self.post.unsubscribe(subscription).await;
         }
-        self.post.unsubscribe(questions(&self.base)).await;
     }
 
     async fn follow_all(&mut self, known: &mut Catalog) {
@@ -165,8 +165,8 @@ impl Announcer {
     /// Also what others left subscribed under our name.
     async fn unsubscribe(&mut self, tool: &str) {
         for subscription in of_tool(&self.base, tool).into_iter().flatten() {
+            self.post.unsubscribe(subscription.clone()).await;
             self.subscribed.remove(&subscription);
-            self.post.unsubscribe(subscription).await;
         }
     }
 }

@@ -22,6 +22,23 @@ async fn calls_that_run_are_let_finish_and_those_that_wait_are_left_to_others() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_others_can_have_is_not_listened_to_any_more() {
+    let shared = Setup { is_kept: false, gone: vec!["gone"], ..Setup::default() };
+    let queue = Setup { releases: true, gone: vec!["gone"], ..Setup::default() };
+    for setup in [shared, queue] {
+        let world = World::new(setup).await;
+        world.invoke("hang", "runs");
+        world.idle().await;
+        assert_eq!(world.broker.patterns().len(), 2 + 7 * 2, "it was");
+        world.stop.send_replace(Stop::Drain);
+        world.idle().await;
+        assert_eq!(world.broker.patterns(), [topic("cancel/>")]);
+        world.calls.let_go("runs");
+        assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn where_nothing_comes_again_those_that_wait_are_told_to_ask_others() {
     for setup in [
         Setup { slots: 1, has_receipts: false, ..Setup::default() },
