@@ -28,6 +28,8 @@ pub(super) struct Announcer {
     /// Tools that were asked for and that nobody has.
     pub(super) strays: mpsc::Receiver<String>,
     pub(super) subscribed: BTreeSet<Subscription>,
+    /// Even when it is told to leave: see [`super::Worker::is_kept`].
+    pub(super) keeps_listening: bool,
     pub(super) post: Post,
 }
 
@@ -54,12 +56,16 @@ fn cancellations(base: &Base) -> Subscription {
 }
 
 impl Announcer {
-    /// Until it is told to leave: then nothing more is listened to but cancellations.
+    /// Until it is told to leave: then nothing more is listened to but cancellations, so that others have it. Where it would
+    /// come to nobody else, the broker gathers it for whoever comes next as long as it is listened to.
     pub(super) async fn run(mut self, mut closing: watch::Receiver<bool>) {
         let mut known = Catalog::default();
         tokio::select! {
             () = self.follow_all(&mut known) => {}
             _ = closing.wait_for(|is| *is) => {}
+        }
+        if self.keeps_listening {
+            return;
         }
         self.subscribed.remove(&cancellations(&self.base));
         for subscription in self.subscribed {

@@ -63,6 +63,13 @@ impl<C: Calls> Service<C> {
         }
     }
 
+    /// Silence begins anew. Who listens until the end is asked until then, and would wait for it in vain.
+    pub(super) fn was_asked(&mut self) {
+        if self.phase == Phase::Open || !self.settings.keeps_listening {
+            self.asked = Instant::now();
+        }
+    }
+
     pub(super) fn leave(&mut self, asker: Asker) {
         if self.settings.is_kept && asker.receipt.can_go_back() {
             let copies = self.held.remove(&asker.key).unwrap_or_default();
@@ -82,6 +89,14 @@ impl<C: Calls> Service<C> {
         }
         let refusal = Refusal::new(Code::ToolNotAvailable, BY_END);
         self.refuse(asker, &refusal);
+    }
+
+    /// What is not to be done here is for others as soon as this worker is ending.
+    pub(super) fn refuse_or_leave(&mut self, asker: Asker, refusal: &Refusal) {
+        match self.phase {
+            Phase::Open => self.refuse(asker, refusal),
+            Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => self.leave(asker),
+        }
     }
 
     pub(super) fn late(&mut self, unread: usize) {
