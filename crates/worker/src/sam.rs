@@ -166,7 +166,8 @@ pub struct Worker<C> {
     /// How long calls may go on when it is to end.
     pub grace: Duration,
     /// Whether the broker keeps what is not settled for whoever comes after us. If not, requests that wait when it is to end
-    /// are answered: their askers try once more.
+    /// are answered: their askers try once more. If so, and they cannot be given back to others, they are listened to until the
+    /// end: the broker keeps only what somebody listens to.
     pub is_kept: bool,
     /// Whether there is too little room for another call: see [`is_short_of_room`].
     pub is_full: Arc<dyn Fn() -> bool + Send + Sync>,
@@ -239,7 +240,8 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
     let (closes, closing) = watch::channel(false);
     let (strays, astray) = mpsc::channel(MOST_STRAYS);
     let calls = worker.calls.clone();
-    let Link { arrived, state, reach, task, notices, .. } = worker.link;
+    let Link { arrived, state, reach, task, notices, releases, .. } = worker.link;
+    let keeps_listening = worker.is_kept && !releases;
     tokio::spawn(tell_notices(notices, worker.note.clone()));
     let forgetting = tokio::spawn(forget_old(worker.calls.clone(), worker.catalog.clone()));
     let post = Post::new(reach, worker.note.clone(), worker.defaults.largest);
@@ -250,6 +252,7 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
         undiscovered: worker.undiscovered,
         strays: astray,
         subscribed: worker.subscribed,
+        keeps_listening,
         post: post.clone(),
     };
     let mut announcer = tokio::spawn(announcer.run(closing));
@@ -260,6 +263,7 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
         defaults: worker.defaults,
         grace: worker.grace,
         is_kept: worker.is_kept,
+        keeps_listening,
         is_full: worker.is_full,
         note: worker.note,
     };

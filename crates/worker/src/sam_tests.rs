@@ -67,6 +67,8 @@ struct Setup {
     releases: bool,
     is_subscribed: bool,
     tools: Vec<&'static str>,
+    /// Tools that the link was begun with as well.
+    gone: Vec<&'static str>,
 }
 
 impl Default for Setup {
@@ -82,6 +84,7 @@ impl Default for Setup {
             releases: false,
             is_subscribed: true,
             tools: vec!["echo", "hang", "panic", "large", "chat", "late"],
+            gone: Vec::new(),
         }
     }
 }
@@ -115,7 +118,7 @@ impl World {
         let (tells, told) = watch::channel(catalog(&setup.tools));
         let base = Base::new("ns", "x").unwrap();
         let subscribed = match setup.is_subscribed {
-            true => subscriptions(&base, &told.borrow()),
+            true => subscriptions(&base, &catalog(&[&setup.tools[..], &setup.gone].concat())),
             false => BTreeSet::new(),
         };
         let link = Link::start(broker.clone(), subscribed.clone(), patience);

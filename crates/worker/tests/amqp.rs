@@ -118,6 +118,22 @@ impl Rabbit {
         self.child = run(&self.folder, self.port, self.names_port, self.far_port);
     }
 
+    /// Those that it named itself.
+    fn own_queues(&self) -> usize {
+        let mut command = Command::new("/usr/lib/rabbitmq/bin/rabbitmqctl");
+        command.args(["-q", "list_queues", "--no-table-headers", "name"]);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", &self.folder);
+        command.env("RABBITMQ_NODENAME", "rabbit@localhost");
+        command.env("ERL_EPMD_ADDRESS", "127.0.0.1").env("ERL_EPMD_PORT", self.names_port.to_string());
+        if let Some((user, group)) = owner() {
+            command.uid(user).gid(group);
+        }
+        let said = command.output().unwrap();
+        let queues = String::from_utf8(said.stdout).unwrap();
+        assert!(queues.contains("ns/q/str/pool"), "{queues}{}", String::from_utf8_lossy(&said.stderr));
+        queues.lines().filter(|name| name.starts_with("amq.gen-")).count()
+    }
+
     fn settings(&self, queue: &str, container: &str) -> Settings {
         Settings {
             addresses: Addresses::named("rabbitmq").unwrap(),
@@ -182,6 +198,8 @@ fn definitions_with(queues: &[(&str, &str)]) -> String {
     format!(
         r#"{{"users":[{{"name":"worker","password_hash":"{HASH}","hashing_algorithm":"rabbit_password_hashing_sha256","tags":""}}],
             "vhosts":[{{"name":"/"}}],
+            "policies":[{{"vhost":"/","name":"unread","pattern":"^amq\\.gen-","apply-to":"queues",
+                "definition":{{"expires":1000}},"priority":0}}],
             "permissions":[{{"user":"worker","vhost":"/","configure":".*","write":".*","read":".*"}}],
             "policies":[{{"vhost":"/","name":"full","pattern":"^ns/q/str/full$","apply-to":"queues",
                 "definition":{{"max-length":1,"overflow":"reject-publish"}}}}],
@@ -282,7 +300,7 @@ fn text(arrived: &Arrived) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn rabbitmq_is_served() {
     let mut rabbit = Rabbit::start();
-    a_wrong_password_is_final(&rabbit).await;
+    a_wrong_password_is_tried_again(&rabbit).await;
     a_queue_that_is_not_there_is_waited_for(&rabbit).await;
     members_of_a_pool_take_turns_and_properties_pass(&rabbit).await;
     topics_are_for_each(&rabbit).await;
@@ -295,6 +313,7 @@ async fn rabbitmq_is_served() {
     agents_with_another_client_are_understood(&rabbit).await;
     tls_proves_both_sides(&rabbit).await;
     a_quiet_connection_stays(&rabbit).await;
+    what_a_connection_leaves_expires(&rabbit).await;
     an_outage_loses_nothing(&mut rabbit).await;
 }
 
@@ -331,15 +350,31 @@ async fn a_quiet_connection_stays(rabbit: &Rabbit) {
     assert_eq!(text(&arrives(&mut link).await), "still");
 }
 
-async fn a_wrong_password_is_final(rabbit: &Rabbit) {
+/// It makes a queue for whoever listens to a topic. No client can delete it, but the policy that docs/worker.md names does, here
+/// sooner, when nobody reads it any more.
+async fn what_a_connection_leaves_expires(rabbit: &Rabbit) {
+    let link = linked(rabbit.settings("pool", "leaves"), &[("ns/cancel/>", false)]).await;
+    let own_queues = async |count| {
+        while tokio::task::block_in_place(|| rabbit.own_queues()) != count {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(own_queues(1)).await;
+    publish(&link, message("ns/cancel/x", "not settled")).await.unwrap();
+    drop(link);
+    within(own_queues(0)).await;
+}
+
+async fn a_wrong_password_is_tried_again(rabbit: &Rabbit) {
     let settings = Settings { credentials: Some(credentials("wrong")), ..rabbit.settings("pool", "wrong") };
     let mut link = begin(settings, &[], 0);
-    let lost = |state: &LinkState| matches!(state, LinkState::Lost { .. });
-    let state = within(link.state.wait_for(lost)).await.unwrap().clone();
-    assert!(
-        matches!(&state, LinkState::Lost { why } if why.contains("password") && !why.contains("wrong\"")),
-        "{state:?}"
-    );
+    let is_told = |state: &LinkState| match state {
+        LinkState::Connecting { why, .. } | LinkState::Lost { why } => !why.is_empty(),
+        LinkState::Connected => true,
+    };
+    let state = within(link.state.wait_for(is_told)).await.unwrap().clone();
+    let LinkState::Connecting { why, .. } = &state else { panic!("{state:?}") };
+    assert!(why.contains("password") && !why.contains("wrong\""), "{why}");
 }
 
 async fn a_queue_that_is_not_there_is_waited_for(rabbit: &Rabbit) {
@@ -662,6 +697,26 @@ async fn the_pretender_is_believed_as_long_as_its_words_are_good() {
     within(client.subscribe(&pool)).await.unwrap();
     let trouble = within(client.next()).await.unwrap_err();
     assert_eq!((trouble.message.as_str(), trouble.is_final), ("the broker closed the connection", false));
+}
+
+#[tokio::test]
+async fn who_does_not_let_us_in_is_asked_again() {
+    let words = good_words();
+    let outcome = words.windows(8).position(|some| some == [0, 0x53, 0x44, 0xc0, 3, 1, 0x50, 0]).unwrap() + 7;
+    let mechanism = words.windows(9).position(|some| some == b"ANONYMOUS").unwrap();
+    for (at, instead, why) in [
+        (outcome, 1, "user name or password is wrong"),
+        (outcome, 2, "does not let us in (code 2)"),
+        (outcome, 3, "does not let us in (code 3)"),
+        (outcome, 4, "cannot check for now"),
+        (mechanism, b'B', "does not let us in by ANONYMOUS, only by: BNONYMOUS"),
+    ] {
+        let mut words = words.clone();
+        words[at] = instead;
+        let mut amqp = Amqp::new(pretended(pretender(words))).unwrap();
+        let trouble = within(amqp.connect()).await.unwrap_err();
+        assert!(trouble.message.contains(why) && !trouble.is_final, "{trouble:?}");
+    }
 }
 
 #[tokio::test]

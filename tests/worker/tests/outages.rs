@@ -1,5 +1,6 @@
 //! Brokers that go away, workers that are killed: nothing is lost that is kept somewhere, and nothing is done twice at once.
 
+use rustix::process::Signal;
 use serde_json::json;
 use std::{
     collections::BTreeMap,
@@ -136,6 +137,31 @@ fn what_a_killed_worker_had_begun_is_done_by_the_next_and_never_twice_at_once() 
         assert_eq!(mesh.agent.answer(ask).tool_result()["mark"], format!("kept-{n}"));
     }
     assert_eq!(watch.end(), [""; 0]);
+}
+
+#[test]
+fn what_is_asked_while_a_worker_ends_and_while_none_is_there_is_done_by_the_next() {
+    for version in ["5", "3"] {
+        let mut mesh = Mesh::new("Tester", |set| {
+            set.insert("SAM_POOL".to_owned(), "session".to_owned());
+            set.insert("SAM_MQTT_VERSION".to_owned(), version.to_owned());
+        });
+        let runs = Ask::new("marked", json!({"mark": "ends", "seconds": 3})).timeout(300);
+        mesh.agent.send(&runs);
+        mesh.agent.wait("status", &runs.id);
+        mesh.sam.signal(Signal::TERM);
+        mesh.sam.await_log("draining");
+        let [meanwhile, after] =
+            ["meanwhile", "after"].map(|text| Ask::new("echo", json!({"text": text})).timeout(300));
+        mesh.agent.send(&meanwhile);
+        assert_eq!(mesh.agent.answer(&runs).tool_result()["mark"], "ends");
+        assert!(mesh.sam.await_end().success(), "{}", mesh.sam.log());
+        mesh.agent.send(&after);
+        assert_eq!(mesh.agent.all("response", &meanwhile.id).len(), 0, "it is for the next");
+        mesh.sam.start_again();
+        assert_eq!(mesh.agent.answer(&meanwhile).tool_result()["text"], "meanwhile");
+        assert_eq!(mesh.agent.answer(&after).tool_result()["text"], "after");
+    }
 }
 
 #[test]

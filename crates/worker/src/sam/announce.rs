@@ -28,6 +28,8 @@ pub(super) struct Announcer {
     /// Tools that were asked for and that nobody has.
     pub(super) strays: mpsc::Receiver<String>,
     pub(super) subscribed: BTreeSet<Subscription>,
+    /// Even when it is told to leave: see [`super::Worker::is_kept`].
+    pub(super) keeps_listening: bool,
     pub(super) post: Post,
 }
 
@@ -54,17 +56,21 @@ fn cancellations(base: &Base) -> Subscription {
 }
 
 impl Announcer {
-    /// Until it is told to leave: then nothing more is listened to but cancellations.
+    /// Until it is told to leave: then nothing more is listened to but cancellations, so that others have it. Where it would
+    /// come to nobody else, the broker gathers it for whoever comes next as long as it is listened to.
     pub(super) async fn run(mut self, mut closing: watch::Receiver<bool>) {
         let mut known = Catalog::default();
         tokio::select! {
             () = self.follow_all(&mut known) => {}
             _ = closing.wait_for(|is| *is) => {}
         }
-        for tool in known.keys() {
-            self.unsubscribe(tool).await;
+        if self.keeps_listening {
+            return;
         }
-        self.post.unsubscribe(questions(&self.base)).await;
+        self.subscribed.remove(&cancellations(&self.base));
+        for subscription in self.subscribed {
+            self.post.unsubscribe(subscription).await;
+        }
     }
 
     async fn follow_all(&mut self, known: &mut Catalog) {
@@ -167,8 +173,8 @@ impl Announcer {
     /// Also what others left subscribed under our name.
     async fn unsubscribe(&mut self, tool: &str) {
         for subscription in of_tool(&self.base, tool).into_iter().flatten() {
+            self.post.unsubscribe(subscription.clone()).await;
             self.subscribed.remove(&subscription);
-            self.post.unsubscribe(subscription).await;
         }
     }
 }

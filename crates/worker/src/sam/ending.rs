@@ -7,11 +7,11 @@ use super::{
     service::{Service, now_ms},
 };
 use crate::{
-    transport::LinkState,
+    transport::{LinkState, Receipt},
     wire::code::{Code, Refusal},
 };
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::{task, time::Instant};
 
 /// For calls that were cancelled at the end to be answered: their tools get a signal first.
 const LAST_GRACE: Duration = Duration::from_secs(15);
@@ -63,6 +63,13 @@ impl<C: Calls> Service<C> {
         }
     }
 
+    /// Silence begins anew. Who listens until the end is asked until then, and would wait for it in vain.
+    pub(super) fn was_asked(&mut self) {
+        if self.phase == Phase::Open || !self.settings.keeps_listening {
+            self.asked = Instant::now();
+        }
+    }
+
     pub(super) fn leave(&mut self, asker: Asker) {
         if self.settings.is_kept && asker.receipt.can_go_back() {
             let copies = self.held.remove(&asker.key).unwrap_or_default();
@@ -84,6 +91,14 @@ impl<C: Calls> Service<C> {
         self.refuse(asker, &refusal);
     }
 
+    /// What is not to be done here is for others as soon as this worker is ending.
+    pub(super) fn refuse_or_leave(&mut self, asker: Asker, refusal: &Refusal) {
+        match self.phase {
+            Phase::Open => self.refuse(asker, refusal),
+            Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => self.leave(asker),
+        }
+    }
+
     pub(super) fn late(&mut self, unread: usize) {
         let now = Instant::now();
         match self.phase {
@@ -93,12 +108,19 @@ impl<C: Calls> Service<C> {
             }
             Phase::Cancelling(until) if until <= now => {
                 // Those that were cancelled are counted; what is left now are they, and what reached nobody. Calls whose
-                // answer is delayed were let finish.
-                self.cut = self.cut.max(self.tasks.len() - self.delayed.len() + unread);
+                // answer is delayed were let finish, and come again to be answered, if they do.
+                let kept = self.delayed.keys().filter(|task| self.comes_again(task)).count();
+                self.cut = self.cut.max(self.tasks.len() - kept + unread);
                 self.phase = Phase::Cut;
             }
             Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}
         }
+    }
+
+    /// Whether the request comes again whose answer this task sends.
+    fn comes_again(&self, task: &task::Id) -> bool {
+        let held = self.of_calls.get(task).and_then(|key| self.held.get(key));
+        self.settings.is_kept && held.into_iter().flatten().any(Receipt::comes_again)
     }
 
     fn cancel_all(&mut self) {

@@ -2,7 +2,6 @@
 
 use super::{
     Calls,
-    ending::Phase,
     noted::{Noted, Which},
     post::{self, Asker, Letter},
     service::{Service, Turn, now_ms},
@@ -52,7 +51,7 @@ impl<C: Calls> Service<C> {
 
     fn invoked(&mut self, invoke: Box<Invoke>, receipt: Receipt, weight: usize) {
         let which = Which::of(&invoke);
-        self.asked = Instant::now();
+        self.was_asked();
         self.note(Noted::Received(which.clone()));
         let (id, reply) = (invoke.id.clone(), invoke.reply.clone());
         let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
@@ -80,10 +79,7 @@ impl<C: Calls> Service<C> {
             Arrival::Answered(turn, answer) => self.answer_again(turn.asker, answer),
             Arrival::Known(turn) => self.hold(turn.asker),
             Arrival::Cancelled(turn) => self.refuse_cancelled(turn.asker),
-            Arrival::Refused(turn, refusal) => match self.phase {
-                Phase::Open => self.refuse(turn.asker, &refusal),
-                Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => self.leave(turn.asker),
-            },
+            Arrival::Refused(turn, refusal) => self.refuse_or_leave(turn.asker, &refusal),
         }
     }
 
@@ -120,7 +116,7 @@ impl<C: Calls> Service<C> {
         // When many wait to be unsubscribed, this one will come again.
         _ = self.strays.try_send(tool.to_owned());
         let refusal = Refusal::new(Code::ToolNotAvailable, format!("there is no tool `{tool}` here"));
-        self.refuse(asker, &refusal);
+        self.refuse_or_leave(asker, &refusal);
     }
 
     fn answer_again(&mut self, asker: Asker, answer: Bytes) {

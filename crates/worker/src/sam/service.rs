@@ -55,6 +55,7 @@ pub(super) struct Settings<C> {
     pub(super) defaults: Defaults,
     pub(super) grace: Duration,
     pub(super) is_kept: bool,
+    pub(super) keeps_listening: bool,
     pub(super) is_full: Arc<dyn Fn() -> bool + Send + Sync>,
     pub(super) note: Note,
 }

@@ -109,7 +109,7 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Result<Broker, Mistake> {
         patience: patience(reader, transport)?,
         pool: pool(reader)?,
         speaks: speaks(reader)?,
-        addresses: addresses(reader)?,
+        addresses: addresses(reader, transport)?,
         queue: reader.text(&["SAM_QUEUE"])?,
     })
 }
@@ -274,11 +274,16 @@ fn speaks(reader: &Reader<'_>) -> Result<Speaks, Mistake> {
     }
 }
 
-fn addresses(reader: &Reader<'_>) -> Result<Addresses, Mistake> {
+fn addresses(reader: &mut Reader<'_>, transport: Transport) -> Result<Addresses, Mistake> {
     let Some(Found { name, value }) = reader.found(&["SAM_AMQP_ADDRESSES"])? else {
         return Ok(Addresses::Solace);
     };
-    Addresses::named(&value).map_err(|_| {
+    let addresses = Addresses::named(&value).map_err(|_| {
         Mistake::new(name, format!("`{name}`: nobody knows `{}`", shown(&value)), "solace or rabbitmq")
-    })
+    })?;
+    if transport == Transport::Amqp && addresses != Addresses::Solace {
+        let message = "each connection leaves a queue `amq.gen-…` there, unless a policy lets it expire: see docs/worker.md";
+        reader.tell(name, message);
+    }
+    Ok(addresses)
 }

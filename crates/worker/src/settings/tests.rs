@@ -390,6 +390,10 @@ fn what_counts_otherwise_than_it_was_written_is_told() {
         let (_, notices) = told(&[("ARTIFACT_SCOPE", scope), ("ARTIFACT_SCOPE_VALUE", "ours")]);
         assert_eq!(notices, ["ARTIFACT_SCOPE_VALUE: it has no meaning without `ARTIFACT_SCOPE=custom`"]);
     }
+    let rabbit = ("SAM_AMQP_ADDRESSES", "rabbitmq");
+    let (_, notices) = told(&[("SAM_TRANSPORT", "amqp://broker"), rabbit]);
+    assert!(notices.len() == 1 && notices[0].contains("leaves a queue `amq.gen-…`"), "{notices:?}");
+    assert_eq!(told(&[rabbit]).1, [""; 0], "elsewhere it means nothing");
     let (settings, notices) = told(&[("OBJECT_STORAGE_TYPE", "azure")]);
     assert!(settings.tools.sync.is_none());
     assert!(notices.len() == 1 && notices[0].starts_with("OBJECT_STORAGE_TYPE: "), "{notices:?}");

@@ -5,13 +5,15 @@
 
 use super::Properties;
 use crate::wire::lenient;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeMap, io};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// The longest line that either end takes.
 pub const LONGEST: usize = 10 << 20;
+/// How long is waited for a message where a client does not say.
+const RECEIVE_MS: f64 = 5000.0;
 
 /// Properties, each as it was written: its kind counts, too.
 pub type Written = BTreeMap<String, Box<RawValue>>;
@@ -31,7 +33,7 @@ pub enum Command {
 }
 
 /// All that a line can have: what is to stay as it was written cannot be read after its kind is known.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
 struct Fields {
     cmd: String,
@@ -40,24 +42,23 @@ struct Fields {
     subscriptions: Vec<String>,
     topic_pattern: Option<String>,
     topic: Option<String>,
+    /// `null` is a message, too.
+    #[serde(deserialize_with = "present")]
     payload: Option<Box<RawValue>>,
     user_properties: Option<Written>,
-    timeout_ms: u64,
+    /// Python's clients count it with fractions.
+    timeout_ms: Option<f64>,
 }
 
-impl Default for Fields {
-    fn default() -> Fields {
-        Fields {
-            cmd: String::new(),
-            client_id: String::new(),
-            queue_name: String::new(),
-            subscriptions: Vec::new(),
-            topic_pattern: None,
-            topic: None,
-            payload: None,
-            user_properties: None,
-            timeout_ms: 5000,
-        }
+fn present<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Deserialize::deserialize(from).map(Some)
+}
+
+fn milliseconds(said: f64) -> Result<u64, String> {
+    match (0.0..=f64::MAX).contains(&said) {
+        // The longest if it is longer.
+        true => Ok(said as u64),
+        false => Err(format!("`timeout_ms`: {said} is no time")),
     }
 }
 
@@ -80,7 +81,9 @@ impl TryFrom<Fields> for Command {
                 payload: fields.payload.clone().ok_or_else(|| lacks("payload"))?,
                 user_properties: fields.user_properties.unwrap_or_default(),
             },
-            "RECEIVE" => Command::Receive { timeout_ms: fields.timeout_ms },
+            "RECEIVE" => {
+                Command::Receive { timeout_ms: milliseconds(fields.timeout_ms.unwrap_or(RECEIVE_MS))? }
+            }
             "ACK" => Command::Ack,
             "DISCONNECT" => Command::Disconnect,
             other => {
@@ -206,6 +209,32 @@ pub fn as_texts(properties: Written) -> Properties {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn null_is_a_message_and_nothing_is_none() {
+        let sent = |line: &str| match read(line.as_bytes()) {
+            Ok(Command::Publish { payload, .. }) => Ok(payload.get().to_owned()),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error.to_string()),
+        };
+        assert_eq!(sent(r#"{"cmd":"PUBLISH","topic":"a","payload":null}"#), Ok("null".to_owned()));
+        assert_eq!(sent(r#"{"cmd":"PUBLISH","topic":"a","payload": [1 ,2]}"#), Ok("[1 ,2]".to_owned()));
+        let none = sent(r#"{"cmd":"PUBLISH","topic":"a"}"#).unwrap_err();
+        assert!(none.contains("PUBLISH lacks `payload`"), "{none}");
+    }
+
+    #[test]
+    fn a_time_may_be_any_number_or_left_to_us() {
+        let waits = |time: &str| match read(format!(r#"{{"cmd":"RECEIVE"{time}}}"#).as_bytes()) {
+            Ok(Command::Receive { timeout_ms }) => Some(timeout_ms),
+            _ => None,
+        };
+        let said = ["", r#","timeout_ms":null"#, r#","timeout_ms":1000.0"#, r#","timeout_ms":0"#];
+        assert_eq!(said.map(waits), [Some(5000), Some(5000), Some(1000), Some(0)]);
+        assert_eq!(waits(r#","timeout_ms":18446744073709551615"#), Some(u64::MAX));
+        let wrong = [r#","timeout_ms":-1"#, r#","timeout_ms":"1""#];
+        assert_eq!(wrong.map(waits), [None, None]);
+    }
 
     #[tokio::test]
     async fn a_line_is_bounded_and_may_come_in_pieces() {

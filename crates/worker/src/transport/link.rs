@@ -138,6 +138,8 @@ pub struct Link {
     pub notices: mpsc::Receiver<Notice>,
     /// Whether what was not settled comes again, to us or to others. Where it does not, whoever took a message must answer it.
     pub redelivers: bool,
+    /// Whether a message can be given back, so that others have it at once.
+    pub releases: bool,
     /// What can be done with it.
     pub reach: Reach,
     /// Ends when every [`Reach`] and [`Receipt`] is gone, or the patience is.
@@ -216,9 +218,9 @@ impl Link {
         let (arrives, arrived) = mpsc::channel(MOST_ARRIVED);
         let (states, state) = watch::channel(LinkState::Connecting { why: String::new(), after: 0 });
         let (notes, notices) = mpsc::channel(MOST_NOTICES);
-        let redelivers = connector.redelivers();
+        let (redelivers, releases) = (connector.redelivers(), connector.releases());
         let keeper = Keeper {
-            can_go_back: connector.releases(),
+            can_go_back: releases,
             subscriptions,
             patience,
             // It must not keep itself alive.
@@ -236,7 +238,7 @@ impl Link {
             connections: 0,
         };
         let (reach, task) = (Reach { orders }, tokio::spawn(keeper.run(connector)));
-        Link { arrived, state, notices, redelivers, reach, task }
+        Link { arrived, state, notices, redelivers, releases, reach, task }
     }
 }
 

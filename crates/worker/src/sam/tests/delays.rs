@@ -143,16 +143,22 @@ async fn at_the_end_answers_that_are_not_taken_are_offered_once_more_and_left_to
 
 #[tokio::test(start_paused = true)]
 async fn at_the_end_an_answer_that_was_not_taken_is_not_waited_for_though_the_broker_is_away() {
-    let world = World::usual().await;
-    world.broker.full(&reply_topic("a"), true);
-    world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
-    sleep(Duration::from_secs(10)).await;
-    world.broker.down(true);
-    world.stop.send_replace(Stop::Drain);
-    let (broker, began) = (world.broker.clone(), Instant::now());
-    assert_eq!(world.ends().await, Ok(Ended { cut: 0 }), "the call was let finish");
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
-    assert!(broker.has_for(&reply_topic("a")));
+    for (has_receipts, cut) in [(true, 0), (false, 1)] {
+        let world = World::new(Setup { has_receipts, ..Setup::default() }).await;
+        world.broker.full(&reply_topic("a"), true);
+        world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+        sleep(Duration::from_secs(10)).await;
+        world.broker.down(true);
+        world.stop.send_replace(Stop::Drain);
+        let (broker, began) = (world.broker.clone(), Instant::now());
+        assert_eq!(
+            world.ends().await,
+            Ok(Ended { cut }),
+            "the call was let finish, and comes again or is lost"
+        );
+        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+        assert_eq!(broker.has_for(&reply_topic("a")), has_receipts);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,6 @@ async fn calls_that_run_are_let_finish_and_those_that_wait_are_left_to_others() 
     world.idle().await;
     world.stop.send_replace(Stop::Drain);
     world.idle().await;
-    assert_eq!(world.broker.patterns(), [topic("cancel/>")], "nothing new is asked for");
     assert!(!world.served.is_finished());
     world.calls.let_go("runs");
     let (broker, calls) = (world.broker.clone(), world.calls.clone());
@@ -19,6 +18,59 @@ async fn calls_that_run_are_let_finish_and_those_that_wait_are_left_to_others() 
     assert_eq!(broker.published(&reply_topic("waits")), Vec::<Value>::new());
     assert_eq!((broker.unsettled(), calls.is_closed()), (1, true), "it comes to somebody else");
     assert_eq!(calls.begun(), ["runs"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_others_can_have_is_not_listened_to_any_more() {
+    let shared = Setup { is_kept: false, gone: vec!["gone"], ..Setup::default() };
+    let queue = Setup { releases: true, gone: vec!["gone"], ..Setup::default() };
+    for setup in [shared, queue] {
+        let world = World::new(setup).await;
+        world.invoke("hang", "runs");
+        world.idle().await;
+        assert_eq!(world.broker.patterns().len(), 2 + 7 * 2, "it was");
+        world.stop.send_replace(Stop::Drain);
+        world.idle().await;
+        assert_eq!(world.broker.patterns(), [topic("cancel/>")]);
+        world.calls.let_go("runs");
+        assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_the_next_worker_can_have_is_gathered_for_it_and_touched_by_nobody() {
+    let world = World::new(Setup { gone: vec!["gone"], ..Setup::default() }).await;
+    world.invoke("hang", "runs");
+    world.idle().await;
+    let listened = world.broker.patterns();
+    world.stop.send_replace(Stop::Drain);
+    world.idle().await;
+    assert_eq!(world.broker.patterns(), listened, "whatever is not listened to is lost");
+    for (tool, id) in [("echo", "later"), ("gone", "stray")] {
+        world.invoke(tool, id);
+        world.idle().await;
+    }
+    world.calls.let_go("runs");
+    let (broker, calls) = (world.broker.clone(), world.calls.clone());
+    let began = tokio::time::Instant::now();
+    // Somebody always asks for something.
+    let asks = tokio::spawn(async move {
+        for number in 0.. {
+            world.invoke("echo", &format!("n{number}"));
+            sleep(Duration::from_millis(100)).await;
+            if world.served.is_finished() {
+                return world.ends().await;
+            }
+        }
+        unreachable!()
+    });
+    assert_eq!(asks.await.unwrap(), Ok(Ended { cut: 0 }));
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    for id in ["later", "stray", "n0"] {
+        assert!(broker.has_for(&reply_topic(id)) && broker.published(&reply_topic(id)).is_empty(), "{id}");
+    }
+    assert_eq!((calls.begun(), broker.settled()), (vec!["runs".to_owned()], 1));
+    assert_eq!(broker.patterns(), listened);
 }
 
 #[tokio::test(start_paused = true)]

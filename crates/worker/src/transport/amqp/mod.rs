@@ -158,7 +158,7 @@ impl Amqp {
         Ok(Driver::new(greeting.stream, greeting.incoming, session, self.times(&open)))
     }
 
-    /// Says who we are.
+    /// Says who we are. A broker that does not let us in may do so later: passwords change, and not everywhere at once.
     async fn introduce(&self, greeting: &mut Greeting) -> Result<(), Trouble> {
         let offered = greeting.hear(Kind::Sasl, name::MECHANISMS).await?;
         let offered: Vec<&str> = match offered.get(0) {
@@ -168,7 +168,7 @@ impl Amqp {
         let (mechanism, words) = self.mechanism();
         if !offered.contains(&mechanism) {
             let offered = offered.join(", ").chars().take(200).collect::<String>();
-            return Err(never(format!("the broker does not let us in by {mechanism}, only by: {offered}")));
+            return Err(again(format!("the broker does not let us in by {mechanism}, only by: {offered}")));
         }
         let host = Value::text(&self.settings.host);
         let fields = vec![Value::Symbol(mechanism.to_owned()), Value::Binary(words), host];
@@ -176,9 +176,9 @@ impl Amqp {
         let outcome = greeting.hear(Kind::Sasl, name::OUTCOME).await?;
         match outcome.number(0) {
             Some(0) => Ok(()),
-            Some(1) => Err(never("the broker does not know us: user name or password is wrong")),
+            Some(1) => Err(again("the broker does not know us: user name or password is wrong")),
             Some(4) => Err(again("the broker cannot check for now who we are")),
-            Some(code) => Err(never(format!("the broker does not let us in (code {code})"))),
+            Some(code) => Err(again(format!("the broker does not let us in (code {code})"))),
             None => Err(again("the broker does not say whether it lets us in")),
         }
     }
