@@ -26,7 +26,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use worker::transport::{
     Arrived, Broker, Certificate, Connection, Connector, Credentials, Family, Gone, Link, LinkState, Notice,
@@ -118,10 +118,10 @@ impl Rabbit {
         self.child = run(&self.folder, self.port, self.names_port, self.far_port);
     }
 
-    /// Those that it named itself.
-    fn own_queues(&self) -> usize {
+    /// Those that it named itself, and how many listen to each.
+    fn own_queues(&self) -> Vec<String> {
         let mut command = Command::new("/usr/lib/rabbitmq/bin/rabbitmqctl");
-        command.args(["-q", "list_queues", "--no-table-headers", "name"]);
+        command.args(["-q", "list_queues", "--no-table-headers", "name", "consumers"]);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", &self.folder);
         command.env("RABBITMQ_NODENAME", "rabbit@localhost");
         command.env("ERL_EPMD_ADDRESS", "127.0.0.1").env("ERL_EPMD_PORT", self.names_port.to_string());
@@ -131,7 +131,7 @@ impl Rabbit {
         let said = command.output().unwrap();
         let queues = String::from_utf8(said.stdout).unwrap();
         assert!(queues.contains("ns/q/str/pool"), "{queues}{}", String::from_utf8_lossy(&said.stderr));
-        queues.lines().filter(|name| name.starts_with("amq.gen-")).count()
+        queues.lines().filter(|line| line.starts_with("amq.gen-")).map(str::to_owned).collect()
     }
 
     fn settings(&self, queue: &str, container: &str) -> Settings {
@@ -199,10 +199,10 @@ fn definitions_with(queues: &[(&str, &str)]) -> String {
         r#"{{"users":[{{"name":"worker","password_hash":"{HASH}","hashing_algorithm":"rabbit_password_hashing_sha256","tags":""}}],
             "vhosts":[{{"name":"/"}}],
             "policies":[{{"vhost":"/","name":"unread","pattern":"^amq\\.gen-","apply-to":"queues",
-                "definition":{{"expires":1000}},"priority":0}}],
+                "definition":{{"expires":1000}},"priority":0}},
+                {{"vhost":"/","name":"full","pattern":"^ns/q/str/full$","apply-to":"queues",
+                "definition":{{"max-length":1,"overflow":"reject-publish"}},"priority":0}}],
             "permissions":[{{"user":"worker","vhost":"/","configure":".*","write":".*","read":".*"}}],
-            "policies":[{{"vhost":"/","name":"full","pattern":"^ns/q/str/full$","apply-to":"queues",
-                "definition":{{"max-length":1,"overflow":"reject-publish"}}}}],
             "queues":[{made}],"bindings":[{bound}]}}"#
     )
 }
@@ -354,15 +354,20 @@ async fn a_quiet_connection_stays(rabbit: &Rabbit) {
 /// sooner, when nobody reads it any more.
 async fn what_a_connection_leaves_expires(rabbit: &Rabbit) {
     let link = linked(rabbit.settings("pool", "leaves"), &[("ns/cancel/>", false)]).await;
-    let own_queues = async |count| {
-        while tokio::task::block_in_place(|| rabbit.own_queues()) != count {
-            tokio::task::yield_now().await;
+    let own_queues = |count| {
+        let began = Instant::now();
+        loop {
+            let queues = tokio::task::block_in_place(|| rabbit.own_queues());
+            if queues.len() == count {
+                return;
+            }
+            assert!(began.elapsed() < LONG, "{count} are expected: {queues:?}");
         }
     };
-    within(own_queues(1)).await;
+    own_queues(1);
     publish(&link, message("ns/cancel/x", "not settled")).await.unwrap();
     drop(link);
-    within(own_queues(0)).await;
+    own_queues(0);
 }
 
 async fn a_wrong_password_is_tried_again(rabbit: &Rabbit) {
