@@ -45,8 +45,13 @@ pub fn memory_kib() -> u64 {
     let pss = |pid: i32| {
         // One that has ended meanwhile holds nothing.
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+        // Not its program's: less of that is counted while strangers run the same one.
+        let own = |line: &str| {
+            ["Pss_Anon:", "Pss_Shmem:"]
+                .iter()
+                .find_map(|name| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok())
+        };
+        text.lines().filter_map(own).sum::<u64>()
     };
     abuse::orphans::below_us().into_iter().map(pss).sum()
 }
