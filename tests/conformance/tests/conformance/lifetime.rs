@@ -117,6 +117,17 @@ fn what_a_program_leaves_behind_ends_with_it(world: &World) {
     assert_eq!((result.status, result.exit_code), (Status::Succeeded, Some(0)));
 }
 
+/// Waits for the kernel, and for as long as somebody holds the lock.
+fn check_freed(lock: File) {
+    let (told, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let freed = lock.lock().is_ok();
+        drop(lock); // whoever hears of it may take it
+        told.send(freed)
+    });
+    assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(true), "the lock is free");
+}
+
 /// Every process of the box dies with the launcher, which dies with its engine's end of the socket. What else is
 /// left of the run goes when the next engine opens the state folder.
 fn the_end_of_the_engine_is_the_end_of_its_runs(world: &World) {
@@ -137,13 +148,13 @@ fn the_end_of_the_engine_is_the_end_of_its_runs(world: &World) {
         (state.join("runs").join(&id).exists(), made)
     };
     assert_eq!(left(), (true, world.maker.is_some() || world.has_cgroups()), "the control");
+    let record = File::open(state.join("runs").join(&id)).expect("its record");
     drop((run, engine));
     runtime.shutdown_background();
-    // Waits for the kernel, and for as long as the lock is held.
-    let (lock, (told, heard)) = (tree.lock.try_clone().expect("a lock"), std::sync::mpsc::channel());
-    std::thread::spawn(move || told.send(lock.lock().is_ok()));
-    assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(true), "the lock is free");
+    check_freed(tree.lock.try_clone().expect("a lock"));
     assert_eq!(processes_with(&tree.marker), Vec::<u32>::new());
-    drop(world.engine_at(state.clone(), &Default::default()));
-    assert_eq!(left(), (false, false), "swept");
+    // The runtime's threads end when they come to it; until then the owner lives, and a sweep leaves the run alone.
+    check_freed(record);
+    let swept = world.engine_at(state.clone(), &Default::default()).swept_at_opening().clone();
+    assert_eq!(left(), (false, false), "{swept:?}");
 }
