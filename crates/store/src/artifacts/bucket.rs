@@ -34,6 +34,8 @@ const PARTS_ON_THEIR_WAY: usize = 2;
 pub(crate) const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Each lost race means that another writer won one.
 const TRIES: usize = 1000;
+/// Ten million keys, a thousand a page and ten pages a second; a server that always names a next page has not more.
+const LONGEST_WALK: Duration = Duration::from_secs(1000);
 const BYTES: &str = "bytes";
 const ABOUT: &str = "about.json";
 
@@ -247,7 +249,11 @@ impl Bucket {
         each: &mut (dyn FnMut(Key, &ObjectMeta) -> bool + Send),
     ) -> io::Result<()> {
         let mut all = self.store.list(Some(below));
-        while let Some(found) = std::future::poll_fn(|context| all.as_mut().poll_next(context)).await {
+        let end = tokio::time::Instant::now() + LONGEST_WALK;
+        let endless = |_| io::Error::new(io::ErrorKind::TimedOut, "its listing does not come to an end");
+        loop {
+            let next = std::future::poll_fn(|context| all.as_mut().poll_next(context));
+            let Some(found) = tokio::time::timeout_at(end, next).await.map_err(endless)? else { break };
             let meta = found?;
             // Whatever else lies in the bucket is not ours.
             let Some(key) = self.key(&meta.location) else { continue };

@@ -1,10 +1,14 @@
 //! Where artifacts are: a folder, memory, or a bucket with its credentials.
 
 use super::{StoreError, bucket::Bucket, folder::Folder};
+use http_body_util::{BodyExt, Limited};
 use object_store::{
     ClientConfigKey, ClientOptions, Error, ObjectStore, RetryConfig,
     aws::AmazonS3Builder,
-    client::{HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService},
+    client::{
+        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+        HttpService,
+    },
     gcp::GoogleCloudStorageBuilder,
     memory::InMemory,
 };
@@ -104,11 +108,14 @@ impl HttpConnector for Stays {
     }
 }
 
-/// No key, and nothing else in a listing, is longer.
+/// A page of a listing has a thousand keys of at most a thousand letters, and what is known of them.
+const LONGEST_WORD: usize = 16 << 20;
+/// No key, no name of an upload, and nothing else in an answer is longer.
 const LONGEST_PIECE: usize = 8 << 10;
 
-/// Reads listings before the client does: it asks for the next page by what this one says, and panics if that is too long for
-/// an address.
+/// Reads answers before the client does. What is no object is bounded, whatever length it is said to have, for which the client
+/// would make room. And it asks for the next page, and for the next part of an upload, by what the last answer says, and panics
+/// if that is too long for an address.
 #[derive(Debug)]
 struct Reads(reqwest::Client);
 
@@ -122,25 +129,38 @@ impl HttpService for Reads {
         Self: 'b,
     {
         Box::pin(async move {
-            let is_page = request.uri().query().is_some_and(|query| query.contains("list-type="));
+            let asks = |what| request.uri().query().is_some_and(|query| query.contains(what));
+            let is_object = request.method() == "GET" && !asks("list-type=");
+            let is_asked_with = asks("list-type=") || asks("uploads");
             let answer = self.0.call(request).await?;
-            if !is_page {
+            if is_object && answer.status().is_success() {
                 return Ok(answer);
             }
-            let (head, body) = answer.into_parts();
-            let page = body.bytes().await?;
-            match has_short_pieces(&page) {
-                true => Ok(HttpResponse::from_parts(head, page.into())),
-                false => {
-                    let why = format!("a listing has a piece of more than {LONGEST_PIECE} bytes, or remarks");
-                    Err(HttpError::new(HttpErrorKind::Decode, io::Error::other(why)))
-                }
-            }
+            let (head, body) = answer.map(bounded).into_parts();
+            let body = if is_asked_with { read(body).await? } else { body };
+            Ok(HttpResponse::from_parts(head, body))
         })
     }
 }
 
-/// What may be in the middle of a text, and would have it look shorter, is not in a listing; `<?` only begins one.
+fn bounded(body: HttpResponseBody) -> HttpResponseBody {
+    let too_long = |_| unfit(format!("an answer has more than {LONGEST_WORD} bytes, or stops in the middle"));
+    HttpResponseBody::new(Limited::new(body, LONGEST_WORD).map_err(too_long))
+}
+
+async fn read(body: HttpResponseBody) -> Result<HttpResponseBody, HttpError> {
+    let text = body.collect().await?.to_bytes();
+    match has_short_pieces(&text) {
+        true => Ok(text.into()),
+        false => Err(unfit(format!("an answer has a piece of more than {LONGEST_PIECE} bytes, or remarks"))),
+    }
+}
+
+fn unfit(why: String) -> HttpError {
+    HttpError::new(HttpErrorKind::Decode, io::Error::other(why))
+}
+
+/// What may be in the middle of a text, and would have it look shorter, is not in such an answer; `<?` only begins one.
 fn has_short_pieces(page: &[u8]) -> bool {
     let mut pieces = page.split(|byte| *byte == b'<');
     pieces.all(|piece| piece.len() <= LONGEST_PIECE && !piece.starts_with(b"!"))
@@ -266,8 +286,38 @@ mod tests {
         for next in [long.clone(), format!("<![CDATA[{}]]>", long.replace("xxxx", "x<x>"))] {
             let next = format!("<NextContinuationToken>{next}</NextContinuationToken>");
             let why = listed(&next).await.unwrap_err();
-            assert!(format!("{why:?}").contains("a listing has a piece"), "{why:?}");
+            assert!(format!("{why:?}").contains("an answer has a piece"), "{why:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn no_room_is_made_for_what_a_server_only_says() {
+        let page = format!("<ListBucketResult>{}</ListBucketResult>", "<Name>bucket</Name>".repeat(50_000));
+        let listed = async |length: &str| {
+            let answer =
+                format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{page}");
+            let client = Stays.connect(&ClientOptions::new().with_allow_http(true)).unwrap();
+            let mut request = HttpRequest::new(String::new().into());
+            *request.uri_mut() = format!("{}/bucket?list-type=2", server(answer).0).parse().unwrap();
+            client.execute(request).await.map(drop).map_err(|error| format!("{error:?}"))
+        };
+        assert_eq!(listed(&page.len().to_string()).await, Ok(()), "the control");
+        let why = listed("18000000000000000000").await.unwrap_err();
+        assert!(why.contains("stops in the middle"), "{why}");
+    }
+
+    #[tokio::test]
+    async fn an_upload_of_an_endless_name_is_not_begun() {
+        let begun = async |id: &str| {
+            let named = format!(
+                "<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
+            );
+            let store = s3(&remote(server(answer(&named)).0)).unwrap();
+            store.put_multipart(&Path::from("a")).await.map(drop).map_err(|error| format!("{error:?}"))
+        };
+        assert_eq!(begun("one").await, Ok(()), "the control");
+        let why = begun(&"x".repeat(70_000)).await.unwrap_err();
+        assert!(why.contains("an answer has a piece"), "{why}");
     }
 
     #[tokio::test]
