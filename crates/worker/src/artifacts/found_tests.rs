@@ -80,6 +80,19 @@ async fn a_time_that_no_clock_can_tell_does_not_end_us() {
     assert!(why.contains("longer than a hundred years"), "{why}");
 }
 
+#[test]
+fn what_is_not_read_as_the_client_would_is_refused() {
+    let said = |text: &'static [u8]| answer("/computeMetadata/v1/token", text.into());
+    assert!(said(br#" {"access_token":"t","expires_in":3600,"x":"\u00ff"}"#).is_ok(), "the control");
+    for odd in [
+        &br#"["t",18446744073709551615,null]"#[..],
+        b" [",
+        b"{\"access_token\":\"t\",\"expires_in\":18446744073709551615,\"x\":\"\xff\"}",
+    ] {
+        assert!(said(odd).is_err(), "{}", odd.escape_ascii());
+    }
+}
+
 #[tokio::test]
 async fn what_opens_a_bucket_is_looked_at_whoever_gives_it() {
     async fn given<C: fmt::Debug + Send + Sync + 'static>(

@@ -104,17 +104,15 @@ fn bounded(body: HttpResponseBody) -> HttpResponseBody {
     HttpResponseBody::new(Limited::new(body, LONGEST_WORD).map_err(too_long))
 }
 
-/// What is no text is the client's to refuse.
+/// The client decodes only what it needs, so it does not refuse all that is no text.
 async fn page(body: HttpResponseBody) -> Result<HttpResponseBody, HttpError> {
     let text = body.collect().await?.to_bytes();
-    match std::str::from_utf8(&text) {
-        Ok(text) if !has_short_pieces(text) => {
-            let why = format!("its listing has a piece of more than {LONGEST_PIECE} bytes, or remarks");
-            Err(HttpError::new(HttpErrorKind::Decode, io::Error::other(why)))
-        }
-        Ok(text) => Ok(nameable(text).into()),
-        Err(_) => Ok(text.into()),
-    }
+    let why = match std::str::from_utf8(&text) {
+        Ok(text) if has_short_pieces(text) => return Ok(nameable(text).into()),
+        Ok(_) => format!("its listing has a piece of more than {LONGEST_PIECE} bytes, or remarks"),
+        Err(_) => "its listing is no text".to_owned(),
+    };
+    Err(HttpError::new(HttpErrorKind::Decode, io::Error::other(why)))
 }
 
 /// The client asks for the next page by what this one says, and does not survive it if it is too long for an address. What may
@@ -190,6 +188,16 @@ mod tests {
         for broken in ["", "<Key>", "<Key>a", "<Key>a&#", "<Key>a&#;</Key><Key"] {
             assert_eq!(nameable(broken).replace(ODD, ""), broken);
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_text_is_no_listing() {
+        let told = async |remark: &[u8]| {
+            let listing = [b"<ListBucketResult>", remark, b"</ListBucketResult>"].concat();
+            page(listing.into()).await.map(drop).map_err(|error| format!("{error:?}"))
+        };
+        assert_eq!(told(b"<Name>bucket</Name>").await, Ok(()), "the control");
+        assert!(told(b"<Name>\xff</Name>").await.is_err_and(|why| why.contains("is no text")));
     }
 
     proptest! {
