@@ -371,15 +371,14 @@ fn old_landlock(ground: &Ground<'_>) -> Outcome {
 }
 
 fn kill(ground: &Ground<'_>) -> Outcome {
-    let (victim, marker) = victim(ground, "")?;
+    let (mut victim, marker) = victim(ground, "")?;
     let mut outside = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
     let report = ground.run(ground.attack("kill", [marker, outside.id().to_string()]));
-    let killed = outside.try_wait()?.is_some();
-    // It ends with its input.
+    // With their input both come to their end, unless they were killed; who is killed may be there for a while.
     drop(outside.stdin.take());
-    outside.wait()?;
+    let killed = !outside.wait()?.success();
     report?.finished()?;
-    Ok(match (victim.processes().is_empty(), killed) {
+    Ok(match (victim.end()?.finished().is_err(), killed) {
         (true, _) => Found::Escape("a process in another box was killed".to_owned()),
         (_, true) => Found::Escape("a process of the host's was killed".to_owned()),
         (false, false) => Found::Nothing,
