@@ -66,7 +66,10 @@ fn grace(engine: &Engine) {
     let mut running = engine.begin(&["-e", "AGENT_GRACE=1"], &["sh", "-c", deaf]);
     assert_eq!(running.line(), "ready");
     let (pid, began) = (running.pid(), Instant::now());
-    let inside = std::fs::read_link(format!("/proc/{pid}/ns/pid")).expect("it runs");
+    let inside = format!("/proc/{pid}/ns/pid");
+    // As long as somebody has it open, no other namespace gets its name.
+    let _held = std::fs::File::open(&inside).expect("it runs");
+    let inside = std::fs::read_link(inside).expect("it runs");
     running.signal("TERM");
     let ended = running.wait();
     assert_eq!(ended.status, 137, "{ended:?}");
