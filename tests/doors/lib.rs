@@ -213,7 +213,10 @@ impl House {
     /// The records of the ledger of this kind.
     pub fn ledger(&self, kind: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.folder.at("state/ledger/owner.jsonl")).expect("a ledger");
-        let records = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
+        // Of the last the reader may see a part while it is written.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let records =
+            whole.lines().map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
         records.filter(|record| record["kind"] == kind).collect()
     }
 

@@ -237,7 +237,9 @@ impl House {
     /// The rows of the service's ledger of this kind.
     pub fn rows(&self, kind: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.folder.at("state/ledger/owner.jsonl")).expect("a ledger");
-        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
+        // Of the last the reader may see a part while it is written.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let rows = whole.lines().map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
         rows.filter(|row| row["kind"] == kind).collect()
     }
 }

@@ -62,8 +62,10 @@ impl Process {
 
     /// Its share of memory, in KiB: PSS of the whole tree.
     pub fn memory(&self) -> io::Result<f64> {
-        let tree = tree(self.0.id())?;
-        tree.iter().map(|stat| kib(stat.pid, "smaps_rollup", "Pss:")).sum()
+        let share = |pid| kib(pid, "smaps_rollup", "Pss:");
+        let below = tree(self.0.id())?.into_iter().filter(|stat| stat.pid != self.0.id());
+        // Of those below, some may have ended since.
+        Ok(share(self.0.id())? + below.filter_map(|stat| share(stat.pid).ok()).sum::<f64>())
     }
 
     /// From now on the kernel counts anew how much memory it had at most; what it has right now, in KiB. Of the process

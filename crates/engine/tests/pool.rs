@@ -258,16 +258,15 @@ async fn what_a_program_leaves_behind_ends_before_its_result() {
 async fn limits_hold_in_a_parked_sandbox() {
     let place = Place::new("limits");
     let engine = place.engine(PARKED);
-    let limits = spec::Maximum { wall_time: "300ms".parse().ok(), ..Default::default() };
-    let spec = admit(RunRequest {
-        command: ["sh", "-c", "echo on; exec sleep 60"].map(Into::into).into(),
-        limits,
-        ..RunRequest::default()
-    });
-    engine.warm(&spec).await;
-    let result = engine.run(spec.clone()).await;
+    let within = |time: &str| {
+        let limits = spec::Maximum { wall_time: time.parse().ok(), ..Default::default() };
+        let command = ["sh", "-c", "echo on; exec sleep 60"].map(Into::into).into();
+        admit(RunRequest { command, limits, ..RunRequest::default() })
+    };
+    engine.warm(&within("2s")).await;
+    let result = engine.run(within("2s")).await;
     assert_eq!((result.status, result.stdout), (Status::TimedOut, b"on\n".to_vec()));
-    let mut run = engine.start(spec);
+    let mut run = engine.start(within("60s"));
     while !matches!(run.next_event().await, Some(Event::Output { .. }) | None) {}
     run.cancel();
     assert_eq!(run.finish().await.status, Status::Cancelled);
@@ -339,7 +338,7 @@ async fn whoever_stops_waiting_for_the_pool_does_not_stop_it() {
     let place = Place::new("impatient");
     let engine = place.engine(PARKED);
     let spec = script("true");
-    let impatient = tokio::time::timeout(Duration::from_millis(1), engine.warm(&spec)).await;
+    let impatient = tokio::time::timeout(Duration::ZERO, engine.warm(&spec)).await;
     assert!(impatient.is_err(), "no sandbox is made as fast as this");
     let patient = tokio::time::timeout(Duration::from_secs(20), engine.warm(&spec)).await;
     assert_eq!((patient, place.records().len()), (Ok(()), 2));

@@ -139,8 +139,8 @@ fn a_call_that_waits_for_its_provider_is_ended_too() {
 #[test]
 fn when_its_time_is_over_a_session_ends_by_itself_in_mid_stream() {
     let house = House::new();
-    let session = house.register(&json!({ "provider": "openai", "ttl_s": 1, "socket": true }));
     let lasting = house.register(&json!({ "provider": "openai", "ttl_s": 3600 }));
+    let session = house.register(&json!({ "provider": "openai", "ttl_s": 5, "socket": true }));
     assert!(session.expires_at.is_some() && lasting.expires_at > session.expires_at);
     // Nobody lets it go on: what ends it is the clock.
     let answer = held_stream(&house, &session).finish();

@@ -57,7 +57,7 @@ const CASES: [&[&str]; 11] = [
     &["--", "echo", "hello", "ä", ";", "$(x)"],
     &["--", "sh", "-c", "echo out; echo err >&2; exit 3"],
     &["--", "sh", "-c", "printf 'no end of line' >&2; kill -9 $$"],
-    &["--timeout", "300ms", "--", "sh", "-c", "echo early; sleep 20"],
+    &["--timeout", "2s", "--", "sh", "-c", "echo early; sleep 20"],
     &["--", "no-such-command"],
     &["--", "/etc/passwd"],
     &["--", "head", "-c", "70000", "/dev/urandom"],

@@ -56,7 +56,7 @@ fn a_key_that_is_revoked_or_has_expired_is_good_for_nothing_at_once() {
     let id = &key[4..20];
     assert_eq!(server.delete(&format!("/v1/keys/{id}")).status, 204);
     assert_eq!((status(&key), server.delete("/v1/keys/nobody").status), (401, 404));
-    let body = json!({ "name": "short", "scopes": ["runs"], "expires_in": "1500ms" });
+    let body = json!({ "name": "short", "scopes": ["runs"], "expires_in": "5s" });
     let made = server.post("/v1/keys", &body).json();
     let short = made["token"].as_str().unwrap().to_owned();
     assert_eq!(status(&short), 200);

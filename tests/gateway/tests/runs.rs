@@ -105,7 +105,7 @@ fn cancelling_ends_the_whole_tree_before_it_answers() {
     server.until("the program", || lives(&word));
     let begun = Instant::now();
     let answer = server.delete("/v1/runs/long");
-    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert!(begun.elapsed() < Duration::from_secs(5));
     assert_eq!((answer.status, &answer.json()["status"]), (200, &json!("cancelled")), "{}", answer.text());
     assert!(!lives(&word), "nothing of it is left");
     assert_eq!(server.delete("/v1/runs/long").json()["status"], "cancelled", "again is the same");

@@ -237,7 +237,7 @@ fn higher_priorities_start_first_and_then_older_ones() {
 #[test]
 fn a_job_waits_for_its_time() {
     let server = Server::new();
-    let soon = Command::new("date").args(["-u", "-d", "+2 seconds", "+%FT%TZ"]).output().expect("a clock");
+    let soon = Command::new("date").args(["-u", "-d", "+6 seconds", "+%FT%TZ"]).output().expect("a clock");
     let moment = String::from_utf8(soon.stdout).expect("a moment").trim().to_owned();
     let id = submit(&server, &server.admin, &json!({ "run": run("true"), "not_before": moment }));
     let waits = job(&server, &id);
@@ -296,8 +296,9 @@ fn what_comes_after_starts_with_success_and_is_cancelled_without() {
         ["succeeded"; 3]
     );
     assert_eq!(fs::read_to_string(place.join("log")).unwrap(), "a\nb\nc\n");
-    let ids = chain("sleep 0.2; exit 1");
+    let ids = chain("until test -e go; do sleep 0.02; done; exit 1");
     assert_eq!(job(&server, &ids[1])["waiting_for"], "jobs");
+    fs::write(place.join("go"), "").unwrap();
     let ends: Vec<_> = ids.iter().map(|id| ended(&server, id)["status"].clone()).collect();
     assert_eq!(ends, ["failed", "cancelled", "cancelled"]);
     assert!(job(&server, &ids[2])["error"]["message"].as_str().unwrap().contains(&ids[0]));
@@ -385,7 +386,8 @@ fn a_server_that_ends_in_order_cancels_no_job() {
     let order = |name: &str, on_lost: &str| json!({ "run": { "command": ["sh", "-c", script(name)], "workspace": place }, "on_lost": on_lost });
     let rerun = submit(&server, &server.admin, &order("rerun", "rerun"));
     let lost = submit(&server, &server.admin, &order("lost", "lost"));
-    [&rerun, &lost].iter().for_each(|id| started(&server, id));
+    let lines = |name: &str| fs::read_to_string(place.join(name)).unwrap_or_default();
+    server.until("the first tries", || ["rerun", "lost"].iter().all(|name| lines(name) == "x\n"));
     let queued = submit(&server, &server.admin, &json!({ "run": run("true") }));
     let server = server.restart(Signal::TERM, &config);
     let ends: Vec<_> =
@@ -575,7 +577,7 @@ fn a_cancel_is_carried_out_even_if_whoever_asked_hangs_up() {
 fn whatever_is_behind_a_job_follows_it_even_through_a_kill() {
     let mut server = Server::on(Folder::new(), ONE_SLOT, &[], None);
     // The kill may come when all have followed; then it proved nothing.
-    for _ in 0..5 {
+    for _ in 0..20 {
         let left;
         (server, left) = killed_while_they_follow(server);
         if left > 0 {

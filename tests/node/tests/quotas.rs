@@ -249,7 +249,7 @@ fn a_job_goes_past_no_storage_whatever_time_it_names() {
         server.ask(&key, "GET", &path, &[], &Value::Null).json()
     };
     server.until("its end", || shown(&before)["status"] == "succeeded");
-    let date = std::process::Command::new("date").args(["-u", "-d", "+2 seconds", "+%FT%TZ"]).output();
+    let date = std::process::Command::new("date").args(["-u", "-d", "+6 seconds", "+%FT%TZ"]).output();
     let soon = String::from_utf8(date.expect("it runs").stdout).expect("a moment");
     let later = copying(&server, &key, &project, Some(soon.trim()));
     assert_eq!(later.status, 202, "its own time may have room: {}", later.text());

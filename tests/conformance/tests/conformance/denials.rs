@@ -19,7 +19,7 @@ use std::{
 };
 
 /// In which time a denial must be heard of.
-const SOON: Duration = Duration::from_millis(100);
+const SOON: Duration = Duration::from_secs(5);
 
 /// What container engines are told to refuse themselves, and tell nobody of.
 const REFUSED_BY_ENGINES: [&str; 10] = [
