@@ -3,8 +3,8 @@
 use super::{
     Calls,
     noted::{Noted, Which},
-    post::{self, Asker, Letter},
-    service::{Service, Turn, now_ms},
+    post::{self, Asker, LARGE, Letter},
+    service::{Service, TOO_MANY, Turn, now_ms},
 };
 use crate::{
     call::profile::Profile,
@@ -142,13 +142,18 @@ impl<C: Calls> Service<C> {
         let Some(tool) = self.tool(&asked.tool) else { return self.settle(vec![receipt]) };
         let InitRequest { id, tool: name, tool_config, words, reply } = asked;
         let (which, largest) = (which(&id, &name, &reply), self.post.largest);
+        let too_many = || Refusal::new(Code::ResourceExhausted, TOO_MANY);
         if tool_config.is_empty() {
             let answer = answer::init_answer(&id, &tool.card, words, largest);
-            return self.send(letter(which, id, reply, Bytes::from(answer), receipt));
+            return match self.has_room(answer.len()) {
+                true => self.send(letter(which, id, reply, Bytes::from(answer), receipt)),
+                false => self.decline(which, Refused { id, reply, refusal: too_many() }, receipt),
+            };
         }
-        // Then it may be another: it is asked itself.
+        // Then it may be another: it is asked itself, and nobody knows how much it says.
+        let weight = weight.max(LARGE);
         if !self.has_room(weight) {
-            return self.too_many(which, reply);
+            return self.decline(which, Refused { id, reply, refusal: too_many() }, receipt);
         }
         let (calls, post) = (self.settings.calls.clone(), self.post.clone());
         self.background(weight, async move {
@@ -161,7 +166,6 @@ impl<C: Calls> Service<C> {
     }
 
     fn misunderstood(&mut self, topic: &str, refused: Refused, receipt: Receipt) {
-        let Refused { id, reply, refusal } = refused;
         let tool = match self.settings.base.read(topic) {
             Some(Topic::InitRequest(tool) | Topic::Init(tool)) => {
                 // Whoever has the tool says so.
@@ -173,9 +177,14 @@ impl<C: Calls> Service<C> {
             Some(Topic::Invoke(tool)) => tool,
             _ => "",
         };
-        let which = which(&id, tool, &reply);
-        self.note(Noted::Refused { which: which.clone(), refusal: refusal.clone() });
+        self.decline(which(&refused.id, tool, &refused.reply), refused, receipt);
+    }
+
+    /// What is no call is not remembered.
+    fn decline(&mut self, which: Arc<Which>, refused: Refused, receipt: Receipt) {
+        let Refused { id, reply, refusal } = refused;
         let answer = Bytes::from(answer::error(&id, &refusal));
+        self.note(Noted::Refused { which: which.clone(), refusal });
         self.send(letter(which, id, reply, answer, receipt));
     }
 

@@ -5,8 +5,8 @@ use super::{
     announce::changed,
     clocks::Clocks,
     ending::Phase,
-    noted::{How, Note, Noted, Which},
-    post::{self, Asker, Letter, Post},
+    noted::{How, Note, Noted},
+    post::{self, Asker, LARGE, Letter, Post},
     run::{self, Listener},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     wire::{
         answer,
         code::{Code, Refusal},
-        request::{Invoke, Reply},
+        request::Invoke,
         topic::Base,
     },
 };
@@ -34,10 +34,12 @@ use tokio::{
 };
 
 /// What waits for the broker besides the answers of calls, which are bounded by the slots: answers to what was not begun, to
-/// questions, and what is settled. Beyond that a request gets no answer, which is noted; it is not settled, either, so that it
-/// comes again.
+/// questions, and what is settled. Beyond that a request gets no answer, which is noted, and is settled all the same: it comes
+/// again only by another connection, and until then the broker would send one less.
 const MOST_POSTED: usize = 4096;
+/// Of those that are [`LARGE`]: errors find room whatever else waits.
 const MOST_POSTED_BYTES: usize = 64 << 20;
+pub(super) const TOO_MANY: &str = "too many answers wait for the broker";
 /// Answers of calls that the broker does not take for now, and that wait without a slot: no others are kept from beginning. Each
 /// is of a request that is not settled, of which a broker sends only so many: see `transport/choose.rs`.
 pub(super) const MOST_DELAYED: usize = 64;
@@ -389,7 +391,7 @@ impl<C: Calls> Service<C> {
     pub(super) fn send(&mut self, letter: Letter) {
         let weight = letter.answer.len();
         if !self.has_room(weight) {
-            return self.too_many(letter.which, letter.reply);
+            return self.too_many(letter);
         }
         let post = self.post.clone();
         self.background(weight, async move { post.answer_once(letter).await });
@@ -397,12 +399,14 @@ impl<C: Calls> Service<C> {
 
     /// Whether one more answer of this weight can wait for the broker.
     pub(super) fn has_room(&self, weight: usize) -> bool {
-        self.posted.len() < MOST_POSTED && self.posted_bytes.saturating_add(weight) <= MOST_POSTED_BYTES
+        let fits = weight < LARGE || self.posted_bytes.saturating_add(weight) <= MOST_POSTED_BYTES;
+        fits && self.posted.len() < MOST_POSTED
     }
 
-    pub(super) fn too_many(&self, which: Arc<Which>, reply: Reply) {
-        let (topic, why) = (reply.to, "too many answers wait for the broker".to_owned());
-        self.note(Noted::PublishFailed { which: Some(which), topic, why });
+    fn too_many(&mut self, letter: Letter) {
+        let (which, topic, why) = (Some(letter.which), letter.reply.to, TOO_MANY.to_owned());
+        self.note(Noted::PublishFailed { which, topic, why });
+        self.settle(letter.receipts);
     }
 
     /// Nothing more is to be done about these. They weigh nothing, and a broker gives only so many before some are settled.
