@@ -4,7 +4,7 @@ use super::{
     Calls, Stop,
     noted::Noted,
     post::Asker,
-    service::{Service, now_ms},
+    service::{Posted, Service, now_ms},
 };
 use crate::{
     transport::{LinkState, Receipt},
@@ -73,7 +73,7 @@ impl<C: Calls> Service<C> {
     pub(super) fn leave(&mut self, asker: Asker) {
         if self.settings.is_kept && asker.receipt.can_go_back() {
             let copies = self.held.remove(&asker.key).unwrap_or_default();
-            return self.background(0, async move {
+            return self.background(Posted::default(), async move {
                 for receipt in copies.into_iter().chain([asker.receipt]) {
                     receipt.release().await;
                 }

@@ -4,7 +4,7 @@ use super::{
     Calls,
     noted::{Noted, Which},
     post::{self, Asker, LARGE, Letter},
-    service::{Service, TOO_MANY, Turn, now_ms},
+    service::{Posted, Service, TOO_MANY, Turn, now_ms},
 };
 use crate::{
     call::profile::Profile,
@@ -57,7 +57,11 @@ impl<C: Calls> Service<C> {
         let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
         let asker = Asker { key, id, reply, which, receipt, arrived: Instant::now() };
         let now = now_ms();
-        // First of all: a call goes on though its tool is gone, and one that is refused now is not run later.
+        // Whoever sends a request a hundred times has the same answer a few times.
+        if self.answering.contains(&asker.key) {
+            return self.hold(asker);
+        }
+        // Before all else: a call goes on though its tool is gone, and one that is refused now is not run later.
         match self.desk.before(&asker.key, now) {
             Some(Before::Answered(answer)) => return self.answer_again(asker, answer),
             Some(Before::UnderWay) => return self.hold(asker),
@@ -146,7 +150,7 @@ impl<C: Calls> Service<C> {
         if tool_config.is_empty() {
             let answer = answer::init_answer(&id, &tool.card, words, largest);
             return match self.has_room(answer.len()) {
-                true => self.send(letter(which, id, reply, Bytes::from(answer), receipt)),
+                true => self.send(letter(which, id, reply, Bytes::from(answer), receipt), None),
                 false => self.decline(which, Refused { id, reply, refusal: too_many() }, receipt),
             };
         }
@@ -156,7 +160,7 @@ impl<C: Calls> Service<C> {
             return self.decline(which, Refused { id, reply, refusal: too_many() }, receipt);
         }
         let (calls, post) = (self.settings.calls.clone(), self.post.clone());
-        self.background(weight, async move {
+        self.background(Posted { weight, key: None }, async move {
             let answer = match calls.describe(tool, tool_config).await {
                 Ok(card) => answer::init_answer(&id, &card, words, largest),
                 Err(refusal) => answer::error(&id, &refusal),
@@ -185,7 +189,7 @@ impl<C: Calls> Service<C> {
         let Refused { id, reply, refusal } = refused;
         let answer = Bytes::from(answer::error(&id, &refusal));
         self.note(Noted::Refused { which: which.clone(), refusal });
-        self.send(letter(which, id, reply, answer, receipt));
+        self.send(letter(which, id, reply, answer, receipt), None);
     }
 
     fn cancel(&mut self, name: &str) {

@@ -23,7 +23,7 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -68,14 +68,16 @@ pub(super) struct Service<C> {
     pub(super) desk: Desk<Turn>,
     /// By key.
     pub(super) running: HashMap<String, Running>,
-    /// Copies of requests that wait or are under way, by key.
+    /// Copies of requests that wait, are under way or are being answered, by key.
     pub(super) held: HashMap<String, Vec<Receipt>>,
     pub(super) tasks: JoinSet<Done>,
     /// Which of the tasks are of calls, by key.
     pub(super) of_calls: HashMap<task::Id, String>,
-    /// Which of them send something else, and how much.
-    pub(super) posted: HashMap<task::Id, usize>,
+    /// Which of them send something else.
+    pub(super) posted: HashMap<task::Id, Posted>,
     pub(super) posted_bytes: usize,
+    /// Which requests they answer, by key.
+    pub(super) answering: HashSet<String>,
     /// Which of the tasks send an answer again that has no slot any more, and how much.
     pub(super) delayed: HashMap<task::Id, usize>,
     /// Tells them to try once more and no more.
@@ -111,6 +113,14 @@ pub(super) struct Running {
     pub(super) until: Instant,
     /// Why, if it was cancelled.
     pub(super) ended_by: Option<&'static str>,
+}
+
+/// What a task sends besides the answers of calls.
+#[derive(Default)]
+pub(super) struct Posted {
+    pub(super) weight: usize,
+    /// Of the request that it answers, if it may come again.
+    pub(super) key: Option<String>,
 }
 
 /// What a task has done.
@@ -149,6 +159,7 @@ impl<C: Calls> Service<C> {
             of_calls: HashMap::new(),
             posted: HashMap::new(),
             posted_bytes: 0,
+            answering: HashSet::new(),
             delayed: HashMap::new(),
             last_try: watch::Sender::new(false),
             unsettled: Vec::new(),
@@ -279,9 +290,9 @@ impl<C: Calls> Service<C> {
     fn done(&mut self, done: Result<(task::Id, Done), JoinError>) {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let key = self.of_calls.remove(&id);
-        self.posted_bytes -= self.posted.remove(&id).unwrap_or(0);
         self.delayed.remove(&id);
-        self.settle(Vec::new());
+        let copies = self.posted.remove(&id).map(|posted| self.was_posted(posted));
+        self.settle(copies.unwrap_or_default());
         match (done, key) {
             (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
             (Ok((_, Done::Answered(answered))), _) => self.answered(answered),
@@ -385,16 +396,26 @@ impl<C: Calls> Service<C> {
         let Asker { key, id, reply, which, receipt, .. } = asker;
         let mut receipts = self.held.remove(&key).unwrap_or_default();
         receipts.push(receipt);
-        self.send(Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false });
+        let letter = Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false };
+        self.send(letter, Some(key));
     }
 
-    pub(super) fn send(&mut self, letter: Letter) {
+    pub(super) fn send(&mut self, letter: Letter, key: Option<String>) {
         let weight = letter.answer.len();
         if !self.has_room(weight) {
             return self.too_many(letter);
         }
         let post = self.post.clone();
-        self.background(weight, async move { post.answer_once(letter).await });
+        self.answering.extend(key.clone());
+        self.background(Posted { weight, key }, async move { post.answer_once(letter).await });
+    }
+
+    /// Gives the copies that came meanwhile.
+    fn was_posted(&mut self, posted: Posted) -> Vec<Receipt> {
+        self.posted_bytes -= posted.weight;
+        let Some(key) = posted.key else { return Vec::new() };
+        self.answering.remove(&key);
+        self.held.remove(&key).unwrap_or_default()
     }
 
     /// Whether one more answer of this weight can wait for the broker.
@@ -416,20 +437,20 @@ impl<C: Calls> Service<C> {
             return;
         }
         let receipts = std::mem::take(&mut self.unsettled);
-        self.background(0, async move {
+        self.background(Posted::default(), async move {
             for receipt in receipts {
                 receipt.settle().await;
             }
         });
     }
 
-    pub(super) fn background(&mut self, weight: usize, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn background(&mut self, what: Posted, work: impl Future<Output = ()> + Send + 'static) {
         let task = self.tasks.spawn(async move {
             work.await;
             Done::Posted
         });
-        self.posted.insert(task.id(), weight);
-        self.posted_bytes += weight;
+        self.posted_bytes += what.weight;
+        self.posted.insert(task.id(), what);
     }
 }
 
