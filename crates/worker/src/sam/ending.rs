@@ -2,9 +2,9 @@
 
 use super::{
     Calls, Stop,
-    noted::Noted,
+    noted::{How, Noted},
     post::Asker,
-    service::{Posted, Service, now_ms},
+    service::{Answered, Posted, Service, now_ms},
 };
 use crate::{
     transport::{LinkState, Receipt},
@@ -79,7 +79,7 @@ impl<C: Calls> Service<C> {
                 }
             });
         }
-        if self.settings.is_kept && asker.receipt.comes_again() {
+        if self.is_for_others(&asker.receipt) {
             // It is kept here as well, in case that it is cancelled yet.
             self.left.retain(|other| other.key != asker.key);
             if self.left.len() < MOST_LEFT {
@@ -117,10 +117,22 @@ impl<C: Calls> Service<C> {
         }
     }
 
+    /// Whether whoever comes after us has it, if it is not settled.
+    fn is_for_others(&self, receipt: &Receipt) -> bool {
+        self.settings.is_kept && receipt.comes_again()
+    }
+
     /// Whether the request comes again whose answer this task sends.
     fn comes_again(&self, task: &task::Id) -> bool {
         let held = self.of_calls.get(task).and_then(|key| self.held.get(key));
-        self.settings.is_kept && held.into_iter().flatten().any(Receipt::comes_again)
+        held.into_iter().flatten().any(|receipt| self.is_for_others(receipt))
+    }
+
+    /// Nobody has the answer of a call, and no more is tried. Those that were cancelled at the end are counted already.
+    pub(super) fn unanswered(&mut self, answered: &Answered, held: &[Receipt]) {
+        let mut receipts = answered.letter.receipts.iter().chain(held);
+        let is_lost = !receipts.any(|receipt| self.is_for_others(receipt));
+        self.cut += usize::from(is_lost && answered.how != How::Cancelled);
     }
 
     fn cancel_all(&mut self) {
@@ -134,9 +146,14 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    /// When nothing is left but answers that the broker does not take, they are offered once more and not waited for.
+    /// When nothing is left but answers that the broker does not take, they are offered once more and not waited for. Those
+    /// that would be lost by that have the time that calls have.
     pub(super) fn hasten(&mut self, nothing_came: bool) {
-        let (Phase::Draining(until) | Phase::Cancelling(until)) = self.phase else { return };
+        let until = match self.phase {
+            Phase::Draining(until) if self.delayed.keys().all(|task| self.comes_again(task)) => until,
+            Phase::Cancelling(until) => until,
+            Phase::Open | Phase::Draining(_) | Phase::Cut => return,
+        };
         let are_left = !self.delayed.is_empty() && self.tasks.len() == self.delayed.len();
         if are_left && self.is_quiet(nothing_came) && !self.last_try.send_replace(true) {
             self.phase = Phase::Cancelling(until.min(Instant::now() + NO_GRACE));

@@ -132,9 +132,9 @@ pub(super) enum Done {
 
 pub(super) struct Answered {
     key: String,
-    letter: Letter,
+    pub(super) letter: Letter,
     sent: Result<(), Gone>,
-    how: How,
+    pub(super) how: How,
     took: Duration,
     queued: Duration,
     /// Until then its asker waits.
@@ -335,7 +335,10 @@ impl<C: Calls> Service<C> {
     fn answered(&mut self, answered: Box<Answered>) {
         let held = self.held.remove(&answered.key).unwrap_or_default();
         match &answered.sent {
-            Err(Gone::Over) => self.desk.given_up(&answered.key),
+            Err(Gone::Over) => {
+                self.desk.given_up(&answered.key);
+                self.unanswered(&answered, &held);
+            }
             Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) => {
                 let why = why.clone();
                 self.delay(answered, held, why);
