@@ -7,11 +7,11 @@ use super::{
     service::{Answered, Posted, Service, now_ms},
 };
 use crate::{
-    transport::{LinkState, Receipt},
+    transport::{Arrived, LinkState, Receipt},
     wire::code::{Code, Refusal},
 };
 use std::time::Duration;
-use tokio::{task, time::Instant};
+use tokio::{sync::mpsc, task, time::Instant};
 
 /// For calls that were cancelled at the end to be answered: their tools get a signal first.
 const LAST_GRACE: Duration = Duration::from_secs(15);
@@ -99,7 +99,7 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    pub(super) fn late(&mut self, unread: usize) {
+    pub(super) fn late(&mut self, arrived: &mut mpsc::Receiver<Arrived>) {
         let now = Instant::now();
         match self.phase {
             Phase::Draining(until) if until <= now => {
@@ -110,7 +110,9 @@ impl<C: Calls> Service<C> {
                 // Those that were cancelled are counted; what is left now are they, and what reached nobody. Calls whose
                 // answer is delayed were let finish, and come again to be answered, if they do.
                 let kept = self.delayed.keys().filter(|task| self.comes_again(task)).count();
-                self.cut = self.cut.max(self.tasks.len() - kept + unread);
+                let unread = std::iter::from_fn(|| arrived.try_recv().ok());
+                let lost = unread.filter(|message| !self.is_for_others(&message.receipt)).count();
+                self.cut = self.cut.max(self.tasks.len() - kept + lost);
                 self.phase = Phase::Cut;
             }
             Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}

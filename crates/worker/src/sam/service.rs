@@ -204,7 +204,7 @@ impl<C: Calls> Service<C> {
                 Some(done) = self.tasks.join_next_with_id() => self.done(done),
                 () = changed(&mut link) => {}
                 () = changed(&mut stop) => {}
-                () = at(until) => self.late(arrived.len()),
+                () = at(until) => self.late(&mut arrived),
             }
             if is_deaf {
                 self.heed(Stop::Drain);
