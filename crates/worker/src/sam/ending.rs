@@ -2,16 +2,16 @@
 
 use super::{
     Calls, Stop,
-    noted::Noted,
+    noted::{How, Noted},
     post::Asker,
-    service::{Service, now_ms},
+    service::{Answered, Posted, Service, now_ms},
 };
 use crate::{
-    transport::{LinkState, Receipt},
+    transport::{Arrived, LinkState, Receipt},
     wire::code::{Code, Refusal},
 };
 use std::time::Duration;
-use tokio::{task, time::Instant};
+use tokio::{sync::mpsc, task, time::Instant};
 
 /// For calls that were cancelled at the end to be answered: their tools get a signal first.
 const LAST_GRACE: Duration = Duration::from_secs(15);
@@ -73,13 +73,13 @@ impl<C: Calls> Service<C> {
     pub(super) fn leave(&mut self, asker: Asker) {
         if self.settings.is_kept && asker.receipt.can_go_back() {
             let copies = self.held.remove(&asker.key).unwrap_or_default();
-            return self.background(0, async move {
+            return self.background(Posted::default(), async move {
                 for receipt in copies.into_iter().chain([asker.receipt]) {
                     receipt.release().await;
                 }
             });
         }
-        if self.settings.is_kept && asker.receipt.comes_again() {
+        if self.is_for_others(&asker.receipt) {
             // It is kept here as well, in case that it is cancelled yet.
             self.left.retain(|other| other.key != asker.key);
             if self.left.len() < MOST_LEFT {
@@ -99,7 +99,7 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    pub(super) fn late(&mut self, unread: usize) {
+    pub(super) fn late(&mut self, arrived: &mut mpsc::Receiver<Arrived>) {
         let now = Instant::now();
         match self.phase {
             Phase::Draining(until) if until <= now => {
@@ -110,17 +110,31 @@ impl<C: Calls> Service<C> {
                 // Those that were cancelled are counted; what is left now are they, and what reached nobody. Calls whose
                 // answer is delayed were let finish, and come again to be answered, if they do.
                 let kept = self.delayed.keys().filter(|task| self.comes_again(task)).count();
-                self.cut = self.cut.max(self.tasks.len() - kept + unread);
+                let unread = std::iter::from_fn(|| arrived.try_recv().ok());
+                let lost = unread.filter(|message| !self.is_for_others(&message.receipt)).count();
+                self.cut = self.cut.max(self.tasks.len() - kept + lost);
                 self.phase = Phase::Cut;
             }
             Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}
         }
     }
 
+    /// Whether whoever comes after us has it, if it is not settled.
+    fn is_for_others(&self, receipt: &Receipt) -> bool {
+        self.settings.is_kept && receipt.comes_again()
+    }
+
     /// Whether the request comes again whose answer this task sends.
     fn comes_again(&self, task: &task::Id) -> bool {
         let held = self.of_calls.get(task).and_then(|key| self.held.get(key));
-        self.settings.is_kept && held.into_iter().flatten().any(Receipt::comes_again)
+        held.into_iter().flatten().any(|receipt| self.is_for_others(receipt))
+    }
+
+    /// Nobody has the answer of a call, and no more is tried. Those that were cancelled at the end are counted already.
+    pub(super) fn unanswered(&mut self, answered: &Answered, held: &[Receipt]) {
+        let mut receipts = answered.letter.receipts.iter().chain(held);
+        let is_lost = !receipts.any(|receipt| self.is_for_others(receipt));
+        self.cut += usize::from(is_lost && answered.how != How::Cancelled);
     }
 
     fn cancel_all(&mut self) {
@@ -134,9 +148,14 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    /// When nothing is left but answers that the broker does not take, they are offered once more and not waited for.
+    /// When nothing is left but answers that the broker does not take, they are offered once more and not waited for. Those
+    /// that would be lost by that have the time that calls have.
     pub(super) fn hasten(&mut self, nothing_came: bool) {
-        let (Phase::Draining(until) | Phase::Cancelling(until)) = self.phase else { return };
+        let until = match self.phase {
+            Phase::Draining(until) if self.delayed.keys().all(|task| self.comes_again(task)) => until,
+            Phase::Cancelling(until) => until,
+            Phase::Open | Phase::Draining(_) | Phase::Cut => return,
+        };
         let are_left = !self.delayed.is_empty() && self.tasks.len() == self.delayed.len();
         if are_left && self.is_quiet(nothing_came) && !self.last_try.send_replace(true) {
             self.phase = Phase::Cancelling(until.min(Instant::now() + NO_GRACE));

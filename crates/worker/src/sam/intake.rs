@@ -3,8 +3,8 @@
 use super::{
     Calls,
     noted::{Noted, Which},
-    post::{self, Asker, Letter},
-    service::{Service, Turn, now_ms},
+    post::{self, Asker, LARGE, Letter},
+    service::{Posted, Service, TOO_MANY, Turn, now_ms},
 };
 use crate::{
     call::profile::Profile,
@@ -57,7 +57,11 @@ impl<C: Calls> Service<C> {
         let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
         let asker = Asker { key, id, reply, which, receipt, arrived: Instant::now() };
         let now = now_ms();
-        // First of all: a call goes on though its tool is gone, and one that is refused now is not run later.
+        // Whoever sends a request a hundred times has the same answer a few times.
+        if self.answering.contains(&asker.key) {
+            return self.hold(asker);
+        }
+        // Before all else: a call goes on though its tool is gone, and one that is refused now is not run later.
         match self.desk.before(&asker.key, now) {
             Some(Before::Answered(answer)) => return self.answer_again(asker, answer),
             Some(Before::UnderWay) => return self.hold(asker),
@@ -142,16 +146,21 @@ impl<C: Calls> Service<C> {
         let Some(tool) = self.tool(&asked.tool) else { return self.settle(vec![receipt]) };
         let InitRequest { id, tool: name, tool_config, words, reply } = asked;
         let (which, largest) = (which(&id, &name, &reply), self.post.largest);
+        let too_many = || Refusal::new(Code::ResourceExhausted, TOO_MANY);
         if tool_config.is_empty() {
             let answer = answer::init_answer(&id, &tool.card, words, largest);
-            return self.send(letter(which, id, reply, Bytes::from(answer), receipt));
+            return match self.has_room(answer.len()) {
+                true => self.send(letter(which, id, reply, Bytes::from(answer), receipt), None),
+                false => self.decline(which, Refused { id, reply, refusal: too_many() }, receipt),
+            };
         }
-        // Then it may be another: it is asked itself.
+        // Then it may be another: it is asked itself, and nobody knows how much it says.
+        let weight = weight.max(LARGE);
         if !self.has_room(weight) {
-            return self.too_many(which, reply);
+            return self.decline(which, Refused { id, reply, refusal: too_many() }, receipt);
         }
         let (calls, post) = (self.settings.calls.clone(), self.post.clone());
-        self.background(weight, async move {
+        self.background(Posted { weight, key: None }, async move {
             let answer = match calls.describe(tool, tool_config).await {
                 Ok(card) => answer::init_answer(&id, &card, words, largest),
                 Err(refusal) => answer::error(&id, &refusal),
@@ -161,7 +170,6 @@ impl<C: Calls> Service<C> {
     }
 
     fn misunderstood(&mut self, topic: &str, refused: Refused, receipt: Receipt) {
-        let Refused { id, reply, refusal } = refused;
         let tool = match self.settings.base.read(topic) {
             Some(Topic::InitRequest(tool) | Topic::Init(tool)) => {
                 // Whoever has the tool says so.
@@ -173,10 +181,15 @@ impl<C: Calls> Service<C> {
             Some(Topic::Invoke(tool)) => tool,
             _ => "",
         };
-        let which = which(&id, tool, &reply);
-        self.note(Noted::Refused { which: which.clone(), refusal: refusal.clone() });
+        self.decline(which(&refused.id, tool, &refused.reply), refused, receipt);
+    }
+
+    /// What is no call is not remembered.
+    fn decline(&mut self, which: Arc<Which>, refused: Refused, receipt: Receipt) {
+        let Refused { id, reply, refusal } = refused;
         let answer = Bytes::from(answer::error(&id, &refusal));
-        self.send(letter(which, id, reply, answer, receipt));
+        self.note(Noted::Refused { which: which.clone(), refusal });
+        self.send(letter(which, id, reply, answer, receipt), None);
     }
 
     fn cancel(&mut self, name: &str) {

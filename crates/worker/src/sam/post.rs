@@ -25,7 +25,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// An answer over which the broker ends its connections may be too large for it if it is not smaller: the error in its stead is
 /// much smaller than this.
-const LARGE: usize = 8 << 10;
+pub(super) const LARGE: usize = 8 << 10;
 
 /// Sends. Cheap to clone.
 #[derive(Clone)]

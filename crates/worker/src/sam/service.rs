@@ -5,8 +5,8 @@ use super::{
     announce::changed,
     clocks::Clocks,
     ending::Phase,
-    noted::{How, Note, Noted, Which},
-    post::{self, Asker, Letter, Post},
+    noted::{How, Note, Noted},
+    post::{self, Asker, LARGE, Letter, Post},
     run::{self, Listener},
 };
 use crate::{
@@ -17,13 +17,13 @@ use crate::{
     wire::{
         answer,
         code::{Code, Refusal},
-        request::{Invoke, Reply},
+        request::Invoke,
         topic::Base,
     },
 };
 use bytes::Bytes;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -34,10 +34,12 @@ use tokio::{
 };
 
 /// What waits for the broker besides the answers of calls, which are bounded by the slots: answers to what was not begun, to
-/// questions, and what is settled. Beyond that a request gets no answer, which is noted; it is not settled, either, so that it
-/// comes again.
+/// questions, and what is settled. Beyond that a request gets no answer, which is noted, and is settled all the same: it comes
+/// again only by another connection, and until then the broker would send one less.
 const MOST_POSTED: usize = 4096;
+/// Of those that are [`LARGE`]: errors find room whatever else waits.
 const MOST_POSTED_BYTES: usize = 64 << 20;
+pub(super) const TOO_MANY: &str = "too many answers wait for the broker";
 /// Answers of calls that the broker does not take for now, and that wait without a slot: no others are kept from beginning. Each
 /// is of a request that is not settled, of which a broker sends only so many: see `transport/choose.rs`.
 pub(super) const MOST_DELAYED: usize = 64;
@@ -66,14 +68,16 @@ pub(super) struct Service<C> {
     pub(super) desk: Desk<Turn>,
     /// By key.
     pub(super) running: HashMap<String, Running>,
-    /// Copies of requests that wait or are under way, by key.
+    /// Copies of requests that wait, are under way or are being answered, by key.
     pub(super) held: HashMap<String, Vec<Receipt>>,
     pub(super) tasks: JoinSet<Done>,
     /// Which of the tasks are of calls, by key.
     pub(super) of_calls: HashMap<task::Id, String>,
-    /// Which of them send something else, and how much.
-    pub(super) posted: HashMap<task::Id, usize>,
+    /// Which of them send something else.
+    pub(super) posted: HashMap<task::Id, Posted>,
     pub(super) posted_bytes: usize,
+    /// Which requests they answer, by key.
+    pub(super) answering: HashSet<String>,
     /// Which of the tasks send an answer again that has no slot any more, and how much.
     pub(super) delayed: HashMap<task::Id, usize>,
     /// Tells them to try once more and no more.
@@ -111,6 +115,14 @@ pub(super) struct Running {
     pub(super) ended_by: Option<&'static str>,
 }
 
+/// What a task sends besides the answers of calls.
+#[derive(Default)]
+pub(super) struct Posted {
+    pub(super) weight: usize,
+    /// Of the request that it answers, if it may come again.
+    pub(super) key: Option<String>,
+}
+
 /// What a task has done.
 pub(super) enum Done {
     Called { key: String, called: Box<Called> },
@@ -120,9 +132,9 @@ pub(super) enum Done {
 
 pub(super) struct Answered {
     key: String,
-    letter: Letter,
+    pub(super) letter: Letter,
     sent: Result<(), Gone>,
-    how: How,
+    pub(super) how: How,
     took: Duration,
     queued: Duration,
     /// Until then its asker waits.
@@ -147,6 +159,7 @@ impl<C: Calls> Service<C> {
             of_calls: HashMap::new(),
             posted: HashMap::new(),
             posted_bytes: 0,
+            answering: HashSet::new(),
             delayed: HashMap::new(),
             last_try: watch::Sender::new(false),
             unsettled: Vec::new(),
@@ -191,7 +204,7 @@ impl<C: Calls> Service<C> {
                 Some(done) = self.tasks.join_next_with_id() => self.done(done),
                 () = changed(&mut link) => {}
                 () = changed(&mut stop) => {}
-                () = at(until) => self.late(arrived.len()),
+                () = at(until) => self.late(&mut arrived),
             }
             if is_deaf {
                 self.heed(Stop::Drain);
@@ -277,9 +290,9 @@ impl<C: Calls> Service<C> {
     fn done(&mut self, done: Result<(task::Id, Done), JoinError>) {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let key = self.of_calls.remove(&id);
-        self.posted_bytes -= self.posted.remove(&id).unwrap_or(0);
         self.delayed.remove(&id);
-        self.settle(Vec::new());
+        let copies = self.posted.remove(&id).map(|posted| self.was_posted(posted));
+        self.settle(copies.unwrap_or_default());
         match (done, key) {
             (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
             (Ok((_, Done::Answered(answered))), _) => self.answered(answered),
@@ -322,7 +335,10 @@ impl<C: Calls> Service<C> {
     fn answered(&mut self, answered: Box<Answered>) {
         let held = self.held.remove(&answered.key).unwrap_or_default();
         match &answered.sent {
-            Err(Gone::Over) => self.desk.given_up(&answered.key),
+            Err(Gone::Over) => {
+                self.desk.given_up(&answered.key);
+                self.unanswered(&answered, &held);
+            }
             Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) => {
                 let why = why.clone();
                 self.delay(answered, held, why);
@@ -383,26 +399,38 @@ impl<C: Calls> Service<C> {
         let Asker { key, id, reply, which, receipt, .. } = asker;
         let mut receipts = self.held.remove(&key).unwrap_or_default();
         receipts.push(receipt);
-        self.send(Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false });
+        let letter = Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false };
+        self.send(letter, Some(key));
     }
 
-    pub(super) fn send(&mut self, letter: Letter) {
+    pub(super) fn send(&mut self, letter: Letter, key: Option<String>) {
         let weight = letter.answer.len();
         if !self.has_room(weight) {
-            return self.too_many(letter.which, letter.reply);
+            return self.too_many(letter);
         }
         let post = self.post.clone();
-        self.background(weight, async move { post.answer_once(letter).await });
+        self.answering.extend(key.clone());
+        self.background(Posted { weight, key }, async move { post.answer_once(letter).await });
+    }
+
+    /// Gives the copies that came meanwhile.
+    fn was_posted(&mut self, posted: Posted) -> Vec<Receipt> {
+        self.posted_bytes -= posted.weight;
+        let Some(key) = posted.key else { return Vec::new() };
+        self.answering.remove(&key);
+        self.held.remove(&key).unwrap_or_default()
     }
 
     /// Whether one more answer of this weight can wait for the broker.
     pub(super) fn has_room(&self, weight: usize) -> bool {
-        self.posted.len() < MOST_POSTED && self.posted_bytes.saturating_add(weight) <= MOST_POSTED_BYTES
+        let fits = weight < LARGE || self.posted_bytes.saturating_add(weight) <= MOST_POSTED_BYTES;
+        fits && self.posted.len() < MOST_POSTED
     }
 
-    pub(super) fn too_many(&self, which: Arc<Which>, reply: Reply) {
-        let (topic, why) = (reply.to, "too many answers wait for the broker".to_owned());
-        self.note(Noted::PublishFailed { which: Some(which), topic, why });
+    fn too_many(&mut self, letter: Letter) {
+        let (which, topic, why) = (Some(letter.which), letter.reply.to, TOO_MANY.to_owned());
+        self.note(Noted::PublishFailed { which, topic, why });
+        self.settle(letter.receipts);
     }
 
     /// Nothing more is to be done about these. They weigh nothing, and a broker gives only so many before some are settled.
@@ -412,20 +440,20 @@ impl<C: Calls> Service<C> {
             return;
         }
         let receipts = std::mem::take(&mut self.unsettled);
-        self.background(0, async move {
+        self.background(Posted::default(), async move {
             for receipt in receipts {
                 receipt.settle().await;
             }
         });
     }
 
-    pub(super) fn background(&mut self, weight: usize, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn background(&mut self, what: Posted, work: impl Future<Output = ()> + Send + 'static) {
         let task = self.tasks.spawn(async move {
             work.await;
             Done::Posted
         });
-        self.posted.insert(task.id(), weight);
-        self.posted_bytes += weight;
+        self.posted_bytes += what.weight;
+        self.posted.insert(task.id(), what);
     }
 }
 

@@ -72,7 +72,8 @@ pub struct Arrived {
     pub receipt: Receipt,
 }
 
-/// By which a message is settled. Dropped without that, the broker will send it again where it can.
+/// By which a message is settled. Dropped without that, the broker will send it again where it can, by the next connection; by
+/// this one it sends one less at once.
 #[derive(Debug)]
 pub struct Receipt {
     of: Option<(u64, u64)>,

@@ -17,6 +17,8 @@ struct Inner {
     /// By tag.
     queue: BTreeMap<u64, Message>,
     last: u64,
+    /// How many it gives before some are settled; any, if it is not said.
+    window: Option<usize>,
     /// Given to this connection.
     given: BTreeSet<u64>,
     patterns: BTreeSet<Subscription>,
@@ -151,6 +153,10 @@ impl Broker {
         usize::try_from(locked(&self.0.inner).connection).unwrap()
     }
 
+    pub(super) fn window(&self, most: usize) {
+        self.change(|inner| inner.window = Some(most));
+    }
+
     pub(super) fn refuses_larger(&self, than: usize) {
         self.change(|inner| inner.refuses_larger = Some(than));
     }
@@ -212,6 +218,10 @@ impl Connected {
         }
         if !inner.is_silent && !inner.confirms.is_empty() {
             return Some(Ok(Event::Confirmed(inner.confirms.remove(0))));
+        }
+        let unsettled = || inner.given.iter().filter(|tag| inner.queue.contains_key(tag)).count();
+        if inner.window.is_some_and(|most| unsettled() >= most) {
+            return None;
         }
         let is_meant = |topic: &str| {
             inner.patterns.iter().any(|wanted| matches(&wanted.pattern, topic, Rest::OneLevelOrMore))

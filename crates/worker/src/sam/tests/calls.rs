@@ -107,6 +107,7 @@ impl Calls for FakeCalls {
         let outcome = match order.invoke.tool.as_str() {
             "panic" => panic!("a tool's call panics, as a test wants"),
             "large" => success(&"x".repeat(20_000)),
+            "huge" => success(&"x".repeat(9_000_000)),
             "chat" => {
                 for number in 0..40 {
                     statuses.send(format!("status {number}")).await.unwrap();

@@ -425,5 +425,55 @@ async fn what_needs_no_answer_is_settled_though_too_many_answers_wait() {
     world.broker.silent(false);
     sleep(Duration::from_secs(5)).await;
     let unanswered = world.count(|noted| matches!(noted, Noted::PublishFailed { .. }));
-    assert_eq!((unanswered, world.broker.unsettled()), (4, 4), "these come again");
+    assert_eq!((unanswered, world.broker.unsettled()), (4, 0), "by this connection nothing comes again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn copies_of_a_call_with_a_large_answer_do_not_make_a_worker_deaf() {
+    let tools = vec!["huge", "echo"];
+    let world = World::new(Setup { largest: 10_000_000, tools, ..Setup::default() }).await;
+    let sent = |id| world.broker.topics().into_iter().filter(|topic| *topic == reply_topic(id)).count();
+    world.broker.window(32);
+    world.invoke("huge", "a");
+    world.idle().await;
+    assert_eq!((sent("a"), world.broker.unsettled()), (1, 0));
+    world.broker.silent(true);
+    for _ in 0..200 {
+        world.invoke("huge", "a");
+    }
+    world.invoke("echo", "b");
+    world.idle().await;
+    assert_eq!((sent("a"), sent("b")), (2, 1), "it is answered again, and others are heard");
+    assert_eq!(world.broker.unsettled(), 1 + 8 + 1, "some copies wait for that");
+    world.broker.silent(false);
+    world.idle().await;
+    assert_eq!(sent("a"), 2, "one answer was for all of them");
+    assert_eq!((world.calls.begun(), world.broker.unsettled()), (vec!["a".to_owned(), "b".to_owned()], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_asks_what_a_tool_is_while_too_much_waits_for_the_broker_is_told_that() {
+    let world = World::new(Setup { largest: 100_000, ..Setup::default() }).await;
+    let large = tool("echo", &"d".repeat(20_000));
+    world.catalog.send_replace(Arc::new(BTreeMap::from([("echo".to_owned(), large)])));
+    world.idle().await;
+    world.broker.silent(true);
+    // More than 64 MiB, and what the last card leaves of those is less than all errors take.
+    for number in 0..4000 {
+        ask(&world, "init_request", "echo", &format!("n{number}"), json!({}));
+    }
+    ask(&world, "init_request", "echo", "other", json!({"tool_config": {"description": "short"}}));
+    world.idle().await;
+    world.broker.silent(false);
+    world.idle().await;
+    assert!(world.answer("n0")["result"].is_object(), "there was room for some");
+    for id in ["n3999", "other"] {
+        assert_eq!(world.code(id), "RESOURCE_EXHAUSTED", "{id}");
+    }
+    let answers = topic("response/");
+    assert_eq!(world.broker.topics().iter().filter(|topic| topic.starts_with(&answers)).count(), 4001);
+    assert_eq!(world.broker.unsettled(), 0);
+    ask(&world, "init_request", "echo", "later", json!({}));
+    world.idle().await;
+    assert!(world.answer("later")["result"].is_object(), "there is room again");
 }

@@ -142,8 +142,28 @@ async fn at_the_end_answers_that_are_not_taken_are_offered_once_more_and_left_to
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_end_an_answer_that_was_not_taken_is_not_waited_for_though_the_broker_is_away() {
-    for (has_receipts, cut) in [(true, 0), (false, 1)] {
+async fn at_the_end_an_answer_whose_request_does_not_come_again_has_the_time_that_calls_have() {
+    let lossy =
+        [Setup { has_receipts: false, ..Setup::default() }, Setup { is_kept: false, ..Setup::default() }];
+    for (setup, is_taken) in lossy.iter().flat_map(|setup| [(setup, false), (setup, true)]) {
+        let world = World::new(setup.clone()).await;
+        world.broker.full(&reply_topic("a"), true);
+        world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+        sleep(Duration::from_secs(10)).await;
+        world.stop.send_replace(Stop::Drain);
+        sleep(Duration::from_secs(20)).await;
+        assert!(!world.served.is_finished(), "its asker waits");
+        world.broker.full(&reply_topic("a"), !is_taken);
+        let (broker, began) = (world.broker.clone(), Instant::now());
+        assert_eq!(world.ends().await, Ok(Ended { cut: usize::from(!is_taken) }), "{setup:?}");
+        assert!(began.elapsed() < Duration::from_secs(11), "{:?}", began.elapsed());
+        assert_eq!(broker.published(&reply_topic("a")).len(), usize::from(is_taken));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_an_answer_that_was_not_taken_is_not_waited_for_long_though_the_broker_is_away() {
+    for (has_receipts, cut, most) in [(true, 0, 15), (false, 1, 36)] {
         let world = World::new(Setup { has_receipts, ..Setup::default() }).await;
         world.broker.full(&reply_topic("a"), true);
         world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
@@ -156,7 +176,7 @@ async fn at_the_end_an_answer_that_was_not_taken_is_not_waited_for_though_the_br
             Ok(Ended { cut }),
             "the call was let finish, and comes again or is lost"
         );
-        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(most), "{:?}", began.elapsed());
         assert_eq!(broker.has_for(&reply_topic("a")), has_receipts);
     }
 }

@@ -216,3 +216,20 @@ async fn a_call_that_is_left_to_others_and_cancelled_then_is_answered_and_comes_
     assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
     assert_eq!((broker.unsettled(), broker.has_for(&reply_topic("stays"))), (1, true));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_has_read_at_the_end_is_lost_only_where_it_does_not_come_again() {
+    for has_receipts in [true, false] {
+        let tools = vec!["stuck", "echo"];
+        let world = World::new(Setup { has_receipts, tools, ..Setup::default() }).await;
+        world.invoke("stuck", "runs");
+        world.idle().await;
+        world.stop.send_replace(Stop::Now);
+        sleep(Duration::from_secs(4)).await;
+        // All of them come in the moment of the end.
+        (0..2000).for_each(|number| world.invoke("echo", &number.to_string()));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let ended = world.ends().await.unwrap();
+        assert_eq!(ended.cut == 1, has_receipts, "{ended:?}");
+    }
+}

@@ -152,6 +152,8 @@ impl Session {
             // is about those messages: it must not wait behind them.
             Version::Three if !about.is_shared => 0,
             Version::Three => CONFIRMED,
+            // Here we say how many it sends (see `choose.rs`), so that what is for each may be confirmed as well: of a session it
+            // is kept while we are away, together with the requests that it is about.
             Version::Five => CONFIRMED | NO_RETAINED,
         };
         let filters = vec![(filter.clone(), options)];
