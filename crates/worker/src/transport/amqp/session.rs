@@ -451,8 +451,9 @@ fn outcome(state: Option<&Named>) -> Option<Outcome> {
             let why = format!("the broker rejects it: {}", frame::error(error.as_ref()));
             let condition = error.as_ref().and_then(|error| error.get(0).words());
             Some(match condition {
-                Some("amqp:resource-limit-exceeded") => Outcome::NotNow(why),
-                _ => Outcome::Refused(why),
+                // Some brokers do not say why, and mean a full queue. What is too large for them is not sent to them.
+                Some("amqp:resource-limit-exceeded") | None => Outcome::NotNow(why),
+                Some(_) => Outcome::Refused(why),
             })
         }
         Some(name::RELEASED | name::MODIFIED) => {

@@ -293,6 +293,8 @@ fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
     for (state, is_for_ever) in [
         (Value::named(name::REJECTED, error("amqp:not-allowed")), true),
         (Value::named(name::REJECTED, error("amqp:resource-limit-exceeded")), false),
+        (Value::named(name::REJECTED, vec![]), false),
+        (Value::named(name::REJECTED, vec![Value::Null]), false),
         (Value::named(name::RELEASED, vec![]), false),
         (Value::named(name::MODIFIED, vec![]), false),
     ] {
