@@ -81,6 +81,36 @@ async fn answers_for_a_full_queue_wait_for_room_and_keep_nobody_else_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn answers_of_which_the_broker_says_nothing_leave_their_slots_to_others_and_wait_as_long_as_their_askers()
+ {
+    for is_taken_later in [true, false] {
+        let world = World::usual().await;
+        let silent: Vec<_> = (0..4).map(|number| format!("n{number}")).collect();
+        for id in &silent {
+            world.broker.ignores(&topic(&format!("response/silent/{id}")), true);
+            ask_as(&world, "silent", "echo", id);
+        }
+        ask_as(&world, "other", "echo", "with");
+        sleep(Duration::from_secs(40)).await;
+        for number in 0..10 {
+            let id = format!("o{number}");
+            ask_as(&world, "other", "echo", &id);
+            world.idle().await;
+            assert_eq!(answers_of(&world, "other", &id), 1, "at once");
+        }
+        assert_eq!((answers_of(&world, "other", "with"), world.broker.unsettled()), (1, 4));
+        for id in silent.iter().filter(|_| is_taken_later) {
+            world.broker.ignores(&topic(&format!("response/silent/{id}")), false);
+        }
+        sleep(Duration::from_secs(if is_taken_later { 60 } else { 360 })).await;
+        let answered = silent.iter().filter(|id| answers_of(&world, "silent", id) == 1).count();
+        let given_up = failed(&world);
+        let expected = if is_taken_later { (4, 0, 0) } else { (0, 4, 0) };
+        assert_eq!((answered, given_up, world.broker.unsettled()), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_queue_that_stays_full_is_tried_seldom_and_its_requests_are_settled_in_the_end() {
     let world = World::usual().await;
     world.broker.ends_over(&topic("response/full/n"), true);
