@@ -146,3 +146,30 @@ async fn an_answer_that_is_too_large_for_the_broker_is_replaced_and_one_for_a_fu
         assert_eq!((world.code("a").as_str(), world.broker.unsettled()), (expected, 0));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_the_broker_takes_is_learnt_from_one_answer_that_was_too_large_and_tried_again_seldom() {
+    let world = World::new(Setup { largest: 100_000, ..Setup::default() }).await;
+    world.broker.ends_over_larger(15_000);
+    for number in 0..15 {
+        world.invoke("large", &format!("l{number}"));
+        world.invoke("echo", &format!("e{number}"));
+        sleep(Duration::from_secs(4)).await;
+        assert_eq!(world.code(&format!("l{number}")), "EXECUTION_ERROR");
+        assert_eq!(world.code(&format!("e{number}")), "none");
+        assert_eq!((world.broker.cuts(), failed(&world)), (2, 1), "the first only");
+    }
+    sleep(Duration::from_secs(60)).await;
+    world.invoke("large", "tried");
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!((world.code("tried").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 4));
+    world.broker.ends_over_larger(usize::MAX);
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(120)).await;
+    for id in ["again", "after"] {
+        world.invoke("large", id);
+        world.idle().await;
+        assert_eq!(world.code(id), "none");
+    }
+    assert_eq!((world.code("unsent").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 4));
+}
