@@ -21,6 +21,7 @@ mod noted;
 mod post;
 mod run;
 mod service;
+mod sizes;
 
 pub use announce::subscriptions;
 pub use noted::{How, Note, Noted, Seen, Which};

@@ -1,6 +1,9 @@
 //! What goes out: answers, which are sent until the broker has them, and only then is the request settled.
 
-use super::noted::{How, Note, Noted, Which};
+use super::{
+    noted::{How, Note, Noted, Which},
+    sizes::Sizes,
+};
 use crate::{
     call::Outcome,
     transport::{Family, Gone, Outgoing, Properties, Reach, Receipt, Subscription},
@@ -32,6 +35,7 @@ pub(super) const LARGE: usize = 8 << 10;
 pub(super) struct Post {
     reach: Reach,
     note: Note,
+    sizes: Arc<Sizes>,
     pub(super) largest: usize,
 }
 
@@ -85,7 +89,7 @@ impl Letter {
 
 impl Post {
     pub(super) fn new(reach: Reach, note: Note, largest: usize) -> Post {
-        Post { reach, note, largest }
+        Post { reach, note, sizes: Arc::default(), largest }
     }
 
     pub(super) fn note(&self, noted: Noted) {
@@ -123,8 +127,11 @@ impl Post {
     }
 
     /// Answers, and settles what is settled by that. An answer that the broker does not want (it may have its own bound of
-    /// sizes) is replaced by an error that says so. One that it does not take for now settles nothing.
+    /// sizes), or lately did not want of such a size, is replaced by an error that says so. One that it does not take for now settles nothing.
     pub(super) async fn answer(&self, letter: &mut Letter) -> Result<(), Gone> {
+        if letter.may_be_too_large() && self.sizes.is_too_large(letter.answer.len(), Instant::now()) {
+            letter.replace(letter.replacement());
+        }
         let sent = match self.offer(letter).await {
             Err(Gone::Refused(why)) if letter.instead.is_none() => {
                 self.failed(Some(&letter.which), &letter.reply.to, &why);
@@ -138,7 +145,10 @@ impl Post {
             sent => sent,
         };
         match &sent {
-            Ok(()) => letter.settle().await,
+            Ok(()) => {
+                self.sizes.taken(letter.answer.len());
+                letter.settle().await;
+            }
             Err(Gone::NotNow(_) | Gone::Ended(_) | Gone::HeldBack(_)) => {}
             // What the broker never takes need not come again, either.
             Err(Gone::Refused(why)) => {
@@ -160,7 +170,10 @@ impl Post {
         let Reply { to, echoed, .. } = &letter.reply;
         let (error, refusal) = letter.replacement();
         match self.reach.publish_alone(audience(to), outgoing(to, error.clone(), echoed)).await {
-            Ok(()) => letter.replace((error, refusal)),
+            Ok(()) => {
+                self.sizes.replaced(letter.answer.len(), Instant::now());
+                letter.replace((error, refusal));
+            }
             Err(Gone::Over) => return Err(Gone::Over),
             Err(_) => {
                 letter.is_small_enough = true;

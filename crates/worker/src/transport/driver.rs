@@ -42,6 +42,10 @@ pub trait Speaker: Send {
     /// What the broker owes for longest, in words, and since when.
     fn owed(&self) -> Option<(Instant, &'static str)>;
 
+    /// Waits no longer for answers to messages that were sent by then: each is told as [`Event::Unanswered`]. False if there
+    /// are none.
+    fn give_up(&mut self, sent_by: Instant, why: &str) -> bool;
+
     /// Answers could not be read for a while: their time begins anew.
     fn forgive(&mut self, now: Instant);
 
@@ -267,11 +271,17 @@ impl<S: Speaker> Driver<S> {
         Ok(())
     }
 
-    /// Whether the broker owes nothing for too long.
-    fn is_answered(&self) -> Result<(), Trouble> {
+    /// Whether the broker owes nothing for too long. It may owe an answer to a message for what that message is, which is told
+    /// first.
+    fn is_answered(&mut self) -> Result<(), Trouble> {
+        let seconds = self.times.answer.as_secs();
+        let why = format!("the broker lives, but has left a message unanswered for {seconds} s");
+        let sent_by = Instant::now().checked_sub(self.times.answer);
+        if sent_by.is_some_and(|sent_by| self.speaker.give_up(sent_by, &why)) {
+            return Ok(());
+        }
         match self.speaker.owed() {
             Some((since, what)) if Instant::now() >= since + self.times.answer => {
-                let seconds = self.times.answer.as_secs();
                 Err(silence(format!("the broker lives, but {what} for {seconds} seconds")))
             }
             Some(_) | None => Ok(()),
@@ -280,15 +290,16 @@ impl<S: Speaker> Driver<S> {
 
     /// Waits for the broker to do its part, unless there is too much to keep: then `next` tells what comes of it.
     async fn wait(&mut self, lasts: impl Fn(&S) -> bool + Send) -> Result<(), Trouble> {
-        let mut answered = Ok(());
+        let mut has_waited = false;
         while lasts(&self.speaker) && !self.speaker.is_full() {
             if self.speaker.take(&mut self.incoming)? {
                 continue;
             }
-            answered?;
+            // Also while it says other things without end. What came with the last step counts.
+            if std::mem::replace(&mut has_waited, true) {
+                self.is_answered()?;
+            }
             self.step(Reads::Yes).await?;
-            // Also while it says other things without end. What came with this step counts.
-            answered = self.is_answered();
         }
         Ok(())
     }

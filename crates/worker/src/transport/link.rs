@@ -5,10 +5,13 @@
 //! order ─▶ unconfirmed ──the connection ends──▶ suspects ─▶ alone ──the connection ends──▶ it was this one: see `blame`
 //!               └─confirmed, refused─▶ done          (one after the other) └─confirmed, refused─▶ done
 //! ```
+//!
+//! What the broker leaves unanswered for long is given back from either place: whoever sends it knows how long it is of use.
 
 use super::{
     Connection, Connector, Event, Notice, Outgoing, Properties, Subscription, Trouble,
     blame::{Blame, Family, Standing},
+    silence,
 };
 use bytes::Bytes;
 use std::{
@@ -165,7 +168,8 @@ pub enum Gone {
     /// The broker ended its connections over this one, the second with nothing else under way.
     #[error("{0}")]
     Ended(String),
-    /// It was not sent: the broker ended connections over others of its family lately.
+    /// It was not sent, or is not waited for: the broker ended connections over others of its family lately, or left them
+    /// unanswered.
     #[error("{0}")]
     HeldBack(String),
     /// Nothing goes any more.
@@ -234,6 +238,7 @@ impl Link {
             unconfirmed: BTreeMap::new(),
             suspects: BTreeMap::new(),
             alone: None,
+            answered: 0,
             blame: Blame::default(),
             last: 0,
             connections: 0,
@@ -260,6 +265,8 @@ struct Keeper {
     suspects: BTreeMap<u64, Sending>,
     /// The suspect that is under way.
     alone: Option<u64>,
+    /// The last of all that this connection has answered.
+    answered: u64,
     blame: Blame,
     last: u64,
     connections: u64,
@@ -317,6 +324,7 @@ impl Keeper {
             }
         }
         self.connections += 1;
+        self.answered = 0;
         self.states.send_replace(LinkState::Connected);
         match self.exchange(&mut connection).await {
             Err(trouble) => match self.explain(&trouble) {
@@ -342,7 +350,7 @@ impl Keeper {
             // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
             // keep the orders waiting that settle them.
             tokio::select! {
-                heard = listen(connection, &self.arrives, is_full) => self.heard(heard?),
+                heard = listen(connection, &self.arrives, is_full) => self.heard(heard?)?,
                 order = self.taken.recv(), if may_order => match order {
                     Some(order) => self.carry_out(order, connection).await?,
                     None => return Ok(()),
@@ -385,6 +393,9 @@ impl Keeper {
         for (number, sending) in std::mem::take(&mut self.suspects) {
             _ = self.admit(sending).map(|sending| self.suspects.insert(number, sending));
         }
+        for (number, sending) in std::mem::take(&mut self.unconfirmed) {
+            _ = self.admit(sending).map(|sending| self.unconfirmed.insert(number, sending));
+        }
     }
 
     /// None if it rests, which it is told.
@@ -392,8 +403,10 @@ impl Keeper {
         match self.blame.standing(&sending.family, &sending.message, Instant::now()) {
             Standing::Rests(left) if !sending.goes_alone => {
                 let seconds = left.as_secs() + 1;
-                let why =
-                    format!("the broker ended connections over such before: none is sent for {seconds} s");
+                let why = format!(
+                    "the broker ended connections over such before, or left them unanswered: none is sent for \
+                     {seconds} s"
+                );
                 _ = sending.done.send(Err(Gone::HeldBack(why)));
                 return None;
             }
@@ -403,10 +416,10 @@ impl Keeper {
         Some(sending)
     }
 
-    fn heard(&mut self, heard: Heard) {
+    fn heard(&mut self, heard: Heard) -> Result<(), Trouble> {
         match heard {
             Heard::Event(Event::Message { tag, topic, payload, properties }) => {
-                let Some(orders) = self.orders.upgrade() else { return };
+                let Some(orders) = self.orders.upgrade() else { return Ok(()) };
                 let (of, can_go_back) = (tag.map(|tag| (self.connections, tag)), self.can_go_back);
                 let receipt = Receipt { of, can_go_back, orders };
                 self.hand_over(Arrived { topic, payload, properties, receipt });
@@ -414,10 +427,12 @@ impl Keeper {
             Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
             Heard::Event(Event::Refused(number, why)) => self.conclude(number, Err(Gone::Refused(why))),
             Heard::Event(Event::NotNow(number, why)) => self.conclude(number, Err(Gone::NotNow(why))),
+            Heard::Event(Event::Unanswered(number, why)) => return self.unanswered(number, why),
             // Whoever does not read them does not want to know.
             Heard::Event(Event::Notice(notice)) => _ = self.notes.try_send(notice),
             Heard::Room => _ = self.waiting.take().map(|arrived| self.hand_over(arrived)),
         }
+        Ok(())
     }
 
     fn hand_over(&mut self, arrived: Arrived) {
@@ -428,9 +443,26 @@ impl Keeper {
         }
     }
 
-    fn conclude(&mut self, number: u64, how: Result<(), Gone>) {
+    /// What is under way by this number no more.
+    fn take(&mut self, number: u64) -> Option<Sending> {
         self.alone.take_if(|alone| *alone == number);
-        if let Some(sending) = self.unconfirmed.remove(&number).or_else(|| self.suspects.remove(&number)) {
+        self.unconfirmed.remove(&number).or_else(|| self.suspects.remove(&number))
+    }
+
+    /// One that answered what was sent later is a good connection: the broker has something against this message. Else another
+    /// connection may be better.
+    fn unanswered(&mut self, number: u64, why: String) -> Result<(), Trouble> {
+        if let Some(sending) = self.take(number) {
+            self.blame.unanswered(&sending.family, &sending.message, Instant::now());
+            _ = sending.done.send(Err(Gone::NotNow(why.clone())));
+            self.hold_back();
+        }
+        if self.answered > number { Ok(()) } else { Err(silence(why)) }
+    }
+
+    fn conclude(&mut self, number: u64, how: Result<(), Gone>) {
+        self.answered = self.answered.max(number);
+        if let Some(sending) = self.take(number) {
             self.blame.answered(&sending.family, &sending.message);
             // Whoever asked may have stopped waiting.
             _ = sending.done.send(how);

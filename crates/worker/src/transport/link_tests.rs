@@ -492,6 +492,82 @@ async fn a_broker_that_is_waited_for_in_vain_has_refused_nothing() {
     assert_eq!(send.await.unwrap(), Ok(()));
 }
 
+/// What whoever sends is told in the end.
+async fn told(send: JoinHandle<Result<(), Gone>>) -> Result<(), Gone> {
+    let told = tokio::time::timeout(Duration::from_secs(3600), send).await;
+    told.expect("it is told").unwrap()
+}
+
+fn unanswered(number: u64) -> Event {
+    Event::Unanswered(number, "no word".to_owned())
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_broker_leaves_unanswered_is_given_back_and_others_go_on() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let mut under_way = Vec::new();
+    for (number, topic, audience) in [(1, "x", "silent"), (2, "same", "silent"), (3, "good", "other")] {
+        under_way.push(sends(&world, topic, audience));
+        assert_eq!(broker.did().await, Did::Published(number, topic.to_owned()));
+    }
+    broker.says(Event::Confirmed(3));
+    broker.says(unanswered(1));
+    let [x, same, good] = <[_; 3]>::try_from(under_way).unwrap();
+    assert_eq!(told(good).await, Ok(()));
+    assert_eq!(told(x).await, Err(Gone::NotNow("no word".to_owned())));
+    assert!(matches!(told(same).await, Err(Gone::HeldBack(_))), "it would be waited for as long");
+    assert!(matches!(told(sends(&world, "again", "silent")).await, Err(Gone::HeldBack(_))));
+    broker.says(unanswered(2));
+    let more = sends(&world, "more", "other");
+    assert_eq!(broker.did().await, Did::Published(4, "more".to_owned()));
+    tokio::time::sleep(super::super::blame::FIRST_REST).await;
+    let later = sends(&world, "later", "silent");
+    assert_eq!(broker.did().await, Did::Published(5, "later".to_owned()), "not alone");
+    [4, 5].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!((told(more).await, told(later).await), (Ok(()), Ok(())));
+    assert_eq!(world.tries.lock().unwrap().len(), 1, "by the first connection");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_by_which_nothing_is_answered_any_more_is_replaced() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let before = sends(&world, "before", "other");
+    assert_eq!(broker.did().await, Did::Published(1, "before".to_owned()));
+    broker.says(Event::Confirmed(1));
+    assert_eq!(told(before).await, Ok(()));
+    let silent = sends(&world, "x", "silent");
+    assert_eq!(broker.did().await, Did::Published(2, "x".to_owned()));
+    let after = sends(&world, "after", "other");
+    assert_eq!(broker.did().await, Did::Published(3, "after".to_owned()));
+    broker.says(unanswered(2));
+    assert_eq!(told(silent).await, Err(Gone::NotNow("no word".to_owned())));
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(3, "after".to_owned()));
+    broker.says(Event::Confirmed(3));
+    assert_eq!(told(after).await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspect_that_is_left_unanswered_is_given_back_and_orders_are_taken_again() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let silent = sends(&world, "x", "silent");
+    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+    drop(broker);
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+    let late = sends(&world, "late", "other");
+    nothing_is_done(&mut broker).await;
+    broker.says(unanswered(1));
+    assert_eq!(told(silent).await, Err(Gone::NotNow("no word".to_owned())));
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(2, "late".to_owned()));
+    broker.says(Event::Confirmed(2));
+    assert_eq!(told(late).await, Ok(()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn connections_that_end_before_anything_was_sent_by_them_are_held_against_nothing() {
     let world = world(&["a"], 0);

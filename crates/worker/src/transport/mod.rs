@@ -69,6 +69,8 @@ pub enum Event {
     Refused(u64, String),
     /// The broker does not take it for now: for lack of room, or because nobody is there. It may be sent again.
     NotNow(u64, String),
+    /// The broker answers other things, and has not said for long what it does with this. It is waited for no longer.
+    Unanswered(u64, String),
     /// Something that whoever runs this should know.
     Notice(Notice),
 }
@@ -86,7 +88,7 @@ impl Event {
                 topic.len() + payload.len() + beside + properties.len() * SIZE_OF_ONE
             }
             Event::Confirmed(_) => 0,
-            Event::Refused(_, why) | Event::NotNow(_, why) => why.len(),
+            Event::Refused(_, why) | Event::NotNow(_, why) | Event::Unanswered(_, why) => why.len(),
             Event::Notice(Notice::PassedOver(what) | Notice::Weaker(what)) => what.len(),
         }
     }

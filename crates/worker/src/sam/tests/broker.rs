@@ -1,6 +1,11 @@
 //! A broker with one queue: what is not settled comes again by the next connection.
 
 use super::*;
+use std::collections::VecDeque;
+use tokio::time::{Instant, timeout_at};
+
+/// For so long a message is waited for.
+const ANSWER: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
 pub(super) struct Broker(Arc<State>);
@@ -35,6 +40,10 @@ struct Inner {
     /// Over what is sent there it ends the connection.
     hated: BTreeSet<String>,
     hates_larger: Option<usize>,
+    /// Of what is sent there it says nothing.
+    ignored: BTreeSet<String>,
+    /// When what it ignores is waited for no longer, in order.
+    overdue: VecDeque<(Instant, u64)>,
     not_now: Vec<u64>,
     offered: usize,
     settled: usize,
@@ -144,6 +153,13 @@ impl Broker {
         });
     }
 
+    pub(super) fn ignores(&self, topic: &str, does: bool) {
+        self.change(|inner| match does {
+            true => inner.ignored.insert(topic.to_owned()),
+            false => inner.ignored.remove(topic),
+        });
+    }
+
     pub(super) fn ends_over_larger(&self, than: usize) {
         self.change(|inner| inner.hates_larger = Some(than));
     }
@@ -187,6 +203,7 @@ impl Connector for Broker {
             inner.confirms.clear();
             inner.refused.clear();
             inner.not_now.clear();
+            inner.overdue.clear();
             inner.patterns.clear();
             Ok(inner.connection)
         })
@@ -215,6 +232,11 @@ impl Connected {
         }
         if let Some(number) = inner.not_now.pop() {
             return Some(Ok(Event::NotNow(number, "quota exceeded".to_owned())));
+        }
+        if inner.overdue.front().is_some_and(|(due, _)| *due <= Instant::now())
+            && let Some((_, number)) = inner.overdue.pop_front()
+        {
+            return Some(Ok(Event::Unanswered(number, "no word".to_owned())));
         }
         if !inner.is_silent && !inner.confirms.is_empty() {
             return Some(Ok(Event::Confirmed(inner.confirms.remove(0))));
@@ -249,7 +271,11 @@ impl Connection for Connected {
             if let Some(event) = self.next_event() {
                 return event;
             }
-            woken.await;
+            let due = locked(&state.inner).overdue.front().map(|(due, _)| *due);
+            match due {
+                Some(due) => _ = timeout_at(due, woken).await,
+                None => woken.await,
+            }
         }
     }
 
@@ -275,6 +301,10 @@ impl Connection for Connected {
             let is_larger = inner.hates_larger.is_some_and(|most| message.payload.len() > most);
             if is_larger || inner.hated.contains(&message.topic) {
                 inner.connection += 1;
+                return;
+            }
+            if inner.ignored.contains(&message.topic) {
+                inner.overdue.push_back((Instant::now() + ANSWER, number));
                 return;
             }
             if inner.full.contains(&message.topic) {

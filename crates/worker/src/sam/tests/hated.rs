@@ -81,6 +81,36 @@ async fn answers_for_a_full_queue_wait_for_room_and_keep_nobody_else_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn answers_of_which_the_broker_says_nothing_leave_their_slots_to_others_and_wait_as_long_as_their_askers()
+ {
+    for is_taken_later in [true, false] {
+        let world = World::usual().await;
+        let silent: Vec<_> = (0..4).map(|number| format!("n{number}")).collect();
+        for id in &silent {
+            world.broker.ignores(&topic(&format!("response/silent/{id}")), true);
+            ask_as(&world, "silent", "echo", id);
+        }
+        ask_as(&world, "other", "echo", "with");
+        sleep(Duration::from_secs(40)).await;
+        for number in 0..10 {
+            let id = format!("o{number}");
+            ask_as(&world, "other", "echo", &id);
+            world.idle().await;
+            assert_eq!(answers_of(&world, "other", &id), 1, "at once");
+        }
+        assert_eq!((answers_of(&world, "other", "with"), world.broker.unsettled()), (1, 4));
+        for id in silent.iter().filter(|_| is_taken_later) {
+            world.broker.ignores(&topic(&format!("response/silent/{id}")), false);
+        }
+        sleep(Duration::from_secs(if is_taken_later { 60 } else { 360 })).await;
+        let answered = silent.iter().filter(|id| answers_of(&world, "silent", id) == 1).count();
+        let given_up = failed(&world);
+        let expected = if is_taken_later { (4, 0, 0) } else { (0, 4, 0) };
+        assert_eq!((answered, given_up, world.broker.unsettled()), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_queue_that_stays_full_is_tried_seldom_and_its_requests_are_settled_in_the_end() {
     let world = World::usual().await;
     world.broker.ends_over(&topic("response/full/n"), true);
@@ -115,4 +145,31 @@ async fn an_answer_that_is_too_large_for_the_broker_is_replaced_and_one_for_a_fu
         let expected = if is_full { "none" } else { "EXECUTION_ERROR" };
         assert_eq!((world.code("a").as_str(), world.broker.unsettled()), (expected, 0));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_broker_takes_is_learnt_from_one_answer_that_was_too_large_and_tried_again_seldom() {
+    let world = World::new(Setup { largest: 100_000, ..Setup::default() }).await;
+    world.broker.ends_over_larger(15_000);
+    for number in 0..15 {
+        world.invoke("large", &format!("l{number}"));
+        world.invoke("echo", &format!("e{number}"));
+        sleep(Duration::from_secs(4)).await;
+        assert_eq!(world.code(&format!("l{number}")), "EXECUTION_ERROR");
+        assert_eq!(world.code(&format!("e{number}")), "none");
+        assert_eq!((world.broker.cuts(), failed(&world)), (2, 1), "the first only");
+    }
+    sleep(Duration::from_secs(60)).await;
+    world.invoke("large", "tried");
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!((world.code("tried").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 4));
+    world.broker.ends_over_larger(usize::MAX);
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(120)).await;
+    for id in ["again", "after"] {
+        world.invoke("large", id);
+        world.idle().await;
+        assert_eq!(world.code(id), "none");
+    }
+    assert_eq!((world.code("unsent").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 4));
 }

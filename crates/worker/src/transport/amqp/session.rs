@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! publish ─▶ queue ─▶ sent ─▶ outcome ─▶ Event::Confirmed, Event::Refused
-//!             (as many as the broker gives credit for)
+//!             (as many as the broker gives credit for) └─none for too long─▶ Event::Unanswered
 //! message ─▶ unsettled ─▶ settle ─▶ accepted
 //!             (as many as we give credit for: the broker holds back the rest)
 //! ```
@@ -131,6 +131,18 @@ impl Speaker for Session {
         let answers = sent.chain(self.asked.values().copied());
         let answers = answers.map(|since| (since, "has left us unanswered"));
         answers.chain(self.sender.starved.map(|since| (since, "has given us no credit to send"))).min()
+    }
+
+    fn give_up(&mut self, sent_by: Instant, why: &str) -> bool {
+        let under_way = self.sender.current.as_ref().map(|(delivery, _)| *delivery);
+        let mut late = Vec::new();
+        self.in_flight.retain(|delivery, (number, since)| {
+            let is_late = *since <= sent_by && Some(*delivery) != under_way;
+            is_late.then(|| late.push(*number));
+            !is_late
+        });
+        late.iter().for_each(|number| self.tell(Event::Unanswered(*number, why.to_owned())));
+        !late.is_empty()
     }
 
     fn forgive(&mut self, now: Instant) {
@@ -451,8 +463,9 @@ fn outcome(state: Option<&Named>) -> Option<Outcome> {
             let why = format!("the broker rejects it: {}", frame::error(error.as_ref()));
             let condition = error.as_ref().and_then(|error| error.get(0).words());
             Some(match condition {
-                Some("amqp:resource-limit-exceeded") => Outcome::NotNow(why),
-                _ => Outcome::Refused(why),
+                // Some brokers do not say why, and mean a full queue. What is too large for them is not sent to them.
+                Some("amqp:resource-limit-exceeded") | None => Outcome::NotNow(why),
+                Some(_) => Outcome::Refused(why),
             })
         }
         Some(name::RELEASED | name::MODIFIED) => {

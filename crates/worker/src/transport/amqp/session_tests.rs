@@ -293,6 +293,8 @@ fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
     for (state, is_for_ever) in [
         (Value::named(name::REJECTED, error("amqp:not-allowed")), true),
         (Value::named(name::REJECTED, error("amqp:resource-limit-exceeded")), false),
+        (Value::named(name::REJECTED, vec![]), false),
+        (Value::named(name::REJECTED, vec![Value::Null]), false),
         (Value::named(name::RELEASED, vec![]), false),
         (Value::named(name::MODIFIED, vec![]), false),
     ] {
@@ -311,6 +313,34 @@ fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[test]
+fn what_is_left_unanswered_is_given_up_when_all_of_it_was_sent() {
+    let begun = Instant::now();
+    let later = |seconds| begun + Duration::from_secs(seconds);
+    let mut session = listening(4, 1000);
+    let fields = |window| [0, window, 0, 100, 10, 0, 2].map(Value::Uint).to_vec();
+    session.received(said(name::FLOW, fields(2), &[])).unwrap();
+    let of_size = |size| {
+        let payload = Bytes::from(vec![b'x'; size]);
+        Outgoing { topic: "n/r".to_owned(), payload, properties: Default::default() }
+    };
+    session.publish(7, &of_size(0));
+    session.publish(8, &of_size(600));
+    session.fill(later(1)).unwrap();
+    assert!(!session.give_up(begun, "no word"));
+    assert!(session.give_up(later(1), "no word"));
+    assert!(matches!(session.event(), Some(Event::Unanswered(7, why)) if why == "no word"));
+    assert!(session.event().is_none() && session.sender.current.is_some(), "half of the other is sent");
+    session.received(said(name::FLOW, fields(100), &[])).unwrap();
+    session.fill(later(2)).unwrap();
+    assert!(!session.give_up(later(1), "no word") && session.give_up(later(2), "no word"));
+    assert!(matches!(session.event(), Some(Event::Unanswered(8, _))));
+    let accepted = Value::named(name::ACCEPTED, vec![]);
+    let fields = vec![Value::Bool(true), Value::Uint(0), Value::Uint(1), Value::Bool(true), accepted];
+    session.received(said(name::DISPOSITION, fields, &[])).unwrap();
+    assert!(session.event().is_none() && session.owed().is_none(), "it comes too late");
 }
 
 fn any_field() -> impl Strategy<Value = Value> {

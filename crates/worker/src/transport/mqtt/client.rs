@@ -88,7 +88,11 @@ impl Speaker for Speaking {
     }
 
     fn owed(&self) -> Option<(Instant, &'static str)> {
-        self.session.owed_since().map(|since| (since, "has left a message unanswered"))
+        self.session.owed_since().map(|since| (since, "has left us unanswered"))
+    }
+
+    fn give_up(&mut self, sent_by: Instant, why: &str) -> bool {
+        self.session.give_up(sent_by, why)
     }
 
     fn forgive(&mut self, now: Instant) {

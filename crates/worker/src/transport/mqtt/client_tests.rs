@@ -68,6 +68,18 @@ impl Broker {
         self.stream.write_all(&written(packet)).await.unwrap();
     }
 
+    /// Answers pings, and all that is sent but this.
+    async fn ignores(&mut self, topic: &str) {
+        loop {
+            match self.hears().await {
+                Packet::Ping => self.says(&Packet::PingAnswer).await,
+                Packet::Publish(publish) if publish.topic == topic => {}
+                Packet::Publish(publish) => self.says(&published(publish.packet_id.unwrap(), 0, "")).await,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     /// Takes what is written, answers pings and nothing else.
     async fn lives(mut self) {
         loop {
@@ -107,7 +119,11 @@ fn subscribed(packet_id: u16, reason: u8) -> Packet {
 fn topic_of(event: &Event) -> &str {
     match event {
         Event::Message { topic, .. } => topic,
-        Event::Confirmed(_) | Event::Refused(..) | Event::NotNow(..) | Event::Notice(_) => {
+        Event::Confirmed(_)
+        | Event::Refused(..)
+        | Event::NotNow(..)
+        | Event::Unanswered(..)
+        | Event::Notice(_) => {
             panic!("{event:?}")
         }
     }
@@ -172,14 +188,39 @@ async fn a_broker_that_takes_nothing_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broker_that_lives_but_leaves_a_message_unanswered_is_given_up() {
-    let (mut client, broker) = pair();
-    client.publish(1, &outgoing("x")).await.unwrap();
-    let begun = Instant::now();
-    let trouble =
-        tokio::select! { end = client.next() => end.unwrap_err(), () = broker.lives() => unreachable!() };
-    assert!(trouble.message.contains("unanswered for 30 seconds"), "{trouble}");
-    assert_eq!(begun.elapsed(), TIMES.answer);
+async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_while_there_is_room() {
+    for comes_late in [false, true] {
+        let (mut client, mut broker) = pair_of(Agreed { window: 2, ..agreed() }, 1 << 16);
+        for (number, topic) in [(1, "silent"), (2, "good"), (3, "silent")] {
+            client.publish(number, &outgoing(topic)).await.unwrap();
+            let begun = Instant::now();
+            let event = tokio::select! {
+                event = client.next() => event.unwrap(),
+                () = broker.ignores("silent") => unreachable!(),
+            };
+            match (topic, event) {
+                ("silent", Event::Unanswered(told, why)) => {
+                    assert_eq!((told, begun.elapsed()), (number, TIMES.answer));
+                    assert!(why.contains("a message unanswered for 30 s"), "{why}");
+                }
+                ("good", Event::Confirmed(2)) => assert_eq!(begun.elapsed(), Duration::ZERO),
+                other => panic!("{other:?}"),
+            }
+        }
+        if comes_late {
+            broker.says(&published(1, 0, "")).await;
+        }
+        client.publish(4, &outgoing("good")).await.unwrap();
+        let last = tokio::select! {
+            last = client.next() => last,
+            () = broker.ignores("silent") => unreachable!(),
+        };
+        match (comes_late, last) {
+            (true, Ok(Event::Confirmed(4))) => {}
+            (false, Err(trouble)) => assert!(trouble.is_silence, "{trouble}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -212,7 +253,7 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
                 Event::Confirmed(number) => (number, String::new()),
                 Event::Refused(number, why) => (number, why),
                 Event::NotNow(number, why) => (number, format!("for now: {why}")),
-                Event::Message { .. } | Event::Notice(_) => panic!(),
+                Event::Message { .. } | Event::Unanswered(..) | Event::Notice(_) => panic!(),
             });
         }
         told

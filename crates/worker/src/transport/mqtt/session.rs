@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! publish ─▶ queue ─▶ in flight ─▶ acknowledged ─▶ Event::Confirmed, Event::Refused
-//!             (as many as the broker takes at once)
+//!             (as many as the broker takes at once) └─for too long─▶ Event::Unanswered
 //! message ─▶ unsettled ─▶ settle ─▶ acknowledgement to the broker
 //!             (as many as we take at once: in MQTT 5 the broker holds back the rest)
 //! ```
@@ -61,6 +61,8 @@ pub(super) struct Session {
     pub(super) outgoing: BytesMut,
     queue: VecDeque<(u64, Outgoing)>,
     in_flight: BTreeMap<u16, (u64, Instant)>,
+    /// Those that are waited for no longer. The broker may yet answer them, and they still count as under way for it.
+    given_up: BTreeMap<u16, Instant>,
     /// Beginnings and ends of subscriptions that the broker has not answered.
     asked: BTreeMap<u16, Asked>,
     unsettled: BTreeSet<u16>,
@@ -78,6 +80,7 @@ impl Session {
             outgoing: BytesMut::new(),
             queue: VecDeque::new(),
             in_flight: BTreeMap::new(),
+            given_up: BTreeMap::new(),
             asked: BTreeMap::new(),
             unsettled: BTreeSet::new(),
             is_overrun: false,
@@ -114,7 +117,26 @@ impl Session {
     /// Since when the broker owes its oldest answer.
     pub(super) fn owed_since(&self) -> Option<Instant> {
         let publishes = self.in_flight.values().map(|(_, since)| *since);
-        publishes.chain(self.asked.values().map(|asked| asked.since)).min()
+        let owed = publishes.chain(self.asked.values().map(|asked| asked.since));
+        // What was given up is owed when nothing else can be sent because of it.
+        let is_stuck = self.given_up.len() >= self.window() && !self.queue.is_empty();
+        owed.chain(self.given_up.values().copied().filter(|_| is_stuck)).min()
+    }
+
+    /// See [`crate::transport::driver::Speaker::give_up`].
+    pub(super) fn give_up(&mut self, sent_by: Instant, why: &str) -> bool {
+        let is_late = |(_, (_, since)): &(&u16, &(u64, Instant))| *since <= sent_by;
+        let late: Vec<_> = self.in_flight.iter().filter(is_late).map(|(id, sent)| (*id, *sent)).collect();
+        for (id, (number, since)) in &late {
+            self.in_flight.remove(id);
+            self.given_up.insert(*id, *since);
+            self.tell(Event::Unanswered(*number, why.to_owned()));
+        }
+        !late.is_empty()
+    }
+
+    fn window(&self) -> usize {
+        self.agreed.window.min(MOST_IN_FLIGHT)
     }
 
     /// Answers could not be read for a while: their time begins anew.
@@ -135,8 +157,10 @@ impl Session {
     fn free_id(&mut self) -> Result<u16, Trouble> {
         for _ in 0..u16::MAX {
             self.last_id = self.last_id.checked_add(1).unwrap_or(1);
-            if !self.in_flight.contains_key(&self.last_id) && !self.asked.contains_key(&self.last_id) {
-                return Ok(self.last_id);
+            let id = self.last_id;
+            let is_used = self.in_flight.contains_key(&id) || self.given_up.contains_key(&id);
+            if !is_used && !self.asked.contains_key(&id) {
+                return Ok(id);
             }
         }
         Err(again("the broker leaves 65535 packets unanswered"))
@@ -170,8 +194,9 @@ impl Session {
 
     /// Moves publishes on for which there is room.
     pub(super) fn fill(&mut self, now: Instant) -> Result<(), Trouble> {
-        let window = self.agreed.window.min(MOST_IN_FLIGHT);
-        while self.in_flight.len() < window && self.outgoing.len() < MOST_BUFFERED {
+        while self.in_flight.len() + self.given_up.len() < self.window()
+            && self.outgoing.len() < MOST_BUFFERED
+        {
             let Some((number, message)) = self.queue.pop_front() else { break };
             let packet_id = if self.agreed.confirms { Some(self.free_id()?) } else { None };
             match (self.write_message(message, packet_id), packet_id) {
@@ -286,7 +311,8 @@ impl Session {
     }
 
     fn published(&mut self, answer: &PublishAnswer) {
-        // One that nobody waits for answers what an earlier connection sent.
+        self.given_up.remove(&answer.packet_id);
+        // One that nobody waits for comes too late, or answers what an earlier connection sent.
         let Some((number, _)) = self.in_flight.remove(&answer.packet_id) else { return };
         self.tell(match answer.reason {
             0..0x80 => Event::Confirmed(number),
