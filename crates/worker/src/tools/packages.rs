@@ -82,6 +82,8 @@ struct Inner {
     version: OnceCell<String>,
     /// What all folders may take.
     most_kept: u64,
+    /// How long wheels are added one after the other at a time.
+    patience: Duration,
     /// Which wheels can be installed.
     sound: Mutex<Option<sound::Known>>,
     /// One at a time: the second often needs what the first made. What failed last fails again for a while.
@@ -110,6 +112,7 @@ impl Installer {
             index,
             version: OnceCell::new(),
             most_kept: room::MOST_KEPT,
+            patience: LONGEST,
             sound: Mutex::default(),
             turn: Mutex::default(),
         }));

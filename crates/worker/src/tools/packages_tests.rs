@@ -210,6 +210,39 @@ async fn of_wheels_that_do_not_go_together_the_newest_and_those_that_go_with_it_
 }
 
 #[tokio::test]
+async fn where_time_is_up_what_was_added_is_served_with_what_it_needs_and_the_rest_is_added_later() {
+    let place = Place::new("late");
+    place.wheel("wa", "wz");
+    place.wheel("wb", "wz==1.0");
+    place.wheel("wc", "");
+    place.wheel_of("wz", "1.0", "");
+    place.wheel_of("wz", "2.0", "");
+    let mut installer = place.installer();
+    Arc::get_mut(&mut installer.0).unwrap().patience = Duration::ZERO;
+    let names = |sound: &Sound| {
+        let short = |name: &String| name.trim_end_matches("-py3-none-any.whl").to_owned();
+        sound.wheels.files.keys().map(short).collect::<Vec<_>>().join(" ")
+    };
+    // One more is tried each time: `wa`, which takes `wz`, then `wb`, which does not go with that, then `wc`.
+    let rounds = [("wa-1.0 wz-2.0", true), ("wa-1.0 wz-2.0", true), ("wa-1.0 wc-1.0 wz-2.0", false)];
+    for (expected, is_lacking) in rounds {
+        let sound = installer.sound(&place.wheels(), |_| ()).await;
+        assert_eq!((&*names(&sound), sound.is_lacking), (expected, is_lacking), "{sound:?}");
+        let layer = installer.layer(None, &sound.wheels, |_| ()).await.unwrap().unwrap();
+        assert!(layer.join("wa").is_dir() && layer.join("wz-2.0.dist-info").is_dir());
+        installer.0.sound.lock().await.as_mut().unwrap().again = Instant::now();
+    }
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    let [wb, wz] = &sound.problems[..] else { panic!("{sound:?}") };
+    assert!(wb.message.contains("`wb-1.0") && wb.message.contains("conflicting"), "{wb}");
+    assert!(wz.message.contains("`wz-1.0"), "{wz}");
+    // With all the time that it needs it comes to the same.
+    let all = place.installer().sound(&place.wheels(), |_| ()).await;
+    assert_eq!((all.wheels, all.problems), (sound.wheels, sound.problems));
+    place.close().await;
+}
+
+#[tokio::test]
 async fn what_is_left_out_for_want_of_room_is_tried_again_and_what_is_torn_is_not() {
     let place = Place::new("again");
     place.wheel("first", "");
