@@ -84,8 +84,10 @@ struct Inner {
     most_kept: u64,
     /// How long wheels are added one after the other at a time.
     patience: Duration,
-    /// Which wheels can be installed.
-    sound: Mutex<Option<sound::Known>>,
+    /// What is known of wheels; held by whoever finds out more.
+    known: Mutex<Option<sound::Known>>,
+    /// Which of these can be installed.
+    sound: std::sync::Mutex<(Wheels, Sound)>,
     /// One at a time: the second often needs what the first made. What failed last fails again for a while.
     turn: Mutex<Option<(PathBuf, Instant, Problem)>>,
 }
@@ -113,7 +115,8 @@ impl Installer {
             version: OnceCell::new(),
             most_kept: room::MOST_KEPT,
             patience: LONGEST,
-            sound: Mutex::default(),
+            known: Mutex::default(),
+            sound: std::sync::Mutex::default(),
             turn: Mutex::default(),
         }));
         installer.sweep(&BTreeSet::new());

@@ -21,6 +21,7 @@ use std::{
     fs, io,
     path::Path,
     slice,
+    sync::PoisonError,
     time::Duration,
 };
 use tokio::time::Instant;
@@ -62,21 +63,24 @@ pub(super) struct Known {
     tried: Tried,
     /// Of those that went well: where they do not all go together.
     added: Added,
-    sound: Sound,
-    pub(super) again: Instant,
+    /// When it is tried again.
+    pub(super) again: Option<Instant>,
     pause: Duration,
 }
 
 impl Known {
     fn new(of: Wheels) -> Known {
-        // Nothing is known yet.
-        let sound = Sound { is_lacking: true, ..Sound::default() };
         let (tried, added) = (Tried::new(), Added::default());
-        Known { of, tried, added, sound, again: Instant::now(), pause: SHORTEST_PAUSE }
+        Known { of, tried, added, again: Some(Instant::now()), pause: SHORTEST_PAUSE }
     }
 
     fn is_due(&self) -> bool {
-        self.sound.is_lacking && Instant::now() >= self.again
+        self.again.is_some_and(|at| Instant::now() >= at)
+    }
+
+    fn rest(&mut self, is_lacking: bool) {
+        self.again = is_lacking.then(|| Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
     /// Those that are to be tried alone.
@@ -214,22 +218,32 @@ fn in_order(wheels: &Wheels) -> Vec<(String, String)> {
 }
 
 impl Installer {
-    /// Finds out, once for the same wheels, and again where that may lead to more.
+    /// Finds out, once for the same wheels, and again where that may lead to more. For that nobody else waits.
     pub(crate) async fn sound(&self, wheels: &Wheels, tell: impl Fn(String) + Send + Sync) -> Sound {
         if wheels.files.is_empty() {
             return Sound::default();
         }
-        let mut place = self.0.sound.lock().await;
+        let mut place = match (self.0.known.try_lock(), self.latest(wheels)) {
+            (Ok(place), _) => place,
+            (Err(_), Some(sound)) => return sound,
+            (Err(_), None) => self.0.known.lock().await,
+        };
         if place.as_ref().is_some_and(|known| known.of != *wheels) {
             *place = None;
         }
         let known = place.get_or_insert_with(|| Known::new(wheels.clone()));
         if known.is_due() {
-            known.sound = self.find_out(known, &tell).await;
-            known.again = Instant::now() + known.pause;
-            known.pause = (known.pause * 2).min(LONGEST_PAUSE);
+            let sound = self.find_out(known, &tell).await;
+            known.rest(sound.is_lacking);
+            *self.0.sound.lock().unwrap_or_else(PoisonError::into_inner) = (wheels.clone(), sound);
         }
-        known.sound.clone()
+        self.latest(wheels).unwrap_or_default()
+    }
+
+    /// What was found out of these last.
+    fn latest(&self, wheels: &Wheels) -> Option<Sound> {
+        let latest = self.0.sound.lock().unwrap_or_else(PoisonError::into_inner);
+        (latest.0 == *wheels).then(|| latest.1.clone())
     }
 
     async fn find_out(&self, known: &mut Known, tell: &(impl Fn(String) + Send + Sync)) -> Sound {
