@@ -124,7 +124,8 @@ pub(crate) struct Warm {
     closing: watch::Sender<bool>,
     /// Why boxes cannot be stopped; taken by whoever tells it.
     trouble: Mutex<Option<String>>,
-    has_trouble: AtomicBool,
+    /// That none can be, and that one could not be for now: each once.
+    is_told: [AtomicBool; 2],
 }
 
 /// A call of a kind, while it goes on.
@@ -152,8 +153,8 @@ impl Warm {
         most_bytes: u64,
     ) -> Arc<Warm> {
         let (stock, closing) = (Mutex::default(), watch::Sender::new(false));
-        let (trouble, has_trouble) = (Mutex::default(), AtomicBool::new(false));
-        Arc::new(Warm { rooms, python, has_models, most, most_bytes, stock, closing, trouble, has_trouble })
+        let (trouble, is_told) = Default::default();
+        Arc::new(Warm { rooms, python, has_models, most, most_bytes, stock, closing, trouble, is_told })
     }
 
     /// What the log should know, once.
@@ -289,15 +290,19 @@ impl Warm {
     }
 
     fn cannot_stop(&self, why: &NoRoom) {
-        if !self.has_trouble.swap(true, Ordering::Relaxed) {
-            let told = match why.may_pass() {
-                true => {
-                    "no interpreter is kept ready for now: one did not come to rest, and it is tried again"
-                }
-                false => "no interpreter is kept ready, because none can be kept still",
-            };
-            let told = format!("{told}: {why}");
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+        let may_pass = why.may_pass();
+        if self.is_told[usize::from(may_pass)].swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if may_pass {
+            let told =
+                "no interpreter is kept ready for now: one did not come to rest, and it is tried again";
+            // What lasts is told first.
+            trouble.get_or_insert_with(|| format!("{told}: {why}"));
+        } else {
+            let told = "no interpreter is kept ready, because none can be kept still";
+            *trouble = Some(format!("{told}: {why}"));
         }
     }
 

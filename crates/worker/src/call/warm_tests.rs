@@ -118,7 +118,7 @@ async fn one_that_dies_before_it_hears_of_its_call_leads_to_the_cold_path() {
     for status in ["9", "0"] {
         fs::write(place.top.join("tools/status"), status).unwrap();
         let done = place.call("counts", json!({})).await;
-        assert!(!done.was_warm && done.notes.is_empty(), "{done:?}");
+        assert!(!done.was_warm && !done.notes.concat().contains("parked"), "{done:?}");
         success(&done);
         until_parked(&place, 1).await;
         let done = place.call("counts", json!({})).await;
@@ -157,7 +157,7 @@ async fn where_one_could_not_be_kept_still_it_is_tried_again() {
     }
     drop(room);
     let done = place.call("counts", json!({"text": "cold"})).await;
-    assert!(!done.was_warm && done.notes.is_empty(), "{:?}", done.notes);
+    assert!(!done.was_warm && !done.notes.concat().contains("kept ready"), "{:?}", done.notes);
     success(&done);
     until_parked(&place, 1).await;
     let done = place.call("counts", json!({"text": "warm"})).await;
@@ -172,17 +172,20 @@ async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
     place.caller.prepare(Profile::Restrictive).await.unwrap();
     assert_eq!(place.caller.trouble(), None, "here it can");
     let inner = &place.caller.0;
-    let why = spec::ErrorInfo {
-        code: spec::ErrorCode::BackendUnavailable,
-        message: "it has no cgroup".to_owned(),
-        hint: None,
+    let fail = |code, message: &str| {
+        let why = spec::ErrorInfo { code, message: message.to_owned(), hint: None };
+        inner.warm.tried_to_stop(Err(why.into()));
     };
-    inner.warm.tried_to_stop(Err(why.into()));
+    fail(spec::ErrorCode::Conflict, "it is busy");
+    assert!(place.caller.trouble().unwrap().contains("for now"), "what may pass is told as such");
+    fail(spec::ErrorCode::BackendUnavailable, "it has no cgroup");
     let told = place.caller.trouble().unwrap();
     assert!(told.contains("no interpreter is kept ready, because none can be"), "{told}");
+    fail(spec::ErrorCode::BackendUnavailable, "it has no cgroup");
+    assert_eq!(place.caller.trouble(), None, "each once");
     for _ in 0..2 {
         let done = place.call("counts", json!({"text": "cold"})).await;
-        assert!(!done.was_warm && done.notes.is_empty(), "{:?}", done.notes);
+        assert!(!done.was_warm && !done.notes.concat().contains("kept ready"), "{:?}", done.notes);
         success(&done);
     }
     inner.rooms.close().await;

@@ -19,7 +19,21 @@ pub fn by_all_names(given: Vec<PathBuf>) -> Vec<PathBuf> {
     let names = names.map(|path| path.components().collect::<PathBuf>());
     // Those inside are the same for every tool.
     let names = names.filter(|path| path.is_absolute() && !path.starts_with("/tools"));
+    let names = names.flat_map(|path| [escaped(&path), path]);
     names.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// What a table of mounts writes in another way.
+const ESCAPES: [(&str, &str); 4] = [("\\", r"\134"), (" ", r"\040"), ("\t", r"\011"), ("\n", r"\012")];
+
+fn escaped(path: &Path) -> PathBuf {
+    let text = path.to_string_lossy().into_owned();
+    ESCAPES.iter().fold(text, |text, (letter, escape)| text.replace(letter, escape)).into()
+}
+
+fn unescaped(text: &str) -> PathBuf {
+    // The backslash last: what follows one that was there is no escape.
+    ESCAPES.iter().rev().fold(text.to_owned(), |text, (letter, escape)| text.replace(escape, letter)).into()
 }
 
 /// Without links, also if it is yet to be made.
@@ -28,16 +42,18 @@ fn real(path: &Path) -> PathBuf {
     path.ancestors().find_map(real).unwrap_or_else(|| path.to_owned())
 }
 
-/// Where it lies in what is mounted there, if that is a part of something larger: `/home/ana/tools` for `/tools`.
+/// Where it lies in what is mounted there: `/home/ana/tools` for `/tools`, or `/ana/tools` where `/home` is mounted. A single name
+/// says nothing of this machine.
 fn as_mounted(path: &Path, mounts: &str) -> Option<PathBuf> {
     // Of two at one place the later covers the other.
     let places = mounts.lines().rev().filter_map(|line| {
         let mut words = line.split(' ').skip(3);
-        let (root, point) = (words.next()?, words.next()?);
+        let (root, point) = (unescaped(words.next()?), unescaped(words.next()?));
         Some((path.strip_prefix(point).ok()?, root))
     });
     let (within, root) = places.min_by_key(|(within, _)| within.as_os_str().len())?;
-    (root != "/").then(|| Path::new(root).join(within))
+    let says_something = root != Path::new("/") || within.components().count() > 1;
+    says_something.then(|| root.join(within))
 }
 
 #[cfg(test)]
@@ -69,6 +85,8 @@ mod tests {
                      2 1 8:2 /var/lib/first /tools rw - ext4 /dev/b rw\n\
                      3 1 8:2 /home/ana/tools /tools rw - ext4 /dev/b rw\n\
                      4 1 8:3 / /srv rw - ext4 /dev/c rw\n\
+                     5 1 8:4 / /home rw - ext4 /dev/d rw\n\
+                     6 1 8:5 /her\\040own/a\\134b /srv/my\\040tools rw - ext4 /dev/e rw\n\
                      no line of a table\n";
         let found = |path: &str| as_mounted(Path::new(path), table);
         assert_eq!(found("/tools"), Some("/home/ana/tools".into()));
@@ -76,5 +94,15 @@ mod tests {
         assert_eq!(found("/toolsmith"), None, "another folder");
         assert_eq!(found("/srv/a"), None, "what is left of it says nothing of this machine");
         assert_eq!(found("/home"), None);
+        assert_eq!(found("/home/ana/tools"), Some("/ana/tools".into()), "whose it is");
+        assert_eq!(found("/srv/my tools/x"), Some("/her own/a\\b/x".into()));
+    }
+
+    #[test]
+    fn a_path_is_known_as_a_table_of_mounts_writes_it() {
+        let names = by_all_names(vec!["/nowhere/my tools".into(), "/nowhere/back\\040".into()]);
+        for name in ["my tools", r"my\040tools", r"back\040", r"back\134040"] {
+            assert!(names.contains(&Path::new("/nowhere").join(name)), "{name} is not in {names:?}");
+        }
     }
 }

@@ -82,8 +82,12 @@ struct Inner {
     version: OnceCell<String>,
     /// What all folders may take.
     most_kept: u64,
-    /// Which wheels can be installed.
-    sound: Mutex<Option<sound::Known>>,
+    /// How long wheels are added one after the other at a time.
+    patience: Duration,
+    /// What is known of wheels; held by whoever finds out more.
+    known: Mutex<Option<sound::Known>>,
+    /// Which of these can be installed.
+    sound: std::sync::Mutex<(Wheels, Sound)>,
     /// One at a time: the second often needs what the first made. What failed last fails again for a while.
     turn: Mutex<Option<(PathBuf, Instant, Problem)>>,
 }
@@ -110,7 +114,9 @@ impl Installer {
             index,
             version: OnceCell::new(),
             most_kept: room::MOST_KEPT,
-            sound: Mutex::default(),
+            patience: LONGEST,
+            known: Mutex::default(),
+            sound: std::sync::Mutex::default(),
             turn: Mutex::default(),
         }));
         installer.sweep(&BTreeSet::new());

@@ -12,6 +12,7 @@ use std::{
     io::{Read, Write},
     os::unix::fs::MetadataExt,
     process::Command,
+    task::Poll,
     time::SystemTime,
 };
 
@@ -210,6 +211,48 @@ async fn of_wheels_that_do_not_go_together_the_newest_and_those_that_go_with_it_
 }
 
 #[tokio::test]
+async fn where_time_is_up_what_was_added_is_served_with_what_it_needs_and_the_rest_is_added_later() {
+    let place = Place::new("late");
+    place.wheel("wa", "wz");
+    place.wheel("wb", "wz==1.0");
+    place.wheel("wc", "");
+    place.wheel_of("wz", "1.0", "");
+    place.wheel_of("wz", "2.0", "");
+    let mut installer = place.installer();
+    Arc::get_mut(&mut installer.0).unwrap().patience = Duration::ZERO;
+    let names = |sound: &Sound| {
+        let short = |name: &String| name.trim_end_matches("-py3-none-any.whl").to_owned();
+        sound.wheels.files.keys().map(short).collect::<Vec<_>>().join(" ")
+    };
+    // One more is tried each time: `wa`, which takes `wz`, then `wb`, which does not go with that, then `wc`.
+    let rounds = [("wa-1.0 wz-2.0", true), ("wa-1.0 wz-2.0", true), ("wa-1.0 wc-1.0 wz-2.0", false)];
+    for (expected, is_lacking) in rounds {
+        let sound = installer.sound(&place.wheels(), |_| ()).await;
+        assert_eq!((&*names(&sound), sound.is_lacking), (expected, is_lacking), "{sound:?}");
+        let layer = installer.layer(None, &sound.wheels, |_| ()).await.unwrap().unwrap();
+        assert!(layer.join("wa").is_dir() && layer.join("wz-2.0.dist-info").is_dir());
+        installer.0.known.lock().await.as_mut().unwrap().again = Some(Instant::now());
+    }
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    let [wb, wz] = &sound.problems[..] else { panic!("{sound:?}") };
+    assert!(wb.message.contains("`wb-1.0") && wb.message.contains("conflicting"), "{wb}");
+    assert!(wz.message.contains("`wz-1.0"), "{wz}");
+    // Who asks while it is tried again does not wait; of other wheels nothing is known yet.
+    let trying = installer.0.known.lock().await;
+    assert_eq!(installer.sound(&place.wheels(), |_| ()).await.wheels, sound.wheels);
+    let mut other = place.wheels();
+    other.files.insert("other-1.0-py3-none-any.whl".to_owned(), String::new());
+    let mut waiting = Box::pin(installer.sound(&other, |_| ()));
+    let is_waiting = std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending()));
+    assert!(is_waiting.await, "the control");
+    drop((waiting, trying));
+    // With all the time that it needs it comes to the same.
+    let all = place.installer().sound(&place.wheels(), |_| ()).await;
+    assert_eq!((all.wheels, all.problems), (sound.wheels, sound.problems));
+    place.close().await;
+}
+
+#[tokio::test]
 async fn what_is_left_out_for_want_of_room_is_tried_again_and_what_is_torn_is_not() {
     let place = Place::new("again");
     place.wheel("first", "");
@@ -225,7 +268,7 @@ async fn what_is_left_out_for_want_of_room_is_tried_again_and_what_is_torn_is_no
     assert!(sound.problems[0].message.contains("packages take 1 MiB already"), "{sound:?}");
     Arc::get_mut(&mut installer.0).unwrap().most_kept = 1 << 30;
     assert!(installer.sound(&place.wheels(), |_| ()).await.is_lacking, "not for every tool at once");
-    installer.0.sound.lock().await.as_mut().unwrap().again = Instant::now();
+    installer.0.known.lock().await.as_mut().unwrap().again = Some(Instant::now());
     *installer.0.turn.lock().await = None;
     let sound = installer.sound(&place.wheels(), |_| ()).await;
     let names: Vec<&str> = sound.wheels.files.keys().map(|name| &name[..5]).collect();

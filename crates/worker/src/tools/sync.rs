@@ -319,7 +319,8 @@ fn refusal(path: &str) -> Option<&'static str> {
     if path.contains(ODD) {
         return Some("cannot be a path");
     }
-    if path.starts_with(OURS) {
+    // At every depth: a stamp of code passes over them wherever they are.
+    if path.split('/').any(|part| part.starts_with(OURS)) {
         return Some("is a name that we need ourselves");
     }
     path.split('/').find_map(names::unsafe_name)

@@ -474,12 +474,14 @@ fn hostile_keys_are_refused() {
         "a\0b",
         "a\nb",
         ".airlock-sync/table.json",
+        "weather/.airlock-x/lib.py",
+        "x/.airlock-sync",
         &long,
         &deep,
     ] {
         assert!(refusal(bad).is_some(), "{bad:?}");
     }
-    for good in ["a", "a/b c/ü.py", "...", "a..b", "python/.hidden", "a\\b", "x/.airlock-sync"] {
+    for good in ["a", "a/b c/ü.py", "...", "a..b", "python/.hidden", "a\\b", "x/a.airlock-b"] {
         assert_eq!(refusal(good), None, "{good:?}");
     }
 }

@@ -181,12 +181,12 @@ async fn start(
     let brought = bring_tools(settings, log).await?;
     let watching = watched(config, settings, engine)?;
     let (mut catalog, reports) = tools::watch(watching, Arc::new(caller.clone()));
-    let undiscovered = tell_reports(reports, log.clone());
+    let hidden = Arc::new(hidden(config, settings));
+    let undiscovered = tell_reports(reports, log.clone(), hidden.clone());
     // It is told of in any case, if only as empty.
     _ = catalog.changed().await;
     tell_health(brought, known);
     count_tools(catalog.clone(), metrics.clone());
-    let hidden = Arc::new(hidden(config, settings));
     let teller = Teller { metrics, log: log.clone(), hidden };
     let worker = worker(config, settings, engine, caller.clone(), (catalog, undiscovered), teller)?;
     follow(worker.link.state.clone(), links);
@@ -350,8 +350,13 @@ fn tell_health(brought: Option<watch::Receiver<sync::State>>, known: watch::Send
     });
 }
 
-/// Logs what is reported of tools; what the mesh should know of comes out again.
-fn tell_reports(mut reports: mpsc::Receiver<Report>, log: Log) -> mpsc::Receiver<Undiscovered> {
+/// Logs what is reported of tools; what the mesh should know of comes out again, without paths of this machine, which the engine
+/// may name.
+fn tell_reports(
+    mut reports: mpsc::Receiver<Report>,
+    log: Log,
+    hidden: Arc<Vec<PathBuf>>,
+) -> mpsc::Receiver<Undiscovered> {
     let (failures, undiscovered) = mpsc::channel(MOST_FAILURES);
     tokio::spawn(async move {
         while let Some(report) = reports.recv().await {
@@ -365,8 +370,9 @@ fn tell_reports(mut reports: mpsc::Receiver<Report>, log: Log) -> mpsc::Receiver
                 }
                 Report::Failed { tool, problem } => {
                     log.tell(Line::new(Level::Error, "tool_left_out").message(problem.to_string()));
+                    let why = log::hide(problem.message, &hidden);
                     // While there is no broker, the log alone has the rest.
-                    _ = failures.try_send(Undiscovered { tool, why: problem.message });
+                    _ = failures.try_send(Undiscovered { tool, why });
                 }
             }
         }
@@ -439,4 +445,23 @@ fn on_signals() -> Result<watch::Receiver<Stop>, Failure> {
         stops.closed().await;
     });
     Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use worker::tools::Problem;
+
+    #[tokio::test]
+    async fn the_mesh_is_told_of_no_path_of_this_machine() {
+        let log = Log::new(spec::LogFormat::Json, std::io::sink()).unwrap();
+        let (reports, reported) = mpsc::channel(2);
+        let mut told = tell_reports(reported, log, Arc::new(vec!["/home/ana/state".into()]));
+        for why in ["cannot make `/home/ana/state/runs/1`: no room", "it is no `/tools/python/x.py`"] {
+            let (tool, problem) = ("t".to_owned(), Problem::new(why, ""));
+            reports.send(Report::Failed { tool, problem }).await.unwrap();
+        }
+        assert_eq!(told.recv().await.unwrap().why, "cannot make `…/runs/1`: no room");
+        assert_eq!(told.recv().await.unwrap().why, "it is no `/tools/python/x.py`", "the control");
+    }
 }

@@ -6,7 +6,7 @@
 //!               └─ failed ─ each alone, with the others to take from ─▶ of those that went well the newest of each package, together
 //!                                                  │                     ├─ well ─▶ those
 //!                                                  │                     └─ failed ─ one after the other ─▶ those that go together
-//!                                                  └─ no room, no time ─▶ tried again, after a growing pause
+//!                                                  └─ no room, no time ─▶ goes on from there, after a growing pause
 //! ```
 
 use super::{
@@ -18,9 +18,10 @@ use engine::Session;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     path::Path,
     slice,
+    sync::PoisonError,
     time::Duration,
 };
 use tokio::time::Instant;
@@ -40,38 +41,51 @@ pub(crate) struct Sound {
     pub(crate) is_lacking: bool,
 }
 
+/// What came of those that were tried.
+type Tried = BTreeMap<String, Result<(), Problem>>;
+
+/// Those that are still to be tried, in this order: what failed in passing is tried again, behind what nobody tried yet.
+fn open(mut names: Vec<String>, tried: &Tried) -> Vec<String> {
+    names.retain(|name| match tried.get(name) {
+        None => true,
+        Some(Err(problem)) => problem.is_passing,
+        Some(Ok(())) => false,
+    });
+    names.sort_by_key(|name| tried.contains_key(name));
+    names
+}
+
 /// What is known of the wheels that there are.
 #[derive(Debug)]
 pub(super) struct Known {
     of: Wheels,
-    /// What came of each alone. What failed in passing is tried again, behind what nobody tried yet.
-    tried: BTreeMap<String, Result<(), Problem>>,
-    sound: Sound,
-    pub(super) again: Instant,
+    /// Each alone.
+    tried: Tried,
+    /// Of those that went well: where they do not all go together.
+    added: Added,
+    /// When it is tried again.
+    pub(super) again: Option<Instant>,
     pause: Duration,
 }
 
 impl Known {
     fn new(of: Wheels) -> Known {
-        // Nothing is known yet.
-        let sound = Sound { is_lacking: true, ..Sound::default() };
-        Known { of, tried: BTreeMap::new(), sound, again: Instant::now(), pause: SHORTEST_PAUSE }
+        let (tried, added) = (Tried::new(), Added::default());
+        Known { of, tried, added, again: Some(Instant::now()), pause: SHORTEST_PAUSE }
     }
 
     fn is_due(&self) -> bool {
-        self.sound.is_lacking && Instant::now() >= self.again
+        self.again.is_some_and(|at| Instant::now() >= at)
     }
 
-    /// Those that are to be tried alone, in this order.
+    fn rest(&mut self, is_lacking: bool) {
+        self.again = is_lacking.then(|| Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// Those that are to be tried alone.
     fn untried(&self) -> Vec<String> {
-        let is_open = |name: &&String| match self.tried.get(*name) {
-            None => true,
-            Some(Err(problem)) => problem.is_passing,
-            Some(Ok(())) => false,
-        };
-        let mut names: Vec<String> = self.of.files.keys().filter(is_open).cloned().collect();
-        names.sort_by_key(|name| self.tried.contains_key(name));
-        names
+        open(self.of.files.keys().cloned().collect(), &self.tried)
     }
 
     /// Those that went well, and what is wrong with the others, of which some were not come to.
@@ -135,6 +149,57 @@ impl Chosen {
     }
 }
 
+/// How far it came with adding one after the other.
+#[derive(Debug, Default)]
+struct Added {
+    /// To be added.
+    of: Wheels,
+    /// By package: those that go together, and with them all that they take from the others.
+    names: BTreeMap<String, String>,
+    /// Each with those before it.
+    tried: Tried,
+}
+
+impl Added {
+    /// Those that are to be tried with what there is. What came with another needs no try.
+    fn untried(&self) -> Vec<String> {
+        let others = in_order(&self.of).into_iter().filter(|(_, package)| !self.names.contains_key(package));
+        open(others.map(|(name, _)| name).collect(), &self.tried)
+    }
+
+    /// All that there is, and this.
+    fn with(&self, name: &str) -> Vec<String> {
+        self.names.values().map(String::as_str).chain([name]).map(str::to_owned).collect()
+    }
+
+    /// It was tried with what there is.
+    fn note(&mut self, name: String, tried: Result<Vec<(String, Version)>, Problem>) {
+        if let Ok(installed) = &tried {
+            self.names.insert(of_wheel(&name).0, name.clone());
+            for (other, package) in in_order(&self.of) {
+                if installed.contains(&of_wheel(&other)) {
+                    self.names.entry(package).or_insert(other);
+                }
+            }
+        }
+        self.tried.insert(name, tried.map(|_| ()));
+    }
+
+    fn chosen(&self) -> Chosen {
+        let mut chosen = Chosen { names: self.names.clone(), problems: Vec::new() };
+        for (name, package) in in_order(&self.of) {
+            chosen.problems.extend(match (self.names.get(&package), self.tried.get(&name)) {
+                (Some(taken), _) if *taken == name => None,
+                (_, Some(Err(problem))) if !problem.is_passing => Some(left_out(&name, problem)),
+                (Some(taken), _) => Some(left_out_for(&name, taken)),
+                (None, Some(Err(problem))) => Some(left_out(&name, problem)),
+                (None, Some(Ok(())) | None) => Some(left_out(&name, &late())),
+            });
+        }
+        chosen
+    }
+}
+
 /// With their packages: the newest of each by name, then the second of each, and so on.
 fn in_order(wheels: &Wheels) -> Vec<(String, String)> {
     let mut by_package: BTreeMap<String, Vec<(Reverse<Version>, &String)>> = BTreeMap::new();
@@ -153,20 +218,32 @@ fn in_order(wheels: &Wheels) -> Vec<(String, String)> {
 }
 
 impl Installer {
-    /// Finds out, once for the same wheels, and again where that may lead to more.
+    /// Finds out, once for the same wheels, and again where that may lead to more. For that nobody else waits.
     pub(crate) async fn sound(&self, wheels: &Wheels, tell: impl Fn(String) + Send + Sync) -> Sound {
         if wheels.files.is_empty() {
             return Sound::default();
         }
-        let mut place = self.0.sound.lock().await;
-        let known = place.take().filter(|known| known.of == *wheels);
-        let mut known = known.unwrap_or_else(|| Known::new(wheels.clone()));
-        if known.is_due() {
-            known.sound = self.find_out(&mut known, &tell).await;
-            known.again = Instant::now() + known.pause;
-            known.pause = (known.pause * 2).min(LONGEST_PAUSE);
+        let mut place = match (self.0.known.try_lock(), self.latest(wheels)) {
+            (Ok(place), _) => place,
+            (Err(_), Some(sound)) => return sound,
+            (Err(_), None) => self.0.known.lock().await,
+        };
+        if place.as_ref().is_some_and(|known| known.of != *wheels) {
+            *place = None;
         }
-        place.insert(known).sound.clone()
+        let known = place.get_or_insert_with(|| Known::new(wheels.clone()));
+        if known.is_due() {
+            let sound = self.find_out(known, &tell).await;
+            known.rest(sound.is_lacking);
+            *self.0.sound.lock().unwrap_or_else(PoisonError::into_inner) = (wheels.clone(), sound);
+        }
+        self.latest(wheels).unwrap_or_default()
+    }
+
+    /// What was found out of these last.
+    fn latest(&self, wheels: &Wheels) -> Option<Sound> {
+        let latest = self.0.sound.lock().unwrap_or_else(PoisonError::into_inner);
+        (latest.0 == *wheels).then(|| latest.1.clone())
     }
 
     async fn find_out(&self, known: &mut Known, tell: &(impl Fn(String) + Send + Sync)) -> Sound {
@@ -186,7 +263,7 @@ impl Installer {
             // Something else may be to blame: all begins anew.
             known.tried.clear();
         } else {
-            match self.together(&good, tell).await {
+            match self.together(&good, &mut known.added, tell).await {
                 Ok(chosen) => {
                     let wheels = chosen.of(&good);
                     problems.extend(chosen.problems);
@@ -204,49 +281,50 @@ impl Installer {
     async fn together(
         &self,
         good: &Wheels,
+        added: &mut Added,
         tell: &(impl Fn(String) + Send + Sync),
     ) -> Result<Chosen, Problem> {
-        let newest = Chosen::newest(good);
-        match self.layer(None, &newest.of(good), tell).await {
-            Ok(_) => return Ok(newest),
-            Err(problem) if problem.is_passing => return Err(problem),
-            Err(_) => {}
+        if added.of != *good {
+            let newest = Chosen::newest(good);
+            match self.layer(None, &newest.of(good), tell).await {
+                Ok(_) => return Ok(newest),
+                Err(problem) if problem.is_passing => return Err(problem),
+                Err(_) => *added = Added { of: good.clone(), ..Added::default() },
+            }
         }
-        let chosen = self.add_up(good, tell).await?;
+        self.add_up(added, tell).await?;
+        let mut chosen = added.chosen();
+        if chosen.names.is_empty() {
+            // Something else may be to blame: all begins anew.
+            *added = Added::default();
+            return Err(chosen.problems.pop().unwrap_or_default());
+        }
         self.layer(None, &chosen.of(good), tell).await?;
         Ok(chosen)
     }
 
-    /// Adds one after the other, in one box that has them all, and leaves out what cannot be installed with those before it. All
-    /// that they take from the others is among them: it could be added, too.
-    async fn add_up(&self, good: &Wheels, tell: &(impl Fn(String) + Send + Sync)) -> Result<Chosen, Problem> {
-        let (wheels, until) = (in_order(good), Instant::now() + LONGEST);
-        tell(format!("wheels do not go together: {} are added one after the other", wheels.len()));
-        let session = self.open_box(&Wanted { requirement: None, wheels: good, only: None }).await?;
-        let (mut chosen, mut names) = (Chosen::default(), Vec::new());
-        for (name, package) in wheels {
-            if let Some(taken) = chosen.names.get(&package) {
-                chosen.problems.push(left_out_for(&name, taken));
+    /// Adds one after the other, in one box that has them all, each with what it takes from the others, and leaves out what
+    /// cannot be installed with those before it. However slow, it comes one further each time.
+    async fn add_up(&self, added: &mut Added, tell: &(impl Fn(String) + Send + Sync)) -> Result<(), Problem> {
+        let (names, until) = (added.untried(), Instant::now() + self.0.patience);
+        if names.is_empty() {
+            return Ok(());
+        }
+        tell(format!("wheels do not go together: {} are added one after the other", names.len()));
+        let good = added.of.clone();
+        let session = self.open_box(&Wanted { requirement: None, wheels: &good, only: None }).await?;
+        for name in names {
+            if added.names.contains_key(&of_wheel(&name).0) {
                 continue;
             }
-            names.push(name.clone());
-            let tried = match Instant::now() < until {
-                true => self.try_out(&session, good, &names).await,
-                false => Err(late()),
-            };
-            match tried {
-                Ok(()) => _ = chosen.names.insert(package, name),
-                Err(problem) => {
-                    names.pop();
-                    chosen.problems.push(left_out(&name, &problem));
-                }
+            let tried = self.try_out(&session, &good, &added.with(&name)).await;
+            added.note(name, tried);
+            if Instant::now() >= until {
+                break;
             }
         }
         session.end().await;
-        match names.is_empty() {
-            true => Err(chosen.problems.pop().unwrap_or_default()),
-            false => Ok(chosen),
-        }
+        Ok(())
     }
 
     /// Tries each alone, in one box that has them all; says why some were not come to.
@@ -266,18 +344,28 @@ impl Installer {
                 break;
             }
             let tried = self.try_out(&session, &all, slice::from_ref(&name)).await;
-            known.tried.insert(name, tried);
+            known.tried.insert(name, tried.map(|_| ()));
         }
         session.end().await;
         late()
     }
 
-    /// As if it were to be kept: whatever is checked then is checked.
-    async fn try_out(&self, session: &Session, wheels: &Wheels, only: &[String]) -> Result<(), Problem> {
+    /// As if it were to be kept: whatever is checked then is checked. Says what was installed.
+    async fn try_out(
+        &self,
+        session: &Session,
+        wheels: &Wheels,
+        only: &[String],
+    ) -> Result<Vec<(String, Version)>, Problem> {
         let place = self.0.folder.join(format!("{MAKING}{}", engine::fresh_id()));
         let made =
             self.make_in(session, &Wanted { requirement: None, wheels, only: Some(only) }, &place).await;
-        _ = tokio::task::spawn_blocking(move || fs::remove_dir_all(place)).await;
+        let installed = blocking(move || {
+            let found = packages_in(&place);
+            _ = fs::remove_dir_all(place);
+            found
+        })
+        .await;
         let tree = session.tree().map_err(|error| not_begun(&error.message))?;
         blocking(move || {
             // Pip leaves none where it found at once that it cannot; what stays would be taken for the next one's.
@@ -287,8 +375,24 @@ impl Installer {
             }
         })
         .await?;
-        made
+        made.and(installed)
     }
+}
+
+/// What is in a folder, by pip's own notes there: `NAME-VERSION.dist-info`.
+fn packages_in(folder: &Path) -> Result<Vec<(String, Version)>, Problem> {
+    let failed = |error: io::Error| not_begun(&format!("what was installed cannot be read: {error}"));
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        if let Some((name, version)) =
+            name.strip_suffix(".dist-info").and_then(|package| package.rsplit_once('-'))
+        {
+            // Some write a name with the sign that parts names of wheels.
+            found.push(of_wheel(&format!("{}-{version}", name.replace('-', "_"))));
+        }
+    }
+    Ok(found)
 }
 
 fn late() -> Problem {

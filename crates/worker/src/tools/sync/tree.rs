@@ -22,7 +22,7 @@ use std::{
     path::Path,
 };
 
-/// Names at the top of the folder that are ours: nobody's tools.
+/// Names that are ours begin so: nobody's tools.
 pub(in crate::tools) const OURS: &str = ".airlock-";
 const OWN: &str = ".airlock-sync";
 const LOCK: &str = "lock";
