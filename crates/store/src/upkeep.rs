@@ -7,7 +7,14 @@ const LOCK: &str = "upkeep.lock";
 
 /// Keeps others from taking ledgers and audits away while it is held.
 #[derive(Debug)]
-pub struct Upkeep(#[allow(dead_code, reason = "held for its lock")] File);
+pub struct Upkeep(File);
+
+/// A program that is being started may have a copy of the lock until it is another program; it must not keep it.
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
 
 impl Upkeep {
     /// For those who only look: waits for whoever takes something away.

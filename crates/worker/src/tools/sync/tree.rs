@@ -82,8 +82,15 @@ struct Differing {
 pub(super) struct Tree {
     base: OwnedFd,
     own: OwnedFd,
-    _lock: OwnedFd,
+    lock: OwnedFd,
     table: Table,
+}
+
+/// A program that is being started may have a copy of the lock until it is another program; it must not keep it.
+impl Drop for Tree {
+    fn drop(&mut self) {
+        _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl Tree {
@@ -98,7 +105,7 @@ impl Tree {
         }
         sweep(&own)?;
         let table = Table::read(&own);
-        Ok(Tree { base, own, _lock: lock, table })
+        Ok(Tree { base, own, lock, table })
     }
 
     /// What of it is not here, or not as it is wanted.
