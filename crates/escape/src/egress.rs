@@ -351,7 +351,12 @@ fn exhausted(ground: &Ground<'_>, internet: &Internet) -> Outcome {
     let one_more = itself("one-more", LAST, 80);
     let good = [vec![kept], proxied("late", LAST, 80)].concat();
     let probes = [&good[..], std::slice::from_ref(&one_more)].concat();
-    said(ground, "ask-then-speak", &["wild.example", TOO_MANY], &probes)?;
+    let names = ["wild.example", TOO_MANY].map(str::to_owned);
+    let mut attack =
+        ground.attack("ask-then-speak", names.into_iter().chain(probes.iter().flat_map(Probe::words)));
+    // Thousands of questions, one after the other.
+    attack.limits.wall_time = "150s".parse().ok();
+    ground.run(attack)?.finished()?;
     judged(ground, internet, &good, &[one_more])
 }
 

@@ -167,7 +167,8 @@ fn serve(seen: &Arc<Seen>, at: SocketAddr) -> io::Result<SocketAddr> {
 
 /// One connection: what is said is written down as it comes, and answered request by request.
 fn attend(seen: &Seen, mut stream: TcpStream) -> Option<()> {
-    stream.set_read_timeout(Some(SILENCE)).ok()?;
+    // Behind a door it may take a while until whoever asked knows that we are there.
+    stream.set_read_timeout(Some(SILENCE * 5)).ok()?;
     let number = {
         let mut heard = locked(&seen.heard);
         heard.push(Vec::new());
@@ -203,6 +204,7 @@ fn attend(seen: &Seen, mut stream: TcpStream) -> Option<()> {
             stream.write_all(seen.secret.as_bytes()).ok()?;
             return Some(());
         }
+        stream.set_read_timeout(Some(SILENCE)).ok()?;
     }
 }
 
