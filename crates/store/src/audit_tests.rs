@@ -333,7 +333,7 @@ fn the_next_file_is_begun_within_a_transaction_of_the_database() {
         (0..20).for_each(|index| audit.note(&run(&format!("r{index}"), "t")).unwrap());
         Ok(begun.elapsed())
     });
-    assert!(within.unwrap() < Duration::from_secs(1), "nobody waited for the database");
+    assert!(within.unwrap() < Duration::from_secs(5), "nobody waited for the database");
     assert!(scratch.files() > 3);
     drop(audit);
     known_and_removable(&scratch);

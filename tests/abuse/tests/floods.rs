@@ -110,7 +110,7 @@ fn a_reader_that_stops_makes_the_program_wait_and_the_timeout_still_works() {
     let bench = Bench::new("still-reader");
     let neighbour = Neighbour::move_in(&bench);
     let run = bench.run_id("still");
-    let mut airlock = spawn(bench.airlock("run").args(["--run-id", &run, "--timeout", "3s", "--", "yes"]));
+    let mut airlock = spawn(bench.airlock("run").args(["--run-id", &run, "--timeout", "6s", "--", "yes"]));
     let program = eventually("the program runs", || host::programs_of(&run).first().copied());
     let mut last = (0, 0);
     eventually("the program waits", || {

@@ -128,6 +128,8 @@ fn of_a_run_that_is_killed_in_the_middle_of_tunnels_nothing_is_left() {
         .collect();
     let inside: Vec<u32> = processes().into_iter().filter(|pid| networks.contains(&network(*pid))).collect();
     assert!(inside.len() > 3 && networks.len() == 1, "the control: {inside:?} {networks:?}");
+    // As long as somebody has it open, no other network gets its name.
+    let _kept = fs::File::open(format!("/proc/{}/ns/net", inside[0])).expect("it lives");
     let files = left_in_doors(&world);
     assert!(
         files.iter().any(|name| name.ends_with(".pem"))

@@ -45,12 +45,11 @@ for port in ({own}, {provider}, 11434, 8080):
     assert_eq!(desk.inside(&["--llm=openai"], &script), ["refused", "refused", "refused", "open"]);
 }
 
-/// Whether any process is in this network.
-fn is_entered(network: &Value) -> bool {
+/// This network, by a process that is in it.
+fn entered(network: &Value) -> Option<std::path::PathBuf> {
     let wanted = network.as_str().expect("a name");
-    let all = std::fs::read_dir("/proc").expect("/proc").flatten();
-    let of = |one: &std::fs::DirEntry| std::fs::read_link(one.path().join("ns/net")).ok();
-    all.filter_map(|one| of(&one)).any(|found| found.as_os_str() == wanted)
+    let mut all = std::fs::read_dir("/proc").expect("/proc").flatten().map(|one| one.path().join("ns/net"));
+    all.find(|path| std::fs::read_link(path).is_ok_and(|found| found.as_os_str() == wanted))
 }
 
 /// Case 78 of the escape suite: a virtual key after the end of its sandbox, or from another place.
@@ -74,10 +73,13 @@ input()";
     assert_eq!((ask(&bearer), ask(&format!("Bearer {REAL_KEY}"))), (401, 200));
     let root = rustix::process::geteuid().is_root();
     lacking(!root, "root", "the network of a run is gone with it");
-    assert!(!root || is_entered(&network), "the control: somebody is in it");
+    let there = entered(&network);
+    assert!(!root || there.is_some(), "the control: somebody is in it");
+    // As long as somebody has it open, no other network gets its name.
+    let _held = there.map(std::fs::File::open);
     run.go_on();
     run.end();
-    assert!(!is_entered(&network), "its listeners are gone with its network");
+    assert!(entered(&network).is_none(), "its listeners are gone with its network");
     assert_eq!(ask(&bearer), 401);
     let left = std::fs::read_dir(desk.state().join("doors")).expect("its folder").count();
     assert_eq!(left, 0, "no socket");

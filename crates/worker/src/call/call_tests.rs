@@ -362,7 +362,7 @@ async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
     let place = Place::new("stubborn", TOOLS);
     let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
     let mark = format!("asked{}", std::process::id());
-    let order = Order { time: Duration::from_secs(3), ..place.order("stubborn", json!({"mark": mark})) };
+    let order = Order { time: Duration::from_secs(6), ..place.order("stubborn", json!({"mark": mark})) };
     let (done, said) = place.carry_out(order).await;
     assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
     assert_eq!(boxes(), 1, "the outcome is there before the box is gone");
@@ -375,7 +375,7 @@ async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
     };
     tokio::time::timeout(Duration::from_secs(30), asked).await.unwrap();
     // One that ends by itself when it is asked.
-    let order = Order { time: Duration::from_secs(3), ..place.order("polite", json!({})) };
+    let order = Order { time: Duration::from_secs(6), ..place.order("polite", json!({})) };
     let (done, said) = place.carry_out(order).await;
     assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
     assert_eq!(said.first().map(String::as_str), Some("ready"));
@@ -618,7 +618,7 @@ async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
     let held = place.caller.0.inputs.lease(u64::MAX).await;
     let order = || {
         let mut order = place.order("writes", json!({}));
-        order.time = Duration::from_secs(3);
+        order.time = Duration::from_secs(6);
         order.invoke.references.insert("x".to_owned(), reference("late.txt"));
         order
     };
@@ -662,7 +662,7 @@ async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_
     keep(&place, "small.txt", "small").await;
     let order = || {
         let mut order = place.order("reads", json!({"name": "small.txt"}));
-        order.time = Duration::from_secs(5);
+        order.time = Duration::from_secs(10);
         order.invoke.references.insert("x".to_owned(), reference("small.txt"));
         order
     };
@@ -670,7 +670,7 @@ async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_
     assert_eq!(success(&place.carry_out(order()).await.0).0["content"], "small");
     let rest = place.caller.0.inputs.lease(64 << 10).await;
     assert_eq!(refused(&place.carry_out(order()).await.0).0, ErrorCode::ArtifactError, "the control");
-    let order = Order { time: Duration::from_secs(5), ..place.order("writes", json!({})) };
+    let order = Order { time: Duration::from_secs(30), ..place.order("writes", json!({})) };
     assert_eq!(success(&place.carry_out(order).await.0).1, ["a.txt", "b.json"]);
     drop((held, rest));
     place.close().await;

@@ -17,7 +17,7 @@ use std::{
 };
 
 /// What the end of a box may take.
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_secs(5);
 /// Long enough for thousands of rounds of a program that runs.
 const A_WHILE: Duration = Duration::from_millis(300);
 
