@@ -61,10 +61,20 @@ pub(super) struct Letter {
     /// What its asker is told in its stead, or is not told: the broker does not take it.
     pub(super) instead: Option<Refusal>,
     /// The broker did not take an error in its stead, either: its size is not the reason.
-    pub(super) is_small_enough: bool,
+    is_small_enough: bool,
 }
 
 impl Letter {
+    pub(super) fn new(
+        which: Arc<Which>,
+        id: String,
+        reply: Reply,
+        answer: Bytes,
+        receipts: Vec<Receipt>,
+    ) -> Letter {
+        Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false }
+    }
+
     /// What is said in its stead.
     fn replacement(&self) -> (Bytes, Refusal) {
         let why = format!("the broker does not take the answer, which has {} bytes", self.answer.len());

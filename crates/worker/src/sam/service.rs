@@ -323,9 +323,7 @@ impl<C: Calls> Service<C> {
             let (answer, how) =
                 post::words(&asker, &outcome, ended_by.unwrap_or("nobody says why"), post.largest);
             let Asker { key, id, reply, which, receipt, .. } = asker;
-            let (answer, receipts) = (Bytes::from(answer), vec![receipt]);
-            let mut letter =
-                Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false };
+            let mut letter = Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]);
             let sent = post.answer(&mut letter).await;
             Done::Answered(Box::new(Answered { key, letter, sent, how, took, queued, until }))
         });
@@ -399,8 +397,7 @@ impl<C: Calls> Service<C> {
         let Asker { key, id, reply, which, receipt, .. } = asker;
         let mut receipts = self.held.remove(&key).unwrap_or_default();
         receipts.push(receipt);
-        let letter = Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false };
-        self.send(letter, Some(key));
+        self.send(Letter::new(which, id, reply, answer, receipts), Some(key));
     }
 
     pub(super) fn send(&mut self, letter: Letter, key: Option<String>) {
