@@ -2,7 +2,7 @@
 
 use super::{
     noted::{How, Note, Noted, Which},
-    sizes::Sizes,
+    sizes::{Fate, Sizes},
 };
 use crate::{
     call::Outcome,
@@ -62,6 +62,8 @@ pub(super) struct Letter {
     pub(super) instead: Option<Refusal>,
     /// The broker did not take an error in its stead, either: its size is not the reason.
     is_small_enough: bool,
+    /// By it is learnt whether the broker takes such a size again.
+    is_tried: bool,
 }
 
 impl Letter {
@@ -72,7 +74,7 @@ impl Letter {
         answer: Bytes,
         receipts: Vec<Receipt>,
     ) -> Letter {
-        Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false }
+        Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false, is_tried: false }
     }
 
     /// What is said in its stead.
@@ -139,9 +141,7 @@ impl Post {
     /// Answers, and settles what is settled by that. An answer that the broker does not want (it may have its own bound of
     /// sizes), or lately did not want of such a size, is replaced by an error that says so. One that it does not take for now settles nothing.
     pub(super) async fn answer(&self, letter: &mut Letter) -> Result<(), Gone> {
-        if letter.may_be_too_large() && self.sizes.is_too_large(letter.answer.len(), Instant::now()) {
-            letter.replace(letter.replacement());
-        }
+        self.weigh(letter);
         let sent = match self.offer(letter).await {
             Err(Gone::Refused(why)) if letter.instead.is_none() => {
                 self.failed(Some(&letter.which), &letter.reply.to, &why);
@@ -170,6 +170,18 @@ impl Post {
         sent
     }
 
+    /// Replaces it if the broker lately did not want such a size.
+    fn weigh(&self, letter: &mut Letter) {
+        if !letter.may_be_too_large() {
+            return;
+        }
+        match self.sizes.fate(letter.answer.len(), Instant::now()) {
+            Fate::Sent => {}
+            Fate::Tried => letter.is_tried = true,
+            Fate::Replaced => letter.replace(letter.replacement()),
+        }
+    }
+
     async fn offer(&self, letter: &Letter) -> Result<(), Gone> {
         let Reply { to, echoed, .. } = &letter.reply;
         self.reach.publish_of(audience(to), outgoing(to, letter.answer.clone(), echoed)).await
@@ -181,7 +193,7 @@ impl Post {
         let (error, refusal) = letter.replacement();
         match self.reach.publish_alone(audience(to), outgoing(to, error.clone(), echoed)).await {
             Ok(()) => {
-                self.sizes.replaced(letter.answer.len(), Instant::now());
+                self.sizes.replaced(letter.answer.len(), letter.is_tried, Instant::now());
                 letter.replace((error, refusal));
             }
             Err(Gone::Over) => return Err(Gone::Over),

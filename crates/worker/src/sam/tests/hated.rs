@@ -173,3 +173,44 @@ async fn what_the_broker_takes_is_learnt_from_one_answer_that_was_too_large_and_
     }
     assert_eq!((world.code("unsent").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 4));
 }
+
+#[tokio::test(start_paused = true)]
+async fn many_answers_that_are_too_large_at_once_tell_no_more_than_one() {
+    let agents: Vec<_> = (0..7).map(|number| format!("a{number}")).collect();
+    let world = World::new(Setup { largest: 100_000, slots: 7, ..Setup::default() }).await;
+    world.broker.ends_over_larger(15_000);
+    agents.iter().for_each(|agent| ask_as(&world, agent, "large", "l"));
+    sleep(Duration::from_secs(40)).await;
+    for agent in &agents {
+        let answers = world.broker.published(&topic(&format!("response/{agent}/l")));
+        assert_eq!((answers.len(), &answers[0]["error"]["code"]), (1, &json!("EXECUTION_ERROR")));
+    }
+    assert!(world.broker.cuts() > 7, "each was sent: {}", world.broker.cuts());
+    world.broker.ends_over_larger(usize::MAX);
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(60)).await;
+    world.invoke("large", "tried");
+    world.idle().await;
+    assert_eq!(["unsent", "tried"].map(|id| world.code(id)), ["EXECUTION_ERROR", "none"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_would_be_taken_is_not_replaced_for_long_because_larger_ones_are_not() {
+    let tools = vec!["large", "huge"];
+    let world = World::new(Setup { largest: 10_000_000, tools, ..Setup::default() }).await;
+    world.broker.ends_over_larger(15_000);
+    world.invoke("large", "first");
+    sleep(Duration::from_secs(10)).await;
+    world.broker.ends_over_larger(1_000_000);
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(["first", "unsent"].map(|id| world.code(id)), ["EXECUTION_ERROR"; 2]);
+    world.invoke("huge", "tried");
+    sleep(Duration::from_secs(10)).await;
+    world.invoke("large", "smaller");
+    world.invoke("huge", "as large");
+    world.idle().await;
+    let codes = ["tried", "smaller", "as large"].map(|id| world.code(id));
+    assert_eq!(codes, ["EXECUTION_ERROR", "none", "EXECUTION_ERROR"]);
+    assert_eq!(world.broker.cuts(), 4, "two over the first, two over the one that was tried");
+}
