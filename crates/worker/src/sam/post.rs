@@ -62,7 +62,7 @@ pub(super) struct Letter {
     pub(super) instead: Option<Refusal>,
     /// The broker did not take an error in its stead, either: its size is not the reason.
     is_small_enough: bool,
-    /// By it is learnt whether the broker takes such a size again.
+    /// By it is learnt whether the broker takes such a size again, as soon as it goes.
     is_tried: bool,
 }
 
@@ -172,7 +172,7 @@ impl Post {
 
     /// Replaces it if the broker lately did not want such a size.
     fn weigh(&self, letter: &mut Letter) {
-        if !letter.may_be_too_large() {
+        if letter.is_tried || !letter.may_be_too_large() {
             return;
         }
         match self.sizes.fate(letter.answer.len(), Instant::now()) {
@@ -250,6 +250,9 @@ impl Post {
         self.failed(Some(&letter.which), &letter.reply.to, &why);
         let told = format!("the broker did not take the answer while it was of use: {why}");
         letter.instead = Some(Refusal::new(Code::ExecutionError, told));
+        if letter.is_tried {
+            self.sizes.not_learnt(Instant::now());
+        }
         letter.settle().await;
     }
 }

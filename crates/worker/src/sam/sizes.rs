@@ -68,6 +68,13 @@ impl Sizes {
         self.known().take_if(|bound| size >= bound.least);
     }
 
+    /// One that was tried is given up, and nobody knows whether for its size: the next is tried.
+    pub(super) fn not_learnt(&self, now: Instant) {
+        if let Some(bound) = self.known().as_mut() {
+            bound.until = now;
+        }
+    }
+
     fn known(&self) -> MutexGuard<'_, Option<Bound>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

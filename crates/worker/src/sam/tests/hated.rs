@@ -18,6 +18,24 @@ fn answers_of(world: &World, agent: &str, id: &str) -> usize {
     world.broker.published(&topic(&format!("response/{agent}/{id}"))).len()
 }
 
+/// A minute after an answer was too large for the broker, which takes any now, and while an agent's answers rest for 20 s.
+async fn while_an_agent_rests_and_a_large_answer_may_be_tried(before: impl Fn(&World)) -> World {
+    let world = World::new(Setup { largest: 100_000, ..Setup::default() }).await;
+    before(&world);
+    world.idle().await;
+    world.broker.ends_over_larger(15_000);
+    world.invoke("large", "first");
+    sleep(Duration::from_secs(65)).await;
+    assert_eq!((world.code("first").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 2));
+    world.broker.ends_over_larger(usize::MAX);
+    world.broker.ends_over(&topic("response/full/n"), true);
+    ask_as(&world, "full", "echo", "n");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.broker.cuts(), 4);
+    world.broker.ends_over(&topic("response/full/n"), false);
+    world
+}
+
 #[tokio::test(start_paused = true)]
 async fn cards_that_are_not_taken_end_few_connections_and_are_told_again_when_they_have_changed() {
     let world = World::usual().await;
@@ -213,4 +231,33 @@ async fn an_answer_that_would_be_taken_is_not_replaced_for_long_because_larger_o
     let codes = ["tried", "smaller", "as large"].map(|id| world.code(id));
     assert_eq!(codes, ["EXECUTION_ERROR", "none", "EXECUTION_ERROR"]);
     assert_eq!(world.broker.cuts(), 4, "two over the first, two over the one that was tried");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_answer_that_is_to_be_tried_is_tried_when_its_agent_has_rested() {
+    let world = while_an_agent_rests_and_a_large_answer_may_be_tried(|_| {}).await;
+    ask_as(&world, "full", "large", "tried");
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(answers_of(&world, "full", "tried"), 0, "it was not sent");
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(30)).await;
+    let answers = world.broker.published(&topic("response/full/tried"));
+    assert_eq!((answers.len(), &answers[0]["error"]), (1, &Value::Null));
+    world.invoke("large", "after");
+    world.idle().await;
+    assert_eq!(["unsent", "after"].map(|id| world.code(id)), ["EXECUTION_ERROR", "none"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_large_answer_that_is_tried_is_given_up_another_is_tried() {
+    // Its answer is as large as the first: it has an id that is longer.
+    let ask = |world: &World| ask_as(world, "full", "large", "copied");
+    let world = while_an_agent_rests_and_a_large_answer_may_be_tried(ask).await;
+    let before = failed(&world);
+    ask(&world);
+    world.idle().await;
+    assert_eq!((answers_of(&world, "full", "copied"), failed(&world)), (1, before + 1), "it is offered once");
+    world.invoke("large", "other");
+    world.idle().await;
+    assert_eq!((world.code("other").as_str(), world.broker.cuts()), ("none", 4));
 }
