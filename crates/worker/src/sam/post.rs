@@ -64,6 +64,8 @@ pub(super) struct Letter {
     is_small_enough: bool,
     /// By it is learnt whether the broker takes such a size again, as soon as it goes.
     is_tried: bool,
+    /// It is offered for the last time, whatever is held against its agent.
+    is_last: bool,
 }
 
 impl Letter {
@@ -74,7 +76,8 @@ impl Letter {
         answer: Bytes,
         receipts: Vec<Receipt>,
     ) -> Letter {
-        Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false, is_tried: false }
+        let (is_small_enough, is_tried, is_last) = (false, false, false);
+        Letter { which, id, reply, answer, receipts, instead: None, is_small_enough, is_tried, is_last }
     }
 
     /// What is said in its stead.
@@ -184,7 +187,12 @@ impl Post {
 
     async fn offer(&self, letter: &Letter) -> Result<(), Gone> {
         let Reply { to, echoed, .. } = &letter.reply;
-        self.reach.publish_of(audience(to), outgoing(to, letter.answer.clone(), echoed)).await
+        let (family, message) = (audience(to), outgoing(to, letter.answer.clone(), echoed));
+        match self.reach.publish_of(family.clone(), message.clone()).await {
+            // A connection that the broker ends over it costs nobody anything then.
+            Err(Gone::HeldBack(_)) if letter.is_last => self.reach.publish_alone(family, message).await,
+            sent => sent,
+        }
     }
 
     /// Offers an error, at once and alone, which tells whether it was the size.
@@ -226,13 +234,13 @@ impl Post {
     ) -> Result<(), Gone> {
         let mut pause = FIRST_PAUSE;
         while Instant::now() + pause <= until {
-            let is_last = tokio::select! {
+            letter.is_last = tokio::select! {
                 () = sleep(pause) => false,
                 _ = last_try.wait_for(|is| *is) => true,
             };
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.answer(letter).await {
-                Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) if is_last => {
+                Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) if letter.is_last => {
                     self.failed(Some(&letter.which), &letter.reply.to, &why);
                     return Err(Gone::Over);
                 }

@@ -1,6 +1,7 @@
 //! A broker that ends its connection over what it does not take: for its size, for want of permission, for a full queue.
 
 use super::{super::announce::AGAIN, *};
+use tokio::time::Instant;
 
 fn failed(world: &World) -> usize {
     world.count(|noted| matches!(noted, Noted::PublishFailed { .. }))
@@ -260,4 +261,25 @@ async fn when_the_large_answer_that_is_tried_is_given_up_another_is_tried() {
     world.invoke("large", "other");
     world.idle().await;
     assert_eq!((world.code("other").as_str(), world.broker.cuts()), ("none", 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_an_answer_is_offered_once_more_though_its_agent_rests() {
+    let cases = [true, false].map(|has_receipts| [(has_receipts, true), (has_receipts, false)]);
+    for (has_receipts, is_taken) in cases.into_iter().flatten() {
+        let world = World::new(Setup { has_receipts, ..Setup::default() }).await;
+        world.broker.ends_over(&topic("response/full/n"), true);
+        ask_as(&world, "full", "echo", "n");
+        // By then it rests for longer than calls may go on.
+        sleep(Duration::from_secs(175)).await;
+        world.broker.ends_over(&topic("response/full/n"), !is_taken);
+        world.stop.send_replace(Stop::Drain);
+        let (broker, cuts, began) = (world.broker.clone(), world.broker.cuts(), Instant::now());
+        let cut = usize::from(!is_taken && !has_receipts);
+        assert_eq!(world.ends().await, Ok(Ended { cut }));
+        assert!(began.elapsed() < Duration::from_secs(36), "{:?}", began.elapsed());
+        let answers = broker.published(&topic("response/full/n")).len();
+        assert_eq!((answers, broker.cuts()), (usize::from(is_taken), cuts + usize::from(!is_taken)));
+        assert_eq!(broker.has_for(&topic("response/full/n")), has_receipts && !is_taken);
+    }
 }
