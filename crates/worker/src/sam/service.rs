@@ -92,7 +92,10 @@ pub(super) struct Service<C> {
     pub(super) phase: Phase,
     pub(super) link: LinkState,
     pub(super) load: (usize, usize),
-    pub(super) cut: usize,
+    /// Calls that were not let finish, or of whose answer nobody knows, by key: some are both.
+    pub(super) cut: HashSet<String>,
+    /// What else reached nobody.
+    pub(super) lost: usize,
     /// When a call was last asked for, or since when none should be.
     pub(super) asked: Instant,
 }
@@ -131,7 +134,7 @@ pub(super) enum Done {
 }
 
 pub(super) struct Answered {
-    key: String,
+    pub(super) key: String,
     pub(super) letter: Letter,
     sent: Result<(), Gone>,
     pub(super) how: How,
@@ -170,7 +173,8 @@ impl<C: Calls> Service<C> {
             phase: Phase::Open,
             link: LinkState::Connecting { why: String::new(), after: 0 },
             load: (0, 0),
-            cut: 0,
+            cut: HashSet::new(),
+            lost: 0,
             asked: Instant::now(),
         }
     }
@@ -192,7 +196,7 @@ impl<C: Calls> Service<C> {
             self.tell_load();
             self.hasten(arrived.is_empty());
             if self.is_over(arrived.is_empty()) {
-                return Ended { cut: self.cut };
+                return Ended { cut: self.cut.len() + self.lost };
             }
             let until = self.deadline();
             tokio::select! {
