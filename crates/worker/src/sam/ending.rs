@@ -107,16 +107,24 @@ impl<C: Calls> Service<C> {
                 self.phase = Phase::Cancelling(now + LAST_GRACE);
             }
             Phase::Cancelling(until) if until <= now => {
-                // Those that were cancelled are counted; what is left now are they, and what reached nobody. Calls whose
-                // answer is delayed were let finish, and come again to be answered, if they do.
-                let kept = self.delayed.keys().filter(|task| self.comes_again(task)).count();
-                let unread = std::iter::from_fn(|| arrived.try_recv().ok());
-                let lost = unread.filter(|message| !self.is_for_others(&message.receipt)).count();
-                self.cut = self.cut.max(self.tasks.len() - kept + lost);
+                self.count_lost(arrived);
                 self.phase = Phase::Cut;
             }
             Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}
         }
+    }
+
+    /// What is left now reached nobody. Calls whose answer is delayed were let finish, and come again to be answered, if they do;
+    /// what is only to be settled weighs nothing.
+    fn count_lost(&mut self, arrived: &mut mpsc::Receiver<Arrived>) {
+        let is_kept = |task: &task::Id| self.delayed.contains_key(task) && self.comes_again(task);
+        let calls = self.of_calls.iter().filter(|(task, _)| !is_kept(task));
+        let calls: Vec<_> = calls.map(|(_, key)| key.clone()).collect();
+        let unread = std::iter::from_fn(|| arrived.try_recv().ok());
+        let unread = unread.filter(|message| !self.is_for_others(&message.receipt)).count();
+        let unsaid = self.posted.values().filter(|posted| posted.weight > 0).count();
+        self.cut.extend(calls);
+        self.lost += unread + unsaid;
     }
 
     /// Whether whoever comes after us has it, if it is not settled.
@@ -130,16 +138,17 @@ impl<C: Calls> Service<C> {
         held.into_iter().flatten().any(|receipt| self.is_for_others(receipt))
     }
 
-    /// Nobody has the answer of a call, and no more is tried. Those that were cancelled at the end are counted already.
+    /// Nobody has the answer of a call, and no more is tried. Whoever cancelled it wants none.
     pub(super) fn unanswered(&mut self, answered: &Answered, held: &[Receipt]) {
         let mut receipts = answered.letter.receipts.iter().chain(held);
-        let is_lost = !receipts.any(|receipt| self.is_for_others(receipt));
-        self.cut += usize::from(is_lost && answered.how != How::Cancelled);
+        if answered.how != How::Cancelled && !receipts.any(|receipt| self.is_for_others(receipt)) {
+            self.cut.insert(answered.key.clone());
+        }
     }
 
     fn cancel_all(&mut self) {
         let keys: Vec<_> = self.running.keys().cloned().collect();
-        self.cut += keys.len();
+        self.cut.extend(keys.iter().cloned());
         if !keys.is_empty() {
             self.note(Noted::Cutting { running: keys.len() });
         }

@@ -150,7 +150,7 @@ impl<C: Calls> Service<C> {
         if tool_config.is_empty() {
             let answer = answer::init_answer(&id, &tool.card, words, largest);
             return match self.has_room(answer.len()) {
-                true => self.send(letter(which, id, reply, Bytes::from(answer), receipt), None),
+                true => self.send(Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]), None),
                 false => self.decline(which, Refused { id, reply, refusal: too_many() }, receipt),
             };
         }
@@ -165,7 +165,7 @@ impl<C: Calls> Service<C> {
                 Ok(card) => answer::init_answer(&id, &card, words, largest),
                 Err(refusal) => answer::error(&id, &refusal),
             };
-            post.answer_once(letter(which, id, reply, Bytes::from(answer), receipt)).await;
+            post.answer_once(Letter::new(which, id, reply, Bytes::from(answer), vec![receipt])).await;
         });
     }
 
@@ -189,7 +189,7 @@ impl<C: Calls> Service<C> {
         let Refused { id, reply, refusal } = refused;
         let answer = Bytes::from(answer::error(&id, &refusal));
         self.note(Noted::Refused { which: which.clone(), refusal });
-        self.send(letter(which, id, reply, answer, receipt), None);
+        self.send(Letter::new(which, id, reply, answer, vec![receipt]), None);
     }
 
     fn cancel(&mut self, name: &str) {
@@ -211,10 +211,6 @@ impl<C: Calls> Service<C> {
         self.note(Noted::Cancelled(asker.which.clone()));
         self.refuse(asker, &post::cancelled(BY_ASKER));
     }
-}
-
-fn letter(which: Arc<Which>, id: String, reply: Reply, answer: Bytes, receipt: Receipt) -> Letter {
-    Letter { which, id, reply, answer, receipts: vec![receipt], instead: None, is_small_enough: false }
 }
 
 fn which(id: &str, tool: &str, reply: &Reply) -> Arc<Which> {

@@ -2,7 +2,7 @@
 
 use super::{
     noted::{How, Note, Noted, Which},
-    sizes::Sizes,
+    sizes::{Fate, Sizes},
 };
 use crate::{
     call::Outcome,
@@ -61,10 +61,25 @@ pub(super) struct Letter {
     /// What its asker is told in its stead, or is not told: the broker does not take it.
     pub(super) instead: Option<Refusal>,
     /// The broker did not take an error in its stead, either: its size is not the reason.
-    pub(super) is_small_enough: bool,
+    is_small_enough: bool,
+    /// By it is learnt whether the broker takes such a size again, as soon as it goes.
+    is_tried: bool,
+    /// It is offered for the last time, whatever is held against its agent.
+    is_last: bool,
 }
 
 impl Letter {
+    pub(super) fn new(
+        which: Arc<Which>,
+        id: String,
+        reply: Reply,
+        answer: Bytes,
+        receipts: Vec<Receipt>,
+    ) -> Letter {
+        let (is_small_enough, is_tried, is_last) = (false, false, false);
+        Letter { which, id, reply, answer, receipts, instead: None, is_small_enough, is_tried, is_last }
+    }
+
     /// What is said in its stead.
     fn replacement(&self) -> (Bytes, Refusal) {
         let why = format!("the broker does not take the answer, which has {} bytes", self.answer.len());
@@ -129,9 +144,7 @@ impl Post {
     /// Answers, and settles what is settled by that. An answer that the broker does not want (it may have its own bound of
     /// sizes), or lately did not want of such a size, is replaced by an error that says so. One that it does not take for now settles nothing.
     pub(super) async fn answer(&self, letter: &mut Letter) -> Result<(), Gone> {
-        if letter.may_be_too_large() && self.sizes.is_too_large(letter.answer.len(), Instant::now()) {
-            letter.replace(letter.replacement());
-        }
+        self.weigh(letter);
         let sent = match self.offer(letter).await {
             Err(Gone::Refused(why)) if letter.instead.is_none() => {
                 self.failed(Some(&letter.which), &letter.reply.to, &why);
@@ -160,9 +173,26 @@ impl Post {
         sent
     }
 
+    /// Replaces it if the broker lately did not want such a size.
+    fn weigh(&self, letter: &mut Letter) {
+        if letter.is_tried || !letter.may_be_too_large() {
+            return;
+        }
+        match self.sizes.fate(letter.answer.len(), Instant::now()) {
+            Fate::Sent => {}
+            Fate::Tried => letter.is_tried = true,
+            Fate::Replaced => letter.replace(letter.replacement()),
+        }
+    }
+
     async fn offer(&self, letter: &Letter) -> Result<(), Gone> {
         let Reply { to, echoed, .. } = &letter.reply;
-        self.reach.publish_of(audience(to), outgoing(to, letter.answer.clone(), echoed)).await
+        let (family, message) = (audience(to), outgoing(to, letter.answer.clone(), echoed));
+        match self.reach.publish_of(family.clone(), message.clone()).await {
+            // A connection that the broker ends over it costs nobody anything then.
+            Err(Gone::HeldBack(_)) if letter.is_last => self.reach.publish_alone(family, message).await,
+            sent => sent,
+        }
     }
 
     /// Offers an error, at once and alone, which tells whether it was the size.
@@ -171,7 +201,7 @@ impl Post {
         let (error, refusal) = letter.replacement();
         match self.reach.publish_alone(audience(to), outgoing(to, error.clone(), echoed)).await {
             Ok(()) => {
-                self.sizes.replaced(letter.answer.len(), Instant::now());
+                self.sizes.replaced(letter.answer.len(), letter.is_tried, Instant::now());
                 letter.replace((error, refusal));
             }
             Err(Gone::Over) => return Err(Gone::Over),
@@ -204,13 +234,13 @@ impl Post {
     ) -> Result<(), Gone> {
         let mut pause = FIRST_PAUSE;
         while Instant::now() + pause <= until {
-            let is_last = tokio::select! {
+            letter.is_last = tokio::select! {
                 () = sleep(pause) => false,
                 _ = last_try.wait_for(|is| *is) => true,
             };
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.answer(letter).await {
-                Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) if is_last => {
+                Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) if letter.is_last => {
                     self.failed(Some(&letter.which), &letter.reply.to, &why);
                     return Err(Gone::Over);
                 }
@@ -228,6 +258,9 @@ impl Post {
         self.failed(Some(&letter.which), &letter.reply.to, &why);
         let told = format!("the broker did not take the answer while it was of use: {why}");
         letter.instead = Some(Refusal::new(Code::ExecutionError, told));
+        if letter.is_tried {
+            self.sizes.not_learnt(Instant::now());
+        }
         letter.settle().await;
     }
 }

@@ -92,7 +92,10 @@ pub(super) struct Service<C> {
     pub(super) phase: Phase,
     pub(super) link: LinkState,
     pub(super) load: (usize, usize),
-    pub(super) cut: usize,
+    /// Calls that were not let finish, or of whose answer nobody knows, by key: some are both.
+    pub(super) cut: HashSet<String>,
+    /// What else reached nobody.
+    pub(super) lost: usize,
     /// When a call was last asked for, or since when none should be.
     pub(super) asked: Instant,
 }
@@ -131,7 +134,7 @@ pub(super) enum Done {
 }
 
 pub(super) struct Answered {
-    key: String,
+    pub(super) key: String,
     pub(super) letter: Letter,
     sent: Result<(), Gone>,
     pub(super) how: How,
@@ -170,7 +173,8 @@ impl<C: Calls> Service<C> {
             phase: Phase::Open,
             link: LinkState::Connecting { why: String::new(), after: 0 },
             load: (0, 0),
-            cut: 0,
+            cut: HashSet::new(),
+            lost: 0,
             asked: Instant::now(),
         }
     }
@@ -192,7 +196,7 @@ impl<C: Calls> Service<C> {
             self.tell_load();
             self.hasten(arrived.is_empty());
             if self.is_over(arrived.is_empty()) {
-                return Ended { cut: self.cut };
+                return Ended { cut: self.cut.len() + self.lost };
             }
             let until = self.deadline();
             tokio::select! {
@@ -323,9 +327,7 @@ impl<C: Calls> Service<C> {
             let (answer, how) =
                 post::words(&asker, &outcome, ended_by.unwrap_or("nobody says why"), post.largest);
             let Asker { key, id, reply, which, receipt, .. } = asker;
-            let (answer, receipts) = (Bytes::from(answer), vec![receipt]);
-            let mut letter =
-                Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false };
+            let mut letter = Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]);
             let sent = post.answer(&mut letter).await;
             Done::Answered(Box::new(Answered { key, letter, sent, how, took, queued, until }))
         });
@@ -399,8 +401,7 @@ impl<C: Calls> Service<C> {
         let Asker { key, id, reply, which, receipt, .. } = asker;
         let mut receipts = self.held.remove(&key).unwrap_or_default();
         receipts.push(receipt);
-        let letter = Letter { which, id, reply, answer, receipts, instead: None, is_small_enough: false };
-        self.send(letter, Some(key));
+        self.send(Letter::new(which, id, reply, answer, receipts), Some(key));
     }
 
     pub(super) fn send(&mut self, letter: Letter, key: Option<String>) {

@@ -233,3 +233,37 @@ async fn what_nobody_has_read_at_the_end_is_lost_only_where_it_does_not_come_aga
         assert_eq!(ended.cut == 1, has_receipts, "{ended:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_cut_hides_no_answer_that_was_lost() {
+    for has_receipts in [true, false] {
+        let world = World::new(Setup { has_receipts, ..Setup::default() }).await;
+        world.broker.full(&reply_topic("a"), true);
+        world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+        world.invoke("hang", "runs");
+        sleep(Duration::from_secs(10)).await;
+        // Nothing is said of the last try.
+        world.broker.full(&reply_topic("a"), false);
+        world.broker.ignores(&reply_topic("a"), true);
+        world.stop.send_replace(Stop::Now);
+        let broker = world.broker.clone();
+        assert_eq!(world.ends().await, Ok(Ended { cut: 1 + usize::from(!has_receipts) }));
+        assert_eq!(broker.published(&reply_topic("runs")).len(), 1);
+        assert_eq!(broker.has_for(&reply_topic("a")), has_receipts);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_cut_and_whose_answer_is_lost_counts_once() {
+    for is_full in [true, false] {
+        let world = World::new(Setup { has_receipts: false, ..Setup::default() }).await;
+        world.broker.full(&reply_topic("a"), is_full);
+        world.invoke_with("late", "a", json!({"timeout_seconds": 3}));
+        sleep(Duration::from_secs(1)).await;
+        world.stop.send_replace(Stop::Now);
+        let broker = world.broker.clone();
+        assert_eq!(world.ends().await, Ok(Ended { cut: 1 }));
+        let answers = broker.published(&reply_topic("a"));
+        assert_eq!((answers.len(), broker.offered() > 0), (usize::from(!is_full), is_full));
+    }
+}

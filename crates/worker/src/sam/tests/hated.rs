@@ -1,6 +1,7 @@
 //! A broker that ends its connection over what it does not take: for its size, for want of permission, for a full queue.
 
 use super::{super::announce::AGAIN, *};
+use tokio::time::Instant;
 
 fn failed(world: &World) -> usize {
     world.count(|noted| matches!(noted, Noted::PublishFailed { .. }))
@@ -16,6 +17,24 @@ fn ask_as(world: &World, agent: &str, tool: &str, id: &str) {
 
 fn answers_of(world: &World, agent: &str, id: &str) -> usize {
     world.broker.published(&topic(&format!("response/{agent}/{id}"))).len()
+}
+
+/// A minute after an answer was too large for the broker, which takes any now, and while an agent's answers rest for 20 s.
+async fn while_an_agent_rests_and_a_large_answer_may_be_tried(before: impl Fn(&World)) -> World {
+    let world = World::new(Setup { largest: 100_000, ..Setup::default() }).await;
+    before(&world);
+    world.idle().await;
+    world.broker.ends_over_larger(15_000);
+    world.invoke("large", "first");
+    sleep(Duration::from_secs(65)).await;
+    assert_eq!((world.code("first").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 2));
+    world.broker.ends_over_larger(usize::MAX);
+    world.broker.ends_over(&topic("response/full/n"), true);
+    ask_as(&world, "full", "echo", "n");
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(world.broker.cuts(), 4);
+    world.broker.ends_over(&topic("response/full/n"), false);
+    world
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,4 +191,95 @@ async fn what_the_broker_takes_is_learnt_from_one_answer_that_was_too_large_and_
         assert_eq!(world.code(id), "none");
     }
     assert_eq!((world.code("unsent").as_str(), world.broker.cuts()), ("EXECUTION_ERROR", 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_answers_that_are_too_large_at_once_tell_no_more_than_one() {
+    let agents: Vec<_> = (0..7).map(|number| format!("a{number}")).collect();
+    let world = World::new(Setup { largest: 100_000, slots: 7, ..Setup::default() }).await;
+    world.broker.ends_over_larger(15_000);
+    agents.iter().for_each(|agent| ask_as(&world, agent, "large", "l"));
+    sleep(Duration::from_secs(40)).await;
+    for agent in &agents {
+        let answers = world.broker.published(&topic(&format!("response/{agent}/l")));
+        assert_eq!((answers.len(), &answers[0]["error"]["code"]), (1, &json!("EXECUTION_ERROR")));
+    }
+    assert!(world.broker.cuts() > 7, "each was sent: {}", world.broker.cuts());
+    world.broker.ends_over_larger(usize::MAX);
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(60)).await;
+    world.invoke("large", "tried");
+    world.idle().await;
+    assert_eq!(["unsent", "tried"].map(|id| world.code(id)), ["EXECUTION_ERROR", "none"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_would_be_taken_is_not_replaced_for_long_because_larger_ones_are_not() {
+    let tools = vec!["large", "huge"];
+    let world = World::new(Setup { largest: 10_000_000, tools, ..Setup::default() }).await;
+    world.broker.ends_over_larger(15_000);
+    world.invoke("large", "first");
+    sleep(Duration::from_secs(10)).await;
+    world.broker.ends_over_larger(1_000_000);
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(["first", "unsent"].map(|id| world.code(id)), ["EXECUTION_ERROR"; 2]);
+    world.invoke("huge", "tried");
+    sleep(Duration::from_secs(10)).await;
+    world.invoke("large", "smaller");
+    world.invoke("huge", "as large");
+    world.idle().await;
+    let codes = ["tried", "smaller", "as large"].map(|id| world.code(id));
+    assert_eq!(codes, ["EXECUTION_ERROR", "none", "EXECUTION_ERROR"]);
+    assert_eq!(world.broker.cuts(), 4, "two over the first, two over the one that was tried");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_answer_that_is_to_be_tried_is_tried_when_its_agent_has_rested() {
+    let world = while_an_agent_rests_and_a_large_answer_may_be_tried(|_| {}).await;
+    ask_as(&world, "full", "large", "tried");
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(answers_of(&world, "full", "tried"), 0, "it was not sent");
+    world.invoke("large", "unsent");
+    sleep(Duration::from_secs(30)).await;
+    let answers = world.broker.published(&topic("response/full/tried"));
+    assert_eq!((answers.len(), &answers[0]["error"]), (1, &Value::Null));
+    world.invoke("large", "after");
+    world.idle().await;
+    assert_eq!(["unsent", "after"].map(|id| world.code(id)), ["EXECUTION_ERROR", "none"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_large_answer_that_is_tried_is_given_up_another_is_tried() {
+    // Its answer is as large as the first: it has an id that is longer.
+    let ask = |world: &World| ask_as(world, "full", "large", "copied");
+    let world = while_an_agent_rests_and_a_large_answer_may_be_tried(ask).await;
+    let before = failed(&world);
+    ask(&world);
+    world.idle().await;
+    assert_eq!((answers_of(&world, "full", "copied"), failed(&world)), (1, before + 1), "it is offered once");
+    world.invoke("large", "other");
+    world.idle().await;
+    assert_eq!((world.code("other").as_str(), world.broker.cuts()), ("none", 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_an_answer_is_offered_once_more_though_its_agent_rests() {
+    let cases = [true, false].map(|has_receipts| [(has_receipts, true), (has_receipts, false)]);
+    for (has_receipts, is_taken) in cases.into_iter().flatten() {
+        let world = World::new(Setup { has_receipts, ..Setup::default() }).await;
+        world.broker.ends_over(&topic("response/full/n"), true);
+        ask_as(&world, "full", "echo", "n");
+        // By then it rests for longer than calls may go on.
+        sleep(Duration::from_secs(175)).await;
+        world.broker.ends_over(&topic("response/full/n"), !is_taken);
+        world.stop.send_replace(Stop::Drain);
+        let (broker, cuts, began) = (world.broker.clone(), world.broker.cuts(), Instant::now());
+        let cut = usize::from(!is_taken && !has_receipts);
+        assert_eq!(world.ends().await, Ok(Ended { cut }));
+        assert!(began.elapsed() < Duration::from_secs(36), "{:?}", began.elapsed());
+        let answers = broker.published(&topic("response/full/n")).len();
+        assert_eq!((answers, broker.cuts()), (usize::from(is_taken), cuts + usize::from(!is_taken)));
+        assert_eq!(broker.has_for(&topic("response/full/n")), has_receipts && !is_taken);
+    }
 }
