@@ -111,6 +111,20 @@ async fn answers_of_which_the_broker_says_nothing_leave_their_slots_to_others_an
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_waits_for_one_status_of_which_the_broker_says_nothing_and_not_for_each() {
+    for (is_ignored, dropped) in [(false, 0), (true, 39)] {
+        let world = World::usual().await;
+        world.broker.ignores(&status_topic("a"), is_ignored);
+        world.invoke_with("chat", "a", json!({"timeout_seconds": 300}));
+        sleep(Duration::from_secs(70)).await;
+        assert_eq!((world.answers("a").len(), failed(&world)), (1, usize::from(is_ignored)));
+        let told = |noted: &Noted| matches!(noted, Noted::StatusesDropped { count, .. } if *count == dropped);
+        assert_eq!(world.count(told), usize::from(is_ignored));
+        assert_eq!(world.broker.published(&status_topic("a")).len(), if is_ignored { 0 } else { 40 });
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_queue_that_stays_full_is_tried_seldom_and_its_requests_are_settled_in_the_end() {
     let world = World::usual().await;
     world.broker.ends_over(&topic("response/full/n"), true);
