@@ -275,7 +275,7 @@ impl<S: Speaker> Driver<S> {
     /// first.
     fn is_answered(&mut self) -> Result<(), Trouble> {
         let seconds = self.times.answer.as_secs();
-        let why = format!("the broker lives, but has left a message unanswered for {seconds} s");
+        let why = format!("the broker has left a message unanswered for {seconds} s");
         let sent_by = Instant::now().checked_sub(self.times.answer);
         if sent_by.is_some_and(|sent_by| self.speaker.give_up(sent_by, &why)) {
             return Ok(());
