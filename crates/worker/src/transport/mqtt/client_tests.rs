@@ -18,7 +18,10 @@ use std::{
     task::{Context, Poll, Waker},
     time::Duration,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+    time::timeout,
+};
 
 const ANSWER: Duration = Duration::from_secs(30);
 const TIMES: Times = Times { speak: Duration::from_secs(15), hear: ANSWER, answer: ANSWER };
@@ -170,6 +173,26 @@ async fn one_that_is_not_read_is_kept_alive_and_its_silence_is_not_held_against_
     };
     let event = tokio::select! { event = client.next() => event.unwrap(), () = late => unreachable!() };
     assert!(matches!(event, Event::Confirmed(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_time_in_which_nothing_is_read_is_not_held_against_it() {
+    let second = Duration::from_secs(1);
+    let (mut client, mut broker) = pair();
+    client.publish(1, &outgoing("silent")).await.unwrap();
+    let begun = Instant::now();
+    let told = async {
+        for _ in 0..20 {
+            assert!(timeout(second, client.idle()).await.is_err());
+            if let Ok(event) = timeout(second * 9, client.next()).await {
+                return event.unwrap();
+            }
+        }
+        panic!("each short while puts it off");
+    };
+    let event = tokio::select! { event = told => event, () = broker.ignores("silent") => unreachable!() };
+    assert!(matches!(event, Event::Unanswered(1, _)), "{event:?}");
+    assert_eq!(begun.elapsed(), TIMES.answer + second * 4);
 }
 
 #[tokio::test(start_paused = true)]
