@@ -501,6 +501,33 @@ async fn a_close_while_something_is_unanswered_is_no_sign_of_another_of_its_name
 }
 
 #[tokio::test(start_paused = true)]
+async fn nor_is_a_close_after_something_was_waited_for_in_vain() {
+    for (topic, expected) in [("silent", [0, 0, 0]), ("good", [0, 0, 20])] {
+        let mut rivals = super::super::rival::Rivals::default();
+        for seconds in expected {
+            let (client, mut broker) = pair();
+            let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+            client.publish(1, &outgoing(topic)).await.unwrap();
+            let told = tokio::select! {
+                event = client.next() => event.unwrap(),
+                () = broker.ignores("silent") => unreachable!(),
+            };
+            assert_eq!(matches!(told, Event::Unanswered(..)), topic == "silent", "{told:?}");
+            // With nothing left to write it is the broker's close that is seen.
+            tokio::select! {
+                event = client.next() => panic!("{event:?}"),
+                packet = broker.hears() => assert_eq!(packet, Packet::Ping),
+            }
+            drop(broker);
+            let trouble = client.next().await.unwrap_err();
+            let ended = Instant::now();
+            rivals.rest().await;
+            assert_eq!(ended.elapsed().as_secs(), seconds, "{topic}: {trouble}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_is_sent_away_for_another_of_its_name_is_told_so_and_rests_before_it_comes_again() {
     let mut rivals = super::super::rival::Rivals::default();
     for (last, seconds) in [(b"\xe0\x01\x8e".as_slice(), 20), (b"\xe0\x02\x8e\x00", 40), (b"\xe0\x01\x8b", 0)]

@@ -114,7 +114,7 @@ impl Session {
 
     /// Whether the broker has not answered something that was sent.
     pub(super) fn has_published(&self) -> bool {
-        !self.in_flight.is_empty()
+        !self.in_flight.is_empty() || !self.given_up.is_empty()
     }
 
     /// Since when the broker owes its oldest answer.
