@@ -30,6 +30,8 @@ const MOST_WAITING: usize = 64;
 /// So many at once, and from then on so many a second.
 const AT_ONCE: u64 = 100;
 const A_SECOND: u64 = 20;
+/// After one that the broker does not take for now none is sent for so long: each may be waited for, and the answer with it.
+const QUIET: Duration = Duration::from_secs(30);
 /// A call that has not ended so long after its time, or after it was cancelled, never will.
 const OVERDUE: Duration = Duration::from_secs(60);
 
@@ -88,7 +90,7 @@ impl Listener {
     /// Until the call is over, whoever still holds the other end. Tells how many were not passed on.
     async fn pass_on(&self, mut spoken: mpsc::Receiver<String>, mut ended: oneshot::Receiver<()>) -> u64 {
         let (begun, mut said, mut dropped) = (Instant::now(), 0, 0);
-        let mut is_over = false;
+        let (mut is_over, mut quiet_until) = (false, begun);
         loop {
             let text = match is_over {
                 true => spoken.try_recv().ok(),
@@ -103,25 +105,29 @@ impl Listener {
                 },
             };
             let Some(text) = text else { break };
-            if said >= AT_ONCE.saturating_add(begun.elapsed().as_secs().saturating_mul(A_SECOND)) {
+            let most = AT_ONCE.saturating_add(begun.elapsed().as_secs().saturating_mul(A_SECOND));
+            if said >= most || Instant::now() < quiet_until {
                 dropped += 1;
                 continue;
             }
             said += 1;
-            dropped += u64::from(!self.say(&text).await);
+            match self.say(&text).await {
+                Ok(()) | Err(Gone::Refused(_) | Gone::Ended(_) | Gone::Over) => {}
+                Err(Gone::NotNow(_)) => quiet_until = Instant::now() + QUIET,
+                Err(Gone::HeldBack(_)) => dropped += 1,
+            }
         }
         dropped
     }
 
-    /// False if the broker is not asked to take it: it ended connections over others. What it does not take is noted; a status is
-    /// worth no more.
-    async fn say(&self, text: &str) -> bool {
-        let Some(topic) = &self.reply.status_to else { return true };
+    /// What the broker does not take is noted; a status is worth no more.
+    async fn say(&self, text: &str) -> Result<(), Gone> {
+        let Some(topic) = &self.reply.status_to else { return Ok(()) };
         let payload = Bytes::from(answer::status(&self.which.task, text, SystemTime::now()));
         let sent = self.post.mention(Some(&self.which), topic, payload, &self.reply.echoed).await;
         if sent.is_ok() {
             self.post.note(Noted::Status(self.which.clone()));
         }
-        !matches!(sent, Err(Gone::HeldBack(_)))
+        sent
     }
 }

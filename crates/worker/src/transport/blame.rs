@@ -1,11 +1,10 @@
 //! Over what a broker ended connections: MQTT 3.1.1 and some brokers have no other way to refuse a message. Such an end takes the
-//! worker away from everybody, so that what may lead to another is tried seldom, and with nothing else under way. Others say
-//! nothing at all: what they left unanswered is tried as seldom, since each try is waited for, but among others.
+//! worker away from everybody, so that what may lead to another is tried seldom, and with nothing else under way.
 //!
 //! ```text
 //! good ──ends a connection──▶ rests, twice as long each time ──▶ doubtful ──is taken──▶ good
-//!  │                                ▲    ▲                          │
-//!  └────────is left unanswered──────┘    └────ends a connection─────┘
+//!                                        ▲                          │
+//!                                        └────ends a connection─────┘
 //! ```
 
 use super::Outgoing;
@@ -68,14 +67,6 @@ pub(super) enum Standing {
 struct Rest {
     lasts: Duration,
     until: Instant,
-    cost: Cost,
-}
-
-/// What the broker did instead of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cost {
-    Connection,
-    Nothing,
 }
 
 #[derive(Debug, Default)]
@@ -94,35 +85,23 @@ impl Blame {
             let is_doubtful = *family == Family::Words && !quiet.is_zero();
             return if is_doubtful { Standing::Doubtful } else { Standing::Good };
         };
-        let left = rest.until.saturating_duration_since(now);
-        match rest.cost {
-            Cost::Connection if left.max(quiet).is_zero() => Standing::Doubtful,
-            Cost::Connection => Standing::Rests(left.max(quiet)),
-            Cost::Nothing if left.is_zero() => Standing::Good,
-            Cost::Nothing => Standing::Rests(left),
+        match rest.until.saturating_duration_since(now).max(quiet) {
+            Duration::ZERO => Standing::Doubtful,
+            left => Standing::Rests(left),
         }
     }
 
     /// It was sent alone, and the broker ended the connection.
     pub(super) fn ended(&mut self, family: &Family, message: &Outgoing, now: Instant) {
         self.quiet_until = Some(now + FIRST_REST);
-        self.rests(family, message, now, Cost::Connection);
-    }
-
-    /// The broker said nothing of it.
-    pub(super) fn unanswered(&mut self, family: &Family, message: &Outgoing, now: Instant) {
-        self.rests(family, message, now, Cost::Nothing);
-    }
-
-    fn rests(&mut self, family: &Family, message: &Outgoing, now: Instant, cost: Cost) {
         let name = family.name(message);
         if self.known.len() >= MOST_KNOWN && !self.known.contains_key(&name) {
             let first = self.known.iter().min_by_key(|(_, rest)| rest.until).map(|(name, _)| name.clone());
             first.and_then(|first| self.known.remove(&first));
         }
-        let before = self.known.get(&name).map_or(Duration::ZERO, |rest| rest.lasts);
-        let lasts = (before * 2).clamp(FIRST_REST, family.longest_rest());
-        self.known.insert(name, Rest { lasts, until: now + lasts, cost });
+        let rest = self.known.entry(name).or_insert(Rest { lasts: Duration::ZERO, until: now });
+        rest.lasts = (rest.lasts * 2).clamp(FIRST_REST, family.longest_rest());
+        rest.until = now + rest.lasts;
     }
 
     /// The broker has answered it.
@@ -172,25 +151,6 @@ mod tests {
         blame.ended(&one, &message("x"), now);
         assert_eq!(blame.standing(&one, &message("y"), now), Standing::Rests(FIRST_REST));
         assert_eq!(blame.standing(&other, &message("x"), now), Standing::Good);
-    }
-
-    #[test]
-    fn what_was_left_unanswered_rests_as_long_and_then_goes_among_others() {
-        let (mut blame, mut now) = (Blame::default(), Instant::now());
-        let [silent, other] = ["silent", "other"].map(|name| Family::Audience(name.to_owned()));
-        blame.unanswered(&Family::Audience("once".to_owned()), &message("x"), now);
-        assert_eq!(blame.standing(&Family::Words, &message("x"), now), Standing::Good, "nothing is doubtful");
-        for seconds in [20, 40, 80, 160, 160] {
-            blame.unanswered(&silent, &message("x"), now);
-            let rest = Duration::from_secs(seconds);
-            assert_eq!(blame.standing(&silent, &message("y"), now), Standing::Rests(rest));
-            now += rest;
-            blame.ended(&other, &message("x"), now);
-            assert_eq!(blame.standing(&silent, &message("y"), now), Standing::Good);
-        }
-        blame.answered(&silent, &message("x"));
-        blame.unanswered(&silent, &message("x"), now);
-        assert_eq!(blame.standing(&silent, &message("x"), now), Standing::Rests(FIRST_REST));
     }
 
     #[test]

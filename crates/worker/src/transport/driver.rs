@@ -46,8 +46,8 @@ pub trait Speaker: Send {
     /// are none.
     fn give_up(&mut self, sent_by: Instant, why: &str) -> bool;
 
-    /// Answers could not be read for a while: their time begins anew.
-    fn forgive(&mut self, now: Instant);
+    /// Answers could not be read for so long, until now: that is no time of theirs.
+    fn forgive(&mut self, lost: Duration, now: Instant);
 
     /// Whether we could not answer what we would get.
     fn is_mute(&self) -> bool {
@@ -110,8 +110,8 @@ pub struct Driver<S> {
     beaten: Option<Instant>,
     /// Since when nothing of what waits was written.
     stuck: Option<Instant>,
-    /// Answers were not read lately.
-    was_idle: bool,
+    /// Since when answers are not read.
+    unread: Option<Instant>,
 }
 
 impl<S> fmt::Debug for Driver<S> {
@@ -130,8 +130,8 @@ impl<S: Speaker> Driver<S> {
     /// Goes on where the greeting ended. `incoming` has what was read beyond it.
     pub(super) fn new(stream: Box<dyn Stream>, incoming: BytesMut, speaker: S, times: Times) -> Driver<S> {
         let (sent, heard) = (Instant::now(), Instant::now());
-        let (is_unflushed, added, beaten, stuck, was_idle) = (false, 0, None, None, false);
-        Driver { stream, incoming, speaker, times, is_unflushed, added, sent, heard, beaten, stuck, was_idle }
+        let (is_unflushed, added, beaten, stuck, unread) = (false, 0, None, None, None);
+        Driver { stream, incoming, speaker, times, is_unflushed, added, sent, heard, beaten, stuck, unread }
     }
 
     /// Waits until something was read or written, or the clock says that something must be done.
@@ -275,7 +275,7 @@ impl<S: Speaker> Driver<S> {
     /// first.
     fn is_answered(&mut self) -> Result<(), Trouble> {
         let seconds = self.times.answer.as_secs();
-        let why = format!("the broker lives, but has left a message unanswered for {seconds} s");
+        let why = format!("the broker has left a message unanswered for {seconds} s");
         let sent_by = Instant::now().checked_sub(self.times.answer);
         if sent_by.is_some_and(|sent_by| self.speaker.give_up(sent_by, &why)) {
             return Ok(());
@@ -304,11 +304,11 @@ impl<S: Speaker> Driver<S> {
         Ok(())
     }
 
-    /// Answers are read again: what was owed in between is not held against the broker.
+    /// Answers are read again: the time in between is not held against the broker, and no more than that. It is often short.
     fn listen(&mut self) {
-        if self.was_idle {
-            (self.was_idle, self.heard, self.beaten) = (false, Instant::now(), None);
-            self.speaker.forgive(self.heard);
+        if let Some(since) = self.unread.take() {
+            (self.heard, self.beaten) = (Instant::now(), None);
+            self.speaker.forgive(self.heard - since, self.heard);
         }
     }
 
@@ -341,7 +341,8 @@ impl<S: Speaker> Connection for Driver<S> {
     }
 
     async fn idle(&mut self) -> Trouble {
-        (self.was_idle, self.beaten) = (true, None);
+        self.unread.get_or_insert_with(Instant::now);
+        self.beaten = None;
         loop {
             if let Err(trouble) = self.fill() {
                 return trouble;

@@ -6,7 +6,8 @@
 //!               └─confirmed, refused─▶ done          (one after the other) └─confirmed, refused─▶ done
 //! ```
 //!
-//! What the broker leaves unanswered for long is given back from either place: whoever sends it knows how long it is of use.
+//! What the broker leaves unanswered for long is sent once more by another connection, or given back if it cannot be the
+//! connection: whoever sends it knows how long it is of use.
 
 use super::{
     Connection, Connector, Event, Notice, Outgoing, Properties, Subscription, Trouble,
@@ -128,6 +129,8 @@ struct Sending {
     family: Family,
     /// It is sent with nothing else under way, also while its family rests.
     goes_alone: bool,
+    /// It was under way by a connection that was replaced because nothing was answered any more.
+    was_unanswered: bool,
 }
 
 /// A link to a broker: what comes by it.
@@ -168,8 +171,7 @@ pub enum Gone {
     /// The broker ended its connections over this one, the second with nothing else under way.
     #[error("{0}")]
     Ended(String),
-    /// It was not sent, or is not waited for: the broker ended connections over others of its family lately, or left them
-    /// unanswered.
+    /// It was not sent: the broker ended connections over others of its family lately.
     #[error("{0}")]
     HeldBack(String),
     /// Nothing goes any more.
@@ -195,7 +197,7 @@ impl Reach {
 
     async fn send(&self, family: Family, message: Outgoing, goes_alone: bool) -> Result<(), Gone> {
         let (done, told) = oneshot::channel();
-        let sending = Sending { message, done, family, goes_alone };
+        let sending = Sending { message, done, family, goes_alone, was_unanswered: false };
         self.orders.send(Order::Publish(sending)).await.map_err(|_| Gone::Over)?;
         told.await.unwrap_or(Err(Gone::Over))
     }
@@ -403,10 +405,8 @@ impl Keeper {
         match self.blame.standing(&sending.family, &sending.message, Instant::now()) {
             Standing::Rests(left) if !sending.goes_alone => {
                 let seconds = left.as_secs() + 1;
-                let why = format!(
-                    "the broker ended connections over such before, or left them unanswered: none is sent for \
-                     {seconds} s"
-                );
+                let why =
+                    format!("the broker ended connections over such before: none is sent for {seconds} s");
                 _ = sending.done.send(Err(Gone::HeldBack(why)));
                 return None;
             }
@@ -449,15 +449,19 @@ impl Keeper {
         self.unconfirmed.remove(&number).or_else(|| self.suspects.remove(&number))
     }
 
-    /// One that answered what was sent later is a good connection: the broker has something against this message. Else another
-    /// connection may be better.
+    /// A connection that has answered what was sent later is good, and two that leave the same unanswered are seldom bad: the
+    /// broker has something against this message. Otherwise all of them go by another connection. None of them is suspect
+    /// there: each that goes alone and is not answered would keep everybody waiting.
     fn unanswered(&mut self, number: u64, why: String) -> Result<(), Trouble> {
-        if let Some(sending) = self.take(number) {
-            self.blame.unanswered(&sending.family, &sending.message, Instant::now());
-            _ = sending.done.send(Err(Gone::NotNow(why.clone())));
-            self.hold_back();
+        let Some(sending) = self.take(number) else { return Ok(()) };
+        if self.answered > number || sending.was_unanswered {
+            _ = sending.done.send(Err(Gone::NotNow(why)));
+            return Ok(());
         }
-        if self.answered > number { Ok(()) } else { Err(silence(why)) }
+        self.unconfirmed.insert(number, sending);
+        self.unconfirmed.append(&mut self.suspects);
+        self.unconfirmed.values_mut().for_each(|sending| sending.was_unanswered = true);
+        Err(silence(why))
     }
 
     fn conclude(&mut self, number: u64, how: Result<(), Gone>) {

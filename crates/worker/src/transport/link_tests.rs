@@ -502,69 +502,101 @@ fn unanswered(number: u64) -> Event {
     Event::Unanswered(number, "no word".to_owned())
 }
 
+/// One after the other, under the next numbers, all for one audience.
+async fn under_way(
+    world: &World,
+    broker: &mut Broker,
+    from: u64,
+    topics: &[&'static str],
+) -> Vec<JoinHandle<Result<(), Gone>>> {
+    let mut sent = Vec::new();
+    for (number, topic) in (from..).zip(topics) {
+        sent.push(sends(world, topic, "one"));
+        assert_eq!(broker.did().await, Did::Published(number, (*topic).to_owned()));
+    }
+    sent
+}
+
+async fn all_told(sends: Vec<JoinHandle<Result<(), Gone>>>) -> Vec<Result<(), Gone>> {
+    let mut all = Vec::new();
+    for send in sends {
+        all.push(told(send).await);
+    }
+    all
+}
+
+fn given_back() -> Result<(), Gone> {
+    Err(Gone::NotNow("no word".to_owned()))
+}
+
 #[tokio::test(start_paused = true)]
-async fn what_the_broker_leaves_unanswered_is_given_back_and_others_go_on() {
+async fn what_a_good_connection_leaves_unanswered_is_given_back_and_nothing_is_held_against_others() {
     let world = world(&[], 0);
     let mut broker = world.lets_in();
-    let mut under_way = Vec::new();
-    for (number, topic, audience) in [(1, "x", "silent"), (2, "same", "silent"), (3, "good", "other")] {
-        under_way.push(sends(&world, topic, audience));
-        assert_eq!(broker.did().await, Did::Published(number, topic.to_owned()));
-    }
+    let sent = under_way(&world, &mut broker, 1, &["silent", "slow", "good"]).await;
     broker.says(Event::Confirmed(3));
     broker.says(unanswered(1));
-    let [x, same, good] = <[_; 3]>::try_from(under_way).unwrap();
-    assert_eq!(told(good).await, Ok(()));
-    assert_eq!(told(x).await, Err(Gone::NotNow("no word".to_owned())));
-    assert!(matches!(told(same).await, Err(Gone::HeldBack(_))), "it would be waited for as long");
-    assert!(matches!(told(sends(&world, "again", "silent")).await, Err(Gone::HeldBack(_))));
-    broker.says(unanswered(2));
-    let more = sends(&world, "more", "other");
-    assert_eq!(broker.did().await, Did::Published(4, "more".to_owned()));
-    tokio::time::sleep(super::super::blame::FIRST_REST).await;
-    let later = sends(&world, "later", "silent");
-    assert_eq!(broker.did().await, Did::Published(5, "later".to_owned()), "not alone");
-    [4, 5].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
-    assert_eq!((told(more).await, told(later).await), (Ok(()), Ok(())));
+    let more = under_way(&world, &mut broker, 4, &["at once"]).await;
+    [2, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!(all_told(sent).await, [given_back(), Ok(()), Ok(())]);
+    assert_eq!(all_told(more).await, [Ok(())]);
     assert_eq!(world.tries.lock().unwrap().len(), 1, "by the first connection");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_by_which_nothing_is_answered_any_more_is_replaced() {
+async fn a_connection_by_which_nothing_is_answered_any_more_is_replaced_and_all_is_sent_again() {
     let world = world(&[], 0);
     let mut broker = world.lets_in();
-    let before = sends(&world, "before", "other");
-    assert_eq!(broker.did().await, Did::Published(1, "before".to_owned()));
+    let sent = under_way(&world, &mut broker, 1, &["before", "x", "just now"]).await;
     broker.says(Event::Confirmed(1));
-    assert_eq!(told(before).await, Ok(()));
-    let silent = sends(&world, "x", "silent");
-    assert_eq!(broker.did().await, Did::Published(2, "x".to_owned()));
-    let after = sends(&world, "after", "other");
-    assert_eq!(broker.did().await, Did::Published(3, "after".to_owned()));
     broker.says(unanswered(2));
-    assert_eq!(told(silent).await, Err(Gone::NotNow("no word".to_owned())));
     let mut broker = world.lets_in();
-    assert_eq!(broker.did().await, Did::Published(3, "after".to_owned()));
-    broker.says(Event::Confirmed(3));
-    assert_eq!(told(after).await, Ok(()));
+    assert_eq!(broker.did().await, Did::Published(2, "x".to_owned()));
+    assert_eq!(broker.did().await, Did::Published(3, "just now".to_owned()));
+    let more = under_way(&world, &mut broker, 4, &["at once"]).await;
+    [2, 3, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!(all_told(sent).await, [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(all_told(more).await, [Ok(())]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_suspect_that_is_left_unanswered_is_given_back_and_orders_are_taken_again() {
+async fn what_two_connections_leave_unanswered_is_given_back_and_only_what_is_new_costs_another() {
     let world = world(&[], 0);
     let mut broker = world.lets_in();
-    let silent = sends(&world, "x", "silent");
-    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
-    drop(broker);
+    let sent = under_way(&world, &mut broker, 1, &["x", "y"]).await;
+    broker.says(unanswered(1));
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+    assert_eq!(broker.did().await, Did::Published(2, "y".to_owned()));
+    [1, 2].into_iter().for_each(|number| broker.says(unanswered(number)));
+    assert_eq!(all_told(sent).await, [given_back(), given_back()]);
+    let new = under_way(&world, &mut broker, 3, &["new"]).await;
+    assert_eq!(world.tries.lock().unwrap().len(), 2);
+    broker.says(unanswered(3));
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(3, "new".to_owned()));
+    broker.says(Event::Confirmed(3));
+    assert_eq!(all_told(new).await, [Ok(())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_suspect_that_is_left_unanswered_goes_among_others_and_orders_are_taken_again() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let sent = under_way(&world, &mut broker, 1, &["silent", "good"]).await;
+    drop(broker);
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(1, "silent".to_owned()));
     let late = sends(&world, "late", "other");
     nothing_is_done(&mut broker).await;
     broker.says(unanswered(1));
-    assert_eq!(told(silent).await, Err(Gone::NotNow("no word".to_owned())));
     let mut broker = world.lets_in();
-    assert_eq!(broker.did().await, Did::Published(2, "late".to_owned()));
-    broker.says(Event::Confirmed(2));
+    for (number, topic) in [(1, "silent"), (2, "good"), (3, "late")] {
+        assert_eq!(broker.did().await, Did::Published(number, topic.to_owned()));
+    }
+    [2, 3].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    broker.says(unanswered(1));
+    assert_eq!(all_told(sent).await, [given_back(), Ok(())]);
     assert_eq!(told(late).await, Ok(()));
 }
 

@@ -69,7 +69,7 @@ pub enum Event {
     Refused(u64, String),
     /// The broker does not take it for now: for lack of room, or because nobody is there. It may be sent again.
     NotNow(u64, String),
-    /// The broker answers other things, and has not said for long what it does with this. It is waited for no longer.
+    /// The broker has not said for long what it does with this. It is waited for no longer.
     Unanswered(u64, String),
     /// Something that whoever runs this should know.
     Notice(Notice),

@@ -110,7 +110,8 @@ async fn answers_of_which_the_broker_says_nothing_leave_their_slots_to_others_an
             ask_as(&world, "silent", "echo", id);
         }
         ask_as(&world, "other", "echo", "with");
-        sleep(Duration::from_secs(40)).await;
+        // Two at a time keep their slots, until two connections left them unanswered.
+        sleep(Duration::from_secs(135)).await;
         for number in 0..10 {
             let id = format!("o{number}");
             ask_as(&world, "other", "echo", &id);
@@ -126,6 +127,37 @@ async fn answers_of_which_the_broker_says_nothing_leave_their_slots_to_others_an
         let given_up = failed(&world);
         let expected = if is_taken_later { (4, 0, 0) } else { (0, 4, 0) };
         assert_eq!((answered, given_up, world.broker.unsettled()), expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_is_silent_for_a_while_costs_nobody_an_answer_and_only_refusals_if_it_is_so_for_long() {
+    // Without room for its files a call is refused, and that is said once.
+    for (is_full, seconds, answers, given_up) in
+        [(false, 20, 1, 0), (true, 20, 1, 0), (false, 100, 1, 0), (true, 100, 0, 1)]
+    {
+        let world = World::new(Setup { is_full, ..Setup::default() }).await;
+        world.broker.ignores(&topic("response/one/n"), true);
+        ask_as(&world, "one", "echo", "n");
+        sleep(Duration::from_secs(seconds)).await;
+        world.broker.ignores(&topic("response/one/n"), false);
+        sleep(Duration::from_secs(60)).await;
+        let seen = (answers_of(&world, "one", "n"), failed(&world), world.broker.unsettled());
+        assert_eq!(seen, (answers, given_up, 0), "{is_full}, {seconds} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_waits_for_one_status_of_which_the_broker_says_nothing_and_not_for_each() {
+    for (is_ignored, dropped) in [(false, 0), (true, 39)] {
+        let world = World::usual().await;
+        world.broker.ignores(&status_topic("a"), is_ignored);
+        world.invoke_with("chat", "a", json!({"timeout_seconds": 300}));
+        sleep(Duration::from_secs(70)).await;
+        assert_eq!((world.answers("a").len(), failed(&world)), (1, usize::from(is_ignored)));
+        let told = |noted: &Noted| matches!(noted, Noted::StatusesDropped { count, .. } if *count == dropped);
+        assert_eq!(world.count(told), usize::from(is_ignored));
+        assert_eq!(world.broker.published(&status_topic("a")).len(), if is_ignored { 0 } else { 40 });
     }
 }
 

@@ -18,7 +18,10 @@ use super::{
 use crate::transport::{Event, Outgoing, Subscription, Trouble, again, driver::Speaker};
 use bytes::{Bytes, BytesMut};
 use receiving::{Listens, Receiver};
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 use tokio::time::Instant;
 
 /// Messages that are under way at once, even if the broker takes more.
@@ -145,10 +148,10 @@ impl Speaker for Session {
         !late.is_empty()
     }
 
-    fn forgive(&mut self, now: Instant) {
-        self.in_flight.values_mut().for_each(|(_, since)| *since = now);
-        self.asked.values_mut().for_each(|since| *since = now);
-        self.sender.starved.iter_mut().for_each(|since| *since = now);
+    fn forgive(&mut self, lost: Duration, now: Instant) {
+        let sent = self.in_flight.values_mut().map(|(_, since)| since);
+        let all = sent.chain(self.asked.values_mut()).chain(&mut self.sender.starved);
+        all.for_each(|since| *since = (*since + lost).min(now));
     }
 
     /// What is shared comes by the queue of the pool: clients cannot say what lies

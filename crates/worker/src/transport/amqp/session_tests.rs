@@ -267,7 +267,7 @@ fn it_is_known_since_when_nothing_can_be_sent() {
     let credit = "has given us no credit to send";
     let mut session = listening(4, 1000);
     assert!(session.is_mute(), "until there was credit once");
-    session.forgive(later(1));
+    session.forgive(Duration::from_secs(1), later(1));
     assert_eq!(session.owed(), Some((later(1), credit)));
     let flow = |credit| said(name::FLOW, [0, 100, 0, 100, 10, 0, credit].map(Value::Uint).to_vec(), &[]);
     session.received(flow(1)).unwrap();
@@ -367,7 +367,7 @@ proptest! {
         for (name, fields, size) in frames {
             _ = session.received(said(name, fields, &message(size)[..size]));
             session.fill(now).unwrap();
-            session.forgive(now + Duration::from_secs(1));
+            session.forgive(Duration::from_secs(1), now + Duration::from_secs(1));
             prop_assert!(session.unsettled.len() <= 4);
         }
     }

@@ -12,6 +12,7 @@ use crate::transport::{
     driver::{Driver, Speaker},
 };
 use bytes::BytesMut;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// One connection to a broker.
@@ -95,8 +96,8 @@ impl Speaker for Speaking {
         self.session.give_up(sent_by, why)
     }
 
-    fn forgive(&mut self, now: Instant) {
-        self.session.forgive(now);
+    fn forgive(&mut self, lost: Duration, now: Instant) {
+        self.session.forgive(lost, now);
     }
 
     fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, Trouble> {

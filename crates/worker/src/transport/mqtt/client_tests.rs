@@ -18,7 +18,10 @@ use std::{
     task::{Context, Poll, Waker},
     time::Duration,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream},
+    time::timeout,
+};
 
 const ANSWER: Duration = Duration::from_secs(30);
 const TIMES: Times = Times { speak: Duration::from_secs(15), hear: ANSWER, answer: ANSWER };
@@ -170,6 +173,26 @@ async fn one_that_is_not_read_is_kept_alive_and_its_silence_is_not_held_against_
     };
     let event = tokio::select! { event = client.next() => event.unwrap(), () = late => unreachable!() };
     assert!(matches!(event, Event::Confirmed(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_time_in_which_nothing_is_read_is_not_held_against_it() {
+    let second = Duration::from_secs(1);
+    let (mut client, mut broker) = pair();
+    client.publish(1, &outgoing("silent")).await.unwrap();
+    let begun = Instant::now();
+    let told = async {
+        for _ in 0..20 {
+            assert!(timeout(second, client.idle()).await.is_err());
+            if let Ok(event) = timeout(second * 9, client.next()).await {
+                return event.unwrap();
+            }
+        }
+        panic!("each short while puts it off");
+    };
+    let event = tokio::select! { event = told => event, () = broker.ignores("silent") => unreachable!() };
+    assert!(matches!(event, Event::Unanswered(1, _)), "{event:?}");
+    assert_eq!(begun.elapsed(), TIMES.answer + second * 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -474,6 +497,33 @@ async fn a_close_while_something_is_unanswered_is_no_sign_of_another_of_its_name
         let ended = Instant::now();
         rivals.rest().await;
         assert_eq!(ended.elapsed().as_secs(), seconds, "{trouble}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nor_is_a_close_after_something_was_waited_for_in_vain() {
+    for (topic, expected) in [("silent", [0, 0, 0]), ("good", [0, 0, 20])] {
+        let mut rivals = super::super::rival::Rivals::default();
+        for seconds in expected {
+            let (client, mut broker) = pair();
+            let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+            client.publish(1, &outgoing(topic)).await.unwrap();
+            let told = tokio::select! {
+                event = client.next() => event.unwrap(),
+                () = broker.ignores("silent") => unreachable!(),
+            };
+            assert_eq!(matches!(told, Event::Unanswered(..)), topic == "silent", "{told:?}");
+            // With nothing left to write it is the broker's close that is seen.
+            tokio::select! {
+                event = client.next() => panic!("{event:?}"),
+                packet = broker.hears() => assert_eq!(packet, Packet::Ping),
+            }
+            drop(broker);
+            let trouble = client.next().await.unwrap_err();
+            let ended = Instant::now();
+            rivals.rest().await;
+            assert_eq!(ended.elapsed().as_secs(), seconds, "{topic}: {trouble}");
+        }
     }
 }
 

@@ -17,7 +17,10 @@ use super::{
 };
 use crate::transport::{Event, Notice, Outgoing, Properties, Subscription, Trouble};
 use bytes::BytesMut;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 use tokio::time::Instant;
 
 /// Publishes that are under way at once, even if the broker takes more.
@@ -111,7 +114,7 @@ impl Session {
 
     /// Whether the broker has not answered something that was sent.
     pub(super) fn has_published(&self) -> bool {
-        !self.in_flight.is_empty()
+        !self.in_flight.is_empty() || !self.given_up.is_empty()
     }
 
     /// Since when the broker owes its oldest answer.
@@ -139,10 +142,11 @@ impl Session {
         self.agreed.window.min(MOST_IN_FLIGHT)
     }
 
-    /// Answers could not be read for a while: their time begins anew.
-    pub(super) fn forgive(&mut self, now: Instant) {
-        self.in_flight.values_mut().for_each(|(_, since)| *since = now);
-        self.asked.values_mut().for_each(|asked| asked.since = now);
+    /// See [`crate::transport::driver::Speaker::forgive`].
+    pub(super) fn forgive(&mut self, lost: Duration, now: Instant) {
+        let publishes = self.in_flight.values_mut().map(|(_, since)| since);
+        let all = publishes.chain(self.asked.values_mut().map(|asked| &mut asked.since));
+        all.for_each(|since| *since = (*since + lost).min(now));
     }
 
     fn tell(&mut self, event: Event) {
