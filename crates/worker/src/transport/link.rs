@@ -37,6 +37,10 @@ const MOST_ORDERS: usize = 1024;
 const MOST_NOTICES: usize = 64;
 /// Messages that the broker has not confirmed; then no order is taken until it has.
 const MOST_UNCONFIRMED: usize = 1024;
+/// Of those for an audience of which the broker says nothing: each takes a place for 30 s and more.
+const MOST_SILENT: usize = 16;
+/// Audiences that are known to be such.
+const MOST_KNOWN: usize = 1024;
 
 /// How often it is tried to connect, and how long is waited between two tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,6 +246,7 @@ impl Link {
             alone: None,
             answered: 0,
             blame: Blame::default(),
+            silent: BTreeSet::new(),
             last: 0,
             connections: 0,
         };
@@ -270,6 +275,8 @@ struct Keeper {
     /// The last of all that this connection has answered.
     answered: u64,
     blame: Blame,
+    /// Audiences of which the broker left a message unanswered, and has answered none since.
+    silent: BTreeSet<String>,
     last: u64,
     connections: u64,
 }
@@ -400,8 +407,19 @@ impl Keeper {
         }
     }
 
-    /// None if it rests, which it is told.
+    fn is_silent(&self, family: &Family) -> bool {
+        matches!(family, Family::Audience(name) if self.silent.contains(name))
+    }
+
+    /// None if it rests, or too many such are under way, which it is told.
     fn admit(&self, mut sending: Sending) -> Option<Sending> {
+        let others = || self.unconfirmed.values().chain(self.suspects.values());
+        let is_same = |other: &&Sending| other.family == sending.family;
+        if self.is_silent(&sending.family) && others().filter(is_same).count() >= MOST_SILENT {
+            let why = format!("the broker says nothing of {MOST_SILENT} such that were sent");
+            _ = sending.done.send(Err(Gone::HeldBack(why)));
+            return None;
+        }
         match self.blame.standing(&sending.family, &sending.message, Instant::now()) {
             Standing::Rests(left) if !sending.goes_alone => {
                 let seconds = left.as_secs() + 1;
@@ -450,24 +468,43 @@ impl Keeper {
     }
 
     /// A connection that has answered what was sent later is good, and two that leave the same unanswered are seldom bad: the
-    /// broker has something against this message. Otherwise all of them go by another connection. None of them is suspect
-    /// there: each that goes alone and is not answered would keep everybody waiting.
+    /// broker has something against this message, or its audience. Otherwise all of them go by another connection. None of them
+    /// is suspect there: each that goes alone and is not answered would keep everybody waiting.
     fn unanswered(&mut self, number: u64, why: String) -> Result<(), Trouble> {
+        let was_alone = self.alone == Some(number);
         let Some(sending) = self.take(number) else { return Ok(()) };
-        if self.answered > number || sending.was_unanswered {
-            _ = sending.done.send(Err(Gone::NotNow(why)));
-            return Ok(());
+        // What is only unanswered ends no connections.
+        self.blame.answered(&sending.family, &sending.message);
+        if self.answered > number || sending.was_unanswered || self.is_silent(&sending.family) {
+            self.know_silent(sending.family);
+            _ = sending.done.send(Err(Gone::NotNow(why.clone())));
+            if !was_alone || self.suspects.is_empty() {
+                return Ok(());
+            }
+        } else {
+            self.unconfirmed.insert(number, sending);
         }
-        self.unconfirmed.insert(number, sending);
         self.unconfirmed.append(&mut self.suspects);
         self.unconfirmed.values_mut().for_each(|sending| sending.was_unanswered = true);
         Err(silence(why))
+    }
+
+    fn know_silent(&mut self, family: Family) {
+        if let Family::Audience(name) = family {
+            if self.silent.len() >= MOST_KNOWN {
+                self.silent.clear();
+            }
+            self.silent.insert(name);
+        }
     }
 
     fn conclude(&mut self, number: u64, how: Result<(), Gone>) {
         self.answered = self.answered.max(number);
         if let Some(sending) = self.take(number) {
             self.blame.answered(&sending.family, &sending.message);
+            if let Family::Audience(name) = &sending.family {
+                self.silent.remove(name);
+            }
             // Whoever asked may have stopped waiting.
             _ = sending.done.send(how);
         }

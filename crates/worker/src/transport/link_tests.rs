@@ -570,13 +570,93 @@ async fn what_two_connections_leave_unanswered_is_given_back_and_only_what_is_ne
     assert_eq!(broker.did().await, Did::Published(2, "y".to_owned()));
     [1, 2].into_iter().for_each(|number| broker.says(unanswered(number)));
     assert_eq!(all_told(sent).await, [given_back(), given_back()]);
-    let new = under_way(&world, &mut broker, 3, &["new"]).await;
-    assert_eq!(world.tries.lock().unwrap().len(), 2);
+    let again = under_way(&world, &mut broker, 3, &["again"]).await;
     broker.says(unanswered(3));
+    assert_eq!(all_told(again).await, [given_back()]);
+    let new = sends(&world, "new", "another");
+    assert_eq!(broker.did().await, Did::Published(4, "new".to_owned()));
+    assert_eq!(world.tries.lock().unwrap().len(), 2);
+    broker.says(unanswered(4));
     let mut broker = world.lets_in();
-    assert_eq!(broker.did().await, Did::Published(3, "new".to_owned()));
+    assert_eq!(broker.did().await, Did::Published(4, "new".to_owned()));
+    broker.says(Event::Confirmed(4));
+    assert_eq!(told(new).await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_an_audience_that_is_never_answered_few_are_under_way_until_one_is_answered() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let sent = under_way(&world, &mut broker, 1, &["silent", "good"]).await;
+    broker.says(Event::Confirmed(2));
+    broker.says(unanswered(1));
+    assert_eq!(all_told(sent).await, [given_back(), Ok(())]);
+    let mut few = under_way(&world, &mut broker, 3, &["few"; MOST_SILENT]).await;
+    assert!(matches!(sends(&world, "many", "one").await.unwrap(), Err(Gone::HeldBack(_))));
+    let other = sends(&world, "other", "another");
+    let mut last = 3 + MOST_SILENT as u64;
+    assert_eq!(broker.did().await, Did::Published(last, "other".to_owned()), "the control");
+    broker.says(Event::Confirmed(last));
+    assert_eq!(told(other).await, Ok(()));
     broker.says(Event::Confirmed(3));
-    assert_eq!(all_told(new).await, [Ok(())]);
+    assert_eq!(told(few.remove(0)).await, Ok(()));
+    for _ in 0..2 {
+        last += 1;
+        few.push(sends(&world, "many", "one"));
+        assert_eq!(broker.did().await, Did::Published(last, "many".to_owned()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn suspects_that_were_unanswered_before_keep_nobody_waiting_one_by_one() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let sent = under_way(&world, &mut broker, 1, &["x", "y", "z"]).await;
+    broker.says(unanswered(1));
+    let mut broker = world.lets_in();
+    for (number, topic) in [(1, "x"), (2, "y"), (3, "z")] {
+        assert_eq!(broker.did().await, Did::Published(number, topic.to_owned()));
+    }
+    drop(broker);
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()), "alone");
+    nothing_is_done(&mut broker).await;
+    broker.says(unanswered(1));
+    let mut broker = world.lets_in();
+    for (number, topic) in [(2, "y"), (3, "z")] {
+        assert_eq!(broker.did().await, Did::Published(number, topic.to_owned()));
+    }
+    let other = sends(&world, "other", "another");
+    assert_eq!(broker.did().await, Did::Published(4, "other".to_owned()), "orders are taken");
+    [2, 3, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!(all_told(sent).await, [given_back(), Ok(()), Ok(())]);
+    assert_eq!(told(other).await, Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_blamed_and_is_only_unanswered_then_goes_among_others_again() {
+    let world = world(&[], 0);
+    let mut broker = world.lets_in();
+    let blamed = under_way(&world, &mut broker, 1, &["x"]).await;
+    drop(broker);
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+    drop(broker);
+    assert!(matches!(all_told(blamed).await[..], [Err(Gone::Ended(_))]));
+    let mut broker = world.lets_in();
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let doubtful = sends(&world, "doubtful", "one");
+    assert_eq!(broker.did().await, Did::Published(2, "doubtful".to_owned()));
+    let other = sends(&world, "other", "another");
+    nothing_is_done(&mut broker).await;
+    broker.says(unanswered(2));
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(2, "doubtful".to_owned()));
+    assert_eq!(broker.did().await, Did::Published(3, "other".to_owned()));
+    let next = sends(&world, "next", "one");
+    assert_eq!(broker.did().await, Did::Published(4, "next".to_owned()), "beside the others");
+    [2, 3, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!(all_told(vec![doubtful, other, next]).await, [Ok(()), Ok(()), Ok(())]);
 }
 
 #[tokio::test(start_paused = true)]
