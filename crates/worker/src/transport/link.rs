@@ -402,9 +402,6 @@ impl Keeper {
         for (number, sending) in std::mem::take(&mut self.suspects) {
             _ = self.admit(sending).map(|sending| self.suspects.insert(number, sending));
         }
-        for (number, sending) in std::mem::take(&mut self.unconfirmed) {
-            _ = self.admit(sending).map(|sending| self.unconfirmed.insert(number, sending));
-        }
     }
 
     fn is_silent(&self, family: &Family) -> bool {
