@@ -22,12 +22,20 @@ pub(crate) struct Hashed<W> {
 
 impl<W: Write> Hashed<W> {
     pub(crate) fn new(to: W) -> Hashed<W> {
-        Hashed { to, hash: Sha256::new() }
+        Hashed {
+            to,
+            hash: Sha256::new(),
+        }
     }
 
     pub(crate) fn finish(mut self) -> io::Result<String> {
         self.to.flush()?;
-        Ok(self.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(self
+            .hash
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect())
     }
 }
 
@@ -46,10 +54,14 @@ impl<W: Write> Write for Hashed<W> {
 /// Makes the layer of a folder with a tree, and returns its digest.
 pub(crate) fn layer_of(tree: &Path, folder: &Path) -> io::Result<String> {
     let mut tar = Command::new("tar");
-    tar.arg("-C").arg(tree).args(["--owner=0", "--group=0", "--numeric-owner", "-c", "."]);
+    tar.arg("-C")
+        .arg(tree)
+        .args(["--owner=0", "--group=0", "--numeric-owner", "-c", "."]);
     let told = tar.stdin(Stdio::null()).output()?;
     if !told.status.success() {
-        return Err(io::Error::other(String::from_utf8_lossy(&told.stderr).into_owned()));
+        return Err(io::Error::other(
+            String::from_utf8_lossy(&told.stderr).into_owned(),
+        ));
     }
     let mut layer = Hashed::new(fs::File::create(folder.join(LAYER))?);
     layer.write_all(&told.stdout)?;
@@ -67,7 +79,11 @@ pub(crate) fn save(folder: &Path, layer_digest: &str) -> io::Result<PathBuf> {
     fs::write(folder.join("manifest.json"), manifest.to_string())?;
     let archive = folder.join("image.tar");
     let mut tar = Command::new("tar");
-    tar.arg("-C").arg(folder).arg("-cf").arg(&archive).args(["manifest.json", "config.json", LAYER]);
+    tar.arg("-C").arg(folder).arg("-cf").arg(&archive).args([
+        "manifest.json",
+        "config.json",
+        LAYER,
+    ]);
     match tar.stdin(Stdio::null()).status()?.success() {
         true => Ok(archive),
         false => Err(io::Error::other("`tar` could not write it")),

@@ -65,7 +65,8 @@ impl What<'_> {
 pub(crate) fn each(what: What, many: usize, options: &Options) -> Result<Each, Reason> {
     let (first, second) = (held(options, what, FEW)?, held(options, what, many)?);
     let count = many - FEW;
-    let each = |few: Option<u64>, many: Option<u64>| Some(many?.saturating_sub(few?) / count as u64);
+    let each =
+        |few: Option<u64>, many: Option<u64>| Some(many?.saturating_sub(few?) / count as u64);
     let held = Held {
         charged: each(first.charged, second.charged),
         pss: each(first.pss, second.pss),
@@ -96,8 +97,14 @@ fn count_in(
 ) -> Result<Held, Reason> {
     let failed = |error: io::Error| format!("cannot hold sandboxes: {error}");
     let mut child = Command::new(&options.airlock);
-    child.arg("--state").arg(state).args(["bench", what.option(), &count.to_string()]);
-    let child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    child
+        .arg("--state")
+        .arg(state)
+        .args(["bench", what.option(), &count.to_string()]);
+    let child = child
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = child.spawn().map_err(failed)?;
     let mut stdin = child.stdin.take().ok_or("a child without standard input")?;
     let counted = while_held(&mut child, &mut stdin, group, state);
@@ -110,7 +117,10 @@ fn count_in(
     match (status.success(), counted) {
         (true, Ok(held)) => Ok(held),
         (true, Err(error)) => Err(failed(error)),
-        (false, _) => Err(told.lines().next().map_or_else(|| status.to_string(), str::to_owned)),
+        (false, _) => Err(told
+            .lines()
+            .next()
+            .map_or_else(|| status.to_string(), str::to_owned)),
     }
 }
 
@@ -127,10 +137,16 @@ fn while_held(
     stdin.write_all(b"\n")?;
     let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     BufReader::new(stdout).read_line(&mut String::new())?;
-    let usage = group.map(|group| fs::read_to_string(group.join("memory.usage_in_bytes"))).transpose()?;
+    let usage = group
+        .map(|group| fs::read_to_string(group.join("memory.usage_in_bytes")))
+        .transpose()?;
     let charged = usage.and_then(|text| text.trim().parse().ok());
     let pss = descendants(child.id()).into_iter().map(pss).sum();
-    Ok(Held { charged, pss, disk: Some(taken(state, fs::symlink_metadata(state)?.dev())?) })
+    Ok(Held {
+        charged,
+        pss,
+        disk: Some(taken(state, fs::symlink_metadata(state)?.dev())?),
+    })
 }
 
 /// Bytes of the disk that a folder takes, without what is mounted in it.
@@ -178,19 +194,34 @@ fn remove(group: &Path) {
 
 /// All processes below this one.
 fn descendants(pid: u32) -> Vec<u32> {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let children =
+        tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
     let children: Vec<u32> = children
-        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .flat_map(|text| {
+            text.split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect::<Vec<_>>()
+        })
         .collect();
-    children.into_iter().flat_map(|child| [vec![child], descendants(child)].concat()).collect()
+    children
+        .into_iter()
+        .flat_map(|child| [vec![child], descendants(child)].concat())
+        .collect()
 }
 
 /// The proportional share of memory of a process, in bytes; none if it is not ours to see.
 fn pss(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    line.split_whitespace()
+        .next()?
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib * 1024)
 }
 
 /// The child's part: waits for a line, parks, says so, and goes when its standard input ends.
@@ -198,7 +229,10 @@ pub fn park(state: PathBuf, parked: usize) -> Result<(), String> {
     until_told(async {
         let ahead = Ahead::Parked(parked);
         let engine = pool::open(state, ahead)?;
-        let spec = admit(RunRequest { command: vec!["/bin/true".into()], ..RunRequest::default() })?;
+        let spec = admit(RunRequest {
+            command: vec!["/bin/true".into()],
+            ..RunRequest::default()
+        })?;
         pool::settle(&engine, &spec, ahead).await;
         say_and_wait("parked")?;
         pool::close(engine).await;
@@ -210,7 +244,10 @@ pub fn park(state: PathBuf, parked: usize) -> Result<(), String> {
 pub fn hold(state: PathBuf, runs: usize) -> Result<(), String> {
     until_told(async {
         let engine = pool::open(state, Ahead::Nothing)?;
-        let spec = admit(RunRequest { stdin: true, ..of_image(&[image::ANSWERS.into()]) })?;
+        let spec = admit(RunRequest {
+            stdin: true,
+            ..of_image(&[image::ANSWERS.into()])
+        })?;
         let live = hundred::all_alive(runs, || engine.start(spec.clone())).await?;
         say_and_wait("live")?;
         live.end().await?;
@@ -221,17 +258,27 @@ pub fn hold(state: PathBuf, runs: usize) -> Result<(), String> {
 
 fn until_told(work: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
-    io::stdin().lock().read_line(&mut String::new()).map_err(failed)?;
+    io::stdin()
+        .lock()
+        .read_line(&mut String::new())
+        .map_err(failed)?;
     // Launchers are nobody's children; whoever counts us must find them.
     let us = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(us)).map_err(|error| failed(error.into()))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
     runtime.block_on(work)
 }
 
 fn say_and_wait(word: &str) -> Result<(), String> {
     println!("{word}");
-    io::stdin().lock().read_line(&mut String::new()).map(|_| ()).map_err(|error| error.to_string())
+    io::stdin()
+        .lock()
+        .read_line(&mut String::new())
+        .map(|_| ())
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -252,6 +299,9 @@ mod tests {
         rustix::fs::sync();
         let after = taken();
         fs::remove_dir_all(&folder).expect("ours");
-        assert!((1 << 20..2 << 20).contains(&(after - before)), "{before} and {after}");
+        assert!(
+            (1 << 20..2 << 20).contains(&(after - before)),
+            "{before} and {after}"
+        );
     }
 }

@@ -27,15 +27,26 @@ pub(crate) async fn measure(options: &Options, report: &mut Report) {
         match all_answer(options).await {
             Ok(took) => tries.push((took.as_secs_f64() * 1000.0).round() / 1000.0),
             Err(reason) => {
-                return report.not_run.push(NotRun { name: "hundred".to_owned(), reason });
+                return report.not_run.push(NotRun {
+                    name: "hundred".to_owned(),
+                    reason,
+                });
             }
         }
     }
-    report.hundred = Some(Hundred { sandboxes: SANDBOXES, seconds: middle(&tries), tries });
+    report.hundred = Some(Hundred {
+        sandboxes: SANDBOXES,
+        seconds: middle(&tries),
+        tries,
+    });
 }
 
 async fn all_answer(options: &Options) -> Result<Duration, Reason> {
-    let request = RunRequest { command: vec!["cat".into()], stdin: true, ..RunRequest::default() };
+    let request = RunRequest {
+        command: vec!["cat".into()],
+        stdin: true,
+        ..RunRequest::default()
+    };
     let library = Library::new(request, Ahead::Nothing, options)?;
     let took = answers(&library).await;
     library.end().await;
@@ -62,14 +73,21 @@ pub(crate) async fn all_alive(count: usize, start: impl Fn() -> Run) -> Result<A
     let mut inputs = Vec::new();
     for run in &mut runs {
         let mut stdin = run.take_stdin().ok_or("a run without standard input")?;
-        stdin.write_all(b"hello\n").await.map_err(|error| format!("nobody listens: {error}"))?;
+        stdin
+            .write_all(b"hello\n")
+            .await
+            .map_err(|error| format!("nobody listens: {error}"))?;
         inputs.push(stdin);
     }
     let mut silent = 0;
     for run in &mut runs {
         silent += usize::from(!answered(run).await);
     }
-    Ok(Alive { runs, inputs, silent })
+    Ok(Alive {
+        runs,
+        inputs,
+        silent,
+    })
 }
 
 impl Alive {

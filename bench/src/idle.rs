@@ -16,21 +16,33 @@ pub(crate) fn measure(options: &Options, report: &mut Report) {
         if wanted(options, name) {
             (options.progress)(name);
             if let Err(reason) = measured(report) {
-                report.not_run.push(NotRun { name: name.to_owned(), reason });
+                report.not_run.push(NotRun {
+                    name: name.to_owned(),
+                    reason,
+                });
             }
         }
     };
     attempt("idle-sandbox", &mut |report| {
         let Each { count, held } = held::each(What::Parked, PARKED, options)?;
         let (charged_bytes, pss_bytes) = (held.charged, held.pss);
-        report.idle_sandbox = Some(IdleSandbox { parked: count, charged_bytes, pss_bytes });
+        report.idle_sandbox = Some(IdleSandbox {
+            parked: count,
+            charged_bytes,
+            pss_bytes,
+        });
         Ok(())
     });
     attempt("hundred-image", &mut |report| {
         let archive = image::make(&[image::ANSWERS.into()], options)?;
         let Each { count, held } = held::each(What::Live(&archive), LIVE, options)?;
         let (charged_bytes, pss_bytes, disk_bytes) = (held.charged, held.pss, held.disk);
-        report.image_runs = Some(ImageRuns { runs: count, charged_bytes, pss_bytes, disk_bytes });
+        report.image_runs = Some(ImageRuns {
+            runs: count,
+            charged_bytes,
+            pss_bytes,
+            disk_bytes,
+        });
         Ok(())
     });
 }

@@ -29,8 +29,8 @@ mod ways;
 
 pub use held::{hold, park};
 pub use report::{
-    About, Hundred, IdleSandbox, ImageLoad, ImageRuns, Measured, NotRun, Pairs, Phase, Report, Target,
-    Throughput,
+    About, Hundred, IdleSandbox, ImageLoad, ImageRuns, Measured, NotRun, Pairs, Phase, Report,
+    Target, Throughput,
 };
 pub use rows::names;
 
@@ -73,7 +73,9 @@ pub fn run(options: Options) -> io::Result<Report> {
     // Ours runs under another id: it must find its workspace.
     fs::DirBuilder::new().mode(0o755).create(&options.scratch)?;
     let (scratch, told) = (options.scratch.clone(), options.progress);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     // As a task, like the handlers of a service: what it starts then runs on the same thread when that is free.
     let measured = runtime.block_on(runtime.spawn(measure::everything(options)));
     drop(runtime);

@@ -43,11 +43,19 @@ pub(crate) fn measure(options: &Options, random: &mut Random, report: &mut Repor
     let Some(size) = size(options) else { return };
     (options.progress)(&format!("image-load: making a layer of {} MiB", size >> 20));
     if let Err(reason) = both(size, options, random, report) {
-        report.not_run.push(NotRun { name: "image-load".to_owned(), reason });
+        report.not_run.push(NotRun {
+            name: "image-load".to_owned(),
+            reason,
+        });
     }
 }
 
-fn both(size: u64, options: &Options, random: &mut Random, report: &mut Report) -> Result<(), Reason> {
+fn both(
+    size: u64,
+    options: &Options,
+    random: &mut Random,
+    report: &mut Report,
+) -> Result<(), Reason> {
     let failed = |error: io::Error| format!("cannot make the image: {error}");
     let folder = fresh_folder(options, "image-load")?;
     let layer = fs::File::create(folder.join(LAYER)).map_err(failed)?;
@@ -60,7 +68,13 @@ fn both(size: u64, options: &Options, random: &mut Random, report: &mut Report) 
         }
         let archive = archive::save(&folder, &digest).map_err(failed)?;
         (options.progress)(&format!("image-load: {layer}"));
-        let image = Image { layer, bytes: size, files, archive, folder: folder.clone() };
+        let image = Image {
+            layer,
+            bytes: size,
+            files,
+            archive,
+            folder: folder.clone(),
+        };
         report.image_loads.push(image.measure(options, random)?);
     }
     // Before anybody else is measured beside it.
@@ -82,9 +96,14 @@ impl Image {
         for _ in 0..ROUNDS {
             for which in random.order(2) {
                 let to = fresh_folder(options, "unpacked")?;
-                let mut command = if which == 0 { self.load(&to, options) } else { self.unpack(&to) };
+                let mut command = if which == 0 {
+                    self.load(&to, options)
+                } else {
+                    self.unpack(&to)
+                };
                 let measured = watched(&mut command, &to);
-                fs::remove_dir_all(&to).map_err(|error| format!("`{}` stays: {error}", to.display()))?;
+                fs::remove_dir_all(&to)
+                    .map_err(|error| format!("`{}` stays: {error}", to.display()))?;
                 let (took, peak) = measured?;
                 let seconds = (took.as_secs_f64() * 1000.0).round() / 1000.0;
                 if which == 0 {
@@ -98,18 +117,35 @@ impl Image {
         let (load_s, tar_s) = (middle(&loads), middle(&unpacks));
         let to_tar = ratio(load_s, tar_s);
         let (layer, bytes, files) = (self.layer, self.bytes, self.files);
-        Ok(ImageLoad { layer, bytes, files, load_s, tar_s, to_tar, peak_bytes, loads, unpacks })
+        Ok(ImageLoad {
+            layer,
+            bytes,
+            files,
+            load_s,
+            tar_s,
+            to_tar,
+            peak_bytes,
+            loads,
+            unpacks,
+        })
     }
 
     fn load(&self, state: &Path, options: &Options) -> Command {
         let mut load = Command::new(&options.airlock);
-        load.arg("--state").arg(state).args(["image", "load", "--name", NAME]).arg(&self.archive);
+        load.arg("--state")
+            .arg(state)
+            .args(["image", "load", "--name", NAME])
+            .arg(&self.archive);
         load
     }
 
     fn unpack(&self, to: &Path) -> Command {
         let mut unpack = Command::new("tar");
-        unpack.arg("-C").arg(to).arg("-xf").arg(self.folder.join(LAYER));
+        unpack
+            .arg("-C")
+            .arg(to)
+            .arg("-xf")
+            .arg(self.folder.join(LAYER));
         unpack
     }
 }
@@ -122,7 +158,11 @@ fn watched(command: &mut Command, to: &Path) -> Result<(Duration, u64), Reason> 
     let disk = fs::File::open(to).map_err(failed)?;
     rustix::fs::syncfs(&disk).map_err(|error| failed(error.into()))?;
     let start = Instant::now();
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
     let child = child.map_err(failed)?;
     let (over, ended) = mpsc::channel::<()>();
     let pid = child.id();
@@ -134,7 +174,11 @@ fn watched(command: &mut Command, to: &Path) -> Result<(Duration, u64), Reason> 
     let told = told.map_err(failed)?;
     match told.status.success() {
         true => Ok((took, peak)),
-        false => Err(format!("{}: {}", told.status, String::from_utf8_lossy(&told.stderr).trim())),
+        false => Err(format!(
+            "{}: {}",
+            told.status,
+            String::from_utf8_lossy(&told.stderr).trim()
+        )),
     }
 }
 
@@ -151,14 +195,21 @@ fn peak_until(ended: &mpsc::Receiver<()>, pid: u32) -> u64 {
 fn peak_of(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+    line.split_whitespace()
+        .next()?
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib * 1024)
 }
 
 /// Compresses the layer in place. How hard changes the making, hardly the reading.
 fn compress(folder: &Path) -> io::Result<()> {
     let (plain, packed) = (folder.join(LAYER), folder.join("packed"));
     let mut gzip = Command::new("gzip");
-    gzip.args(["-1", "--stdout"]).arg(&plain).stdin(Stdio::null()).stdout(fs::File::create(&packed)?);
+    gzip.args(["-1", "--stdout"])
+        .arg(&plain)
+        .stdin(Stdio::null())
+        .stdout(fs::File::create(&packed)?);
     match gzip.status()?.success() {
         true => fs::rename(packed, plain),
         false => Err(io::Error::other("`gzip` could not compress it")),
@@ -177,8 +228,17 @@ fn write_layer(to: &mut impl Write, bytes: u64, random: &mut Random) -> io::Resu
             _ => (FILE_BYTES * FILES_A_GROUP).saturating_sub(group),
         };
         let size = size.clamp(1, left);
-        group = if number == FILES_A_GROUP - 1 { 0 } else { group + size };
-        write_file(to, &format!("folder-{:03}/file-{files:06}", files / 100), size, random)?;
+        group = if number == FILES_A_GROUP - 1 {
+            0
+        } else {
+            group + size
+        };
+        write_file(
+            to,
+            &format!("folder-{:03}/file-{files:06}", files / 100),
+            size,
+            random,
+        )?;
         (left, files) = (left - size, files + 1);
     }
     to.write_all(&[0; 2 * BLOCK])?;
@@ -191,21 +251,25 @@ fn write_file(to: &mut impl Write, name: &str, size: u64, random: &mut Random) -
     while left > 0 {
         let part = left.min(STRETCH);
         match random.next() % 10 < 6 {
-            true => {
-                stretch.chunks_mut(8).for_each(|eight| eight.copy_from_slice(&random.next().to_le_bytes()))
-            }
+            true => stretch
+                .chunks_mut(8)
+                .for_each(|eight| eight.copy_from_slice(&random.next().to_le_bytes())),
             false => stretch.fill(0),
         }
         to.write_all(&stretch[..part])?;
         left -= part;
     }
-    to.write_all(&vec![0; (size as usize).next_multiple_of(BLOCK) - size as usize])
+    to.write_all(&vec![
+        0;
+        (size as usize).next_multiple_of(BLOCK) - size as usize
+    ])
 }
 
 /// Of a file, as POSIX has it.
 fn header(name: &str, size: u64) -> [u8; BLOCK] {
     let mut header = [0; BLOCK];
-    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    let mut put =
+        |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
     put(0, name);
     put(100, "0000644\0");
     put(108, "0000000\0");
@@ -227,9 +291,14 @@ mod tests {
     #[test]
     fn a_layer_has_files_of_mixed_sizes_that_tar_can_read() {
         let mut layer = Vec::new();
-        let files = write_layer(&mut layer, 4 << 20, &mut Random::new(1)).expect("memory is written");
+        let files =
+            write_layer(&mut layer, 4 << 20, &mut Random::new(1)).expect("memory is written");
         let mut tar = Command::new("tar");
-        let list = tar.args(["-tv"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let list = tar
+            .args(["-tv"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
         let mut list = list.expect("tar starts");
         let mut stdin = list.stdin.take().expect("a pipe");
         let writer = thread::spawn(move || stdin.write_all(&layer).expect("tar reads"));
@@ -238,10 +307,20 @@ mod tests {
         let text = String::from_utf8(told.stdout).expect("names are plain");
         let sizes: Vec<u64> = text
             .lines()
-            .map(|line| line.split_whitespace().nth(2).and_then(|size| size.parse().ok()).expect("a size"))
+            .map(|line| {
+                line.split_whitespace()
+                    .nth(2)
+                    .and_then(|size| size.parse().ok())
+                    .expect("a size")
+            })
             .collect();
         assert!(told.status.success());
-        assert_eq!((sizes.len() as u64, sizes.iter().sum::<u64>()), (files, 4 << 20));
-        assert!(sizes.iter().any(|size| *size < 16 << 10) && sizes.iter().any(|size| *size > 512 << 10));
+        assert_eq!(
+            (sizes.len() as u64, sizes.iter().sum::<u64>()),
+            (files, 4 << 20)
+        );
+        assert!(
+            sizes.iter().any(|size| *size < 16 << 10) && sizes.iter().any(|size| *size > 512 << 10)
+        );
     }
 }

@@ -26,10 +26,15 @@ pub(crate) async fn everything(options: Options) -> Report {
     let mut random = Random::new(options.seed);
     let mut report = Report::new(About::of(&options));
     let mut lanes = prepare_all(&options, &mut report.not_run).await;
-    let phases = [Some(Phase::BackToBack), options.idle.map(|_| Phase::AfterIdle)];
+    let phases = [
+        Some(Phase::BackToBack),
+        options.idle.map(|_| Phase::AfterIdle),
+    ];
     for phase in phases.into_iter().flatten() {
         sample(&options, phase, &mut random, &mut lanes).await;
-        report.rows.extend(lanes.iter_mut().map(|lane| lane.take(phase)));
+        report
+            .rows
+            .extend(lanes.iter_mut().map(|lane| lane.take(phase)));
     }
     for lane in lanes {
         lane.way.end().await;
@@ -53,19 +58,31 @@ pub(crate) fn wanted(options: &Options, name: &str) -> bool {
 async fn prepare_all(options: &Options, not_run: &mut Vec<NotRun>) -> Vec<Lane> {
     let mut lanes = Vec::new();
     let all = rows::all(options.command.as_deref());
-    let known =
-        |name: &&String| all.iter().any(|row| row.name == **name) || rows::MORE.contains(&name.as_str());
+    let known = |name: &&String| {
+        all.iter().any(|row| row.name == **name) || rows::MORE.contains(&name.as_str())
+    };
     let unknown = options.only.iter().filter(|name| !known(name));
     let reason = "it has a command of its own, and another one was given";
-    not_run.extend(unknown.map(|name| NotRun { name: name.clone(), reason: reason.to_owned() }));
+    not_run.extend(unknown.map(|name| NotRun {
+        name: name.clone(),
+        reason: reason.to_owned(),
+    }));
     for row in all {
         if !wanted(options, &row.name) {
             continue;
         }
         (options.progress)(&format!("preparing {}", row.name));
         match warmed_up(&row, options).await {
-            Ok(way) => lanes.push(Lane { row, way, samples: Vec::new(), errors: Vec::new() }),
-            Err(reason) => not_run.push(NotRun { name: row.name, reason }),
+            Ok(way) => lanes.push(Lane {
+                row,
+                way,
+                samples: Vec::new(),
+                errors: Vec::new(),
+            }),
+            Err(reason) => not_run.push(NotRun {
+                name: row.name,
+                reason,
+            }),
         }
     }
     lanes
@@ -89,12 +106,26 @@ async fn sample(options: &Options, phase: Phase, random: &mut Random, lanes: &mu
     for round in 0..options.rounds {
         if !lanes.is_empty() && (round == 0 || told.elapsed() > Duration::from_secs(5)) {
             told = Instant::now();
-            (options.progress)(&format!("{}: round {} of {}", phase.name(), round + 1, options.rounds));
+            (options.progress)(&format!(
+                "{}: round {} of {}",
+                phase.name(),
+                round + 1,
+                options.rounds
+            ));
         }
         // A row that is visited often stands in the round that often.
-        let visits = |lane: &Lane| if phase == Phase::BackToBack { lane.row.visits() } else { 1 };
-        let round: Vec<_> =
-            lanes.iter().enumerate().flat_map(|(number, lane)| vec![number; visits(lane)]).collect();
+        let visits = |lane: &Lane| {
+            if phase == Phase::BackToBack {
+                lane.row.visits()
+            } else {
+                1
+            }
+        };
+        let round: Vec<_> = lanes
+            .iter()
+            .enumerate()
+            .flat_map(|(number, lane)| vec![number; visits(lane)])
+            .collect();
         for place in random.order(round.len()) {
             let lane = &mut lanes[round[place]];
             match phase {
@@ -123,7 +154,10 @@ impl Lane {
 
     /// What came of it in this phase, which is over.
     fn take(&mut self, phase: Phase) -> Measured {
-        let (samples, errors) = (std::mem::take(&mut self.samples), std::mem::take(&mut self.errors));
+        let (samples, errors) = (
+            std::mem::take(&mut self.samples),
+            std::mem::take(&mut self.errors),
+        );
         let percent = |percent| percentile(&samples, percent).map(microseconds);
         Measured {
             row: self.row.name.clone(),

@@ -24,7 +24,10 @@ struct Both {
 }
 
 pub(crate) async fn measure(options: &Options, random: &mut Random, report: &mut Report) {
-    let engines = [("docker", Some(&*options.docker_socket)), ("podman", options.podman_socket.as_deref())];
+    let engines = [
+        ("docker", Some(&*options.docker_socket)),
+        ("podman", options.podman_socket.as_deref()),
+    ];
     for (backend, socket) in engines {
         let name = format!("container-{backend}");
         if !wanted(options, &name) {
@@ -45,9 +48,14 @@ async fn of_engine(
     random: &mut Random,
 ) -> Result<Pairs, Reason> {
     let socket = socket.ok_or("no socket of it is known; CONTAINER_HOST names one")?;
-    let command = options.command.clone().unwrap_or_else(|| vec!["/bin/true".into()]);
+    let command = options
+        .command
+        .clone()
+        .unwrap_or_else(|| vec!["/bin/true".into()]);
     let mut both = Both::prepare(backend, socket, &command, options)?;
-    let measured = both.pairs(backend, options.rounds.max(FEWEST), random).await;
+    let measured = both
+        .pairs(backend, options.rounds.max(FEWEST), random)
+        .await;
     both.bare.end();
     both.ours.end().await;
     measured
@@ -65,10 +73,19 @@ impl Both {
         let bare = Docker::with_image(command, &archive, socket, Some(&filter))?;
         let at = vec![socket.to_string_lossy().into_owned()];
         let hosts = match backend {
-            "podman" => Hosts { podman: at, ..Hosts::default() },
-            _ => Hosts { docker: at, ..Hosts::default() },
+            "podman" => Hosts {
+                podman: at,
+                ..Hosts::default()
+            },
+            _ => Hosts {
+                docker: at,
+                ..Hosts::default()
+            },
         };
-        Ok(Both { ours: Library::contained(command, backend, hosts, options)?, bare })
+        Ok(Both {
+            ours: Library::contained(command, backend, hosts, options)?,
+            bare,
+        })
     }
 
     async fn pairs(
@@ -133,7 +150,8 @@ fn filter(backend: &str, options: &Options) -> Result<String, Reason> {
         return Ok(profile.to_string());
     }
     let file = fresh_folder(options, "filter")?.join("seccomp.json");
-    fs::write(&file, profile.to_string()).map_err(|error| format!("cannot write a filter: {error}"))?;
+    fs::write(&file, profile.to_string())
+        .map_err(|error| format!("cannot write a filter: {error}"))?;
     Ok(file.to_string_lossy().into_owned())
 }
 
@@ -166,7 +184,14 @@ mod tests {
         let pairs = [(10, 9), (30, 10), (21, 20)]
             .map(|(ours, bare)| (Duration::from_micros(ours), Duration::from_micros(bare)));
         let pairs = summary("docker", &pairs, 0, None);
-        assert_eq!((pairs.ours_p50_us, pairs.bare_p50_us, pairs.difference_p50_us), (21.0, 10.0, 1.0));
+        assert_eq!(
+            (
+                pairs.ours_p50_us,
+                pairs.bare_p50_us,
+                pairs.difference_p50_us
+            ),
+            (21.0, 10.0, 1.0)
+        );
         assert_eq!((pairs.n, pairs.differences_us), (3, vec![1.0, 20.0, 1.0]));
     }
 }

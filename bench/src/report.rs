@@ -223,7 +223,10 @@ impl Phase {
 impl About {
     pub(crate) fn of(options: &Options) -> About {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let command = options.command.clone().unwrap_or_else(|| vec!["/bin/true".into()]);
+        let command = options
+            .command
+            .clone()
+            .unwrap_or_else(|| vec!["/bin/true".into()]);
         About {
             version: env!("CARGO_PKG_VERSION"),
             debug_build: cfg!(debug_assertions),
@@ -233,7 +236,10 @@ impl About {
             seed: options.seed,
             rounds: options.rounds,
             idle_ms: options.idle.map(|idle| idle.as_millis() as u64),
-            command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: command
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
         }
     }
 }
@@ -331,14 +337,24 @@ pub(crate) mod tests {
     #[test]
     fn rows_are_compared_with_the_same_phase_only() {
         let report = example();
-        let ratios: Vec<_> = report.rows.iter().map(|row| (row.to_spawn, row.to_bwrap)).collect();
-        assert_eq!(ratios, [(Some(1.0), None), (Some(2.5), None), (Some(1.0), None)]);
+        let ratios: Vec<_> = report
+            .rows
+            .iter()
+            .map(|row| (row.to_spawn, row.to_bwrap))
+            .collect();
+        assert_eq!(
+            ratios,
+            [(Some(1.0), None), (Some(2.5), None), (Some(1.0), None)]
+        );
     }
 
     #[test]
     fn the_json_has_every_sample_in_the_order_taken() {
         let mut report = example();
-        report.not_run.push(NotRun { name: "docker".into(), reason: "no daemon".into() });
+        report.not_run.push(NotRun {
+            name: "docker".into(),
+            reason: "no daemon".into(),
+        });
         let json = serde_json::to_value(&report).expect("a report is JSON");
         assert_eq!(
             json["rows"][1],
@@ -348,7 +364,13 @@ pub(crate) mod tests {
                 "to_bwrap": null, "samples_us": [2500.0, 2400.0, 9000.0],
             })
         );
-        assert_eq!(json["not_run"], serde_json::json!([{ "name": "docker", "reason": "no daemon" }]));
-        assert_eq!((&json["about"]["seed"], &json["about"]["idle_ms"]), (&7.into(), &200.into()));
+        assert_eq!(
+            json["not_run"],
+            serde_json::json!([{ "name": "docker", "reason": "no daemon" }])
+        );
+        assert_eq!(
+            (&json["about"]["seed"], &json["about"]["idle_ms"]),
+            (&7.into(), &200.into())
+        );
     }
 }

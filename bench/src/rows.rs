@@ -53,7 +53,11 @@ impl Row {
     /// How often it is run in one visit. Elsewhere a pool is filled again before the next row, off the clock; in a row
     /// of runs that drains it the refill goes on meanwhile.
     pub(crate) fn burst(&self) -> usize {
-        if self.kind == Kind::WarmSustained { 32 } else { 1 }
+        if self.kind == Kind::WarmSustained {
+            32
+        } else {
+            1
+        }
     }
 }
 
@@ -131,26 +135,38 @@ impl Kind {
         match self {
             Kind::Spawn => "no sandbox: spawn and wait, no pipes; the base of the ratios",
             Kind::SpawnWithPipes => "no sandbox, output read to the end",
-            Kind::Bwrap => "bwrap --unshare-all, /usr read-only, no capability; no filter, no limits",
+            Kind::Bwrap => {
+                "bwrap --unshare-all, /usr read-only, no capability; no filter, no limits"
+            }
             Kind::Firejail => {
                 "firejail without a profile: own network, filter; the host's files stay visible"
             }
-            Kind::Crun => "crun run on a bundle: /usr read-only, own namespaces, cgroups; no filter",
-            Kind::Runc => "runc run on a bundle: /usr read-only, own namespaces, cgroups; no filter",
+            Kind::Crun => {
+                "crun run on a bundle: /usr read-only, own namespaces, cgroups; no filter"
+            }
+            Kind::Runc => {
+                "runc run on a bundle: /usr read-only, own namespaces, cgroups; no filter"
+            }
             Kind::Podman => "podman run --rm on a root folder, limits of memory and pids",
             Kind::Docker => {
                 "Docker's API: create, start, wait, remove; its filter, limits of memory and pids"
             }
             Kind::DockerWithImage => "the same on an image with the program, no log",
             Kind::Cli => "`airlock run`, the whole program, every barrier",
-            Kind::Cold => "Engine::run in a sandbox made for it; its cgroups and namespaces came from a pool",
+            Kind::Cold => {
+                "Engine::run in a sandbox made for it; its cgroups and namespaces came from a pool"
+            }
             Kind::ColdWithMounts => "library-cold with a mounted workspace and one more mount",
-            Kind::ColdWithImage => "library-cold on an image of our store: the same program, unpacked before",
+            Kind::ColdWithImage => {
+                "library-cold on an image of our store: the same program, unpacked before"
+            }
             Kind::Warm => "Engine::run in a sandbox from a pool, which is full",
             Kind::WarmSustained => {
                 "the same 32 times in a row: the pool drains and is refilled meanwhile, on the same processors"
             }
-            Kind::Bare => "Engine::run with nothing made ahead but the launcher: with the v1 attach",
+            Kind::Bare => {
+                "Engine::run with nothing made ahead but the launcher: with the v1 attach"
+            }
             Kind::Attach => "cgroup v1: only moving a process into prepared groups",
             Kind::MakeAndAttach => "cgroup v1: making, limiting, moving, removing",
         }
@@ -158,20 +174,33 @@ impl Kind {
 
     pub(crate) const fn is_ours(self) -> bool {
         use Kind::{Bare, Cli, Cold, ColdWithImage, ColdWithMounts, Warm, WarmSustained};
-        matches!(self, Cli | Bare | Cold | ColdWithImage | ColdWithMounts | Warm | WarmSustained)
+        matches!(
+            self,
+            Cli | Bare | Cold | ColdWithImage | ColdWithMounts | Warm | WarmSustained
+        )
     }
 
     /// What both sides have to pay.
     pub(crate) const fn is_base(self) -> bool {
-        matches!(self, Kind::Spawn | Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach)
+        matches!(
+            self,
+            Kind::Spawn | Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach
+        )
     }
 
     /// Whether a second command tells more about it.
     const fn with_python(self) -> bool {
-        let variant = matches!(self, Kind::ColdWithMounts | Kind::WarmSustained | Kind::Bare);
+        let variant = matches!(
+            self,
+            Kind::ColdWithMounts | Kind::WarmSustained | Kind::Bare
+        );
         // Python is too much for the small image.
         let variant = variant || matches!(self, Kind::ColdWithImage | Kind::DockerWithImage);
-        !variant && !matches!(self, Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach)
+        !variant
+            && !matches!(
+                self,
+                Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach
+            )
     }
 }
 
@@ -185,7 +214,9 @@ pub(crate) fn all(command: Option<&[OsString]>) -> Vec<Row> {
     };
     let default: [OsString; 1] = ["/bin/true".into()];
     let first = command.unwrap_or(&default);
-    let mut rows: Vec<_> = Kind::ALL.map(|kind| row(kind, Group::Command, "", first)).into();
+    let mut rows: Vec<_> = Kind::ALL
+        .map(|kind| row(kind, Group::Command, "", first))
+        .into();
     if command.is_none() {
         let python = ["python3", "-c", "pass"].map(OsString::from);
         let kinds = Kind::ALL.into_iter().filter(|kind| kind.with_python());
@@ -209,7 +240,11 @@ fn resolved(command: &[OsString]) -> Vec<OsString> {
 
 /// The names of all rows and of the other measurements.
 pub fn names() -> Vec<String> {
-    all(None).into_iter().map(|row| row.name).chain(MORE.map(str::to_owned)).collect()
+    all(None)
+        .into_iter()
+        .map(|row| row.name)
+        .chain(MORE.map(str::to_owned))
+        .collect()
 }
 
 #[cfg(test)]
@@ -221,14 +256,20 @@ mod tests {
     fn every_name_is_there_once() {
         let names = names();
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        assert!(names.contains(&"python-library-cold".to_owned()) && names.contains(&"hundred".to_owned()));
+        assert!(
+            names.contains(&"python-library-cold".to_owned())
+                && names.contains(&"hundred".to_owned())
+        );
     }
 
     #[test]
     fn a_command_of_ones_own_replaces_both() {
         let rows = all(Some(&["/bin/ls".into()]));
         assert_eq!(rows.len(), Kind::ALL.len());
-        assert!(rows.iter().all(|row| row.command == ["/bin/ls"] && row.group == Group::Command));
+        assert!(
+            rows.iter()
+                .all(|row| row.command == ["/bin/ls"] && row.group == Group::Command)
+        );
     }
 
     #[test]

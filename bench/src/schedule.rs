@@ -62,6 +62,9 @@ mod tests {
         for _ in 0..4000 {
             first[random.order(4)[0]] += 1;
         }
-        assert!(first.iter().all(|times| (900..1100).contains(times)), "{first:?}");
+        assert!(
+            first.iter().all(|times| (900..1100).contains(times)),
+            "{first:?}"
+        );
     }
 }

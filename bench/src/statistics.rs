@@ -14,7 +14,10 @@ pub(crate) fn percentile(samples: &[Duration], percent: usize) -> Option<Duratio
 pub(crate) fn middle(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+    sorted
+        .get(sorted.len().saturating_sub(1) / 2)
+        .copied()
+        .unwrap_or_default()
 }
 
 /// Microseconds with one decimal: what is finer is noise.
@@ -38,7 +41,8 @@ mod tests {
     #[test]
     fn percentiles_are_samples_by_nearest_rank() {
         let hundred: Vec<u64> = (1..=100).rev().collect();
-        let shown = |numbers: &[u64], percent| percentile(&of(numbers), percent).map(|p| p.as_micros());
+        let shown =
+            |numbers: &[u64], percent| percentile(&of(numbers), percent).map(|p| p.as_micros());
         assert_eq!(shown(&hundred, 50), Some(50));
         assert_eq!(shown(&hundred, 99), Some(99));
         assert_eq!(shown(&hundred, 100), Some(100));
@@ -57,7 +61,14 @@ mod tests {
 
     #[test]
     fn the_middle_is_one_of_the_numbers() {
-        assert_eq!([middle(&[3.0, 1.0, 2.0]), middle(&[4.0, 1.0, 3.0, 2.0]), middle(&[])], [2.0, 2.0, 0.0]);
+        assert_eq!(
+            [
+                middle(&[3.0, 1.0, 2.0]),
+                middle(&[4.0, 1.0, 3.0, 2.0]),
+                middle(&[])
+            ],
+            [2.0, 2.0, 0.0]
+        );
     }
 
     #[test]

@@ -37,21 +37,34 @@ struct Axis {
 impl Axis {
     /// From the power of ten below the smallest to the one above the largest.
     fn of(rows: &[&Measured]) -> Option<Axis> {
-        let samples = || rows.iter().flat_map(|row| row.samples_us.iter().copied()).filter(|us| *us > 0.0);
+        let samples = || {
+            rows.iter()
+                .flat_map(|row| row.samples_us.iter().copied())
+                .filter(|us| *us > 0.0)
+        };
         let (low, high) = (samples().reduce(f64::min)?, samples().reduce(f64::max)?);
-        let (low, high) = (10f64.powf(low.log10().floor()), 10f64.powf(high.log10().ceil()));
-        Some(Axis { low, high: if high > low { high } else { low * 10.0 } })
+        let (low, high) = (
+            10f64.powf(low.log10().floor()),
+            10f64.powf(high.log10().ceil()),
+        );
+        Some(Axis {
+            low,
+            high: if high > low { high } else { low * 10.0 },
+        })
     }
 
     fn x(&self, microseconds: f64) -> f64 {
-        let share = (microseconds.max(self.low) / self.low).log10() / (self.high / self.low).log10();
+        let share =
+            (microseconds.max(self.low) / self.low).log10() / (self.high / self.low).log10();
         NAMES + share * PLOT
     }
 
     /// The powers of ten on it.
     fn decades(&self) -> Vec<f64> {
         let count = (self.high / self.low).log10().round() as i32;
-        (0..=count).map(|power| self.low * 10f64.powi(power)).collect()
+        (0..=count)
+            .map(|power| self.low * 10f64.powi(power))
+            .collect()
     }
 }
 
@@ -61,21 +74,31 @@ impl Report {
         let phases: Vec<_> = [Phase::BackToBack, Phase::AfterIdle]
             .into_iter()
             .map(|phase| {
-                let rows = self.rows.iter().filter(|row| row.phase == phase && row.n > 0);
+                let rows = self
+                    .rows
+                    .iter()
+                    .filter(|row| row.phase == phase && row.n > 0);
                 (phase, rows.collect::<Vec<_>>())
             })
             .filter(|(_, rows)| !rows.is_empty())
             .collect();
         let width = NAMES + PLOT + NUMBERS;
-        let lines: f64 = phases.iter().map(|(_, rows)| rows.len() as f64 * LINE + GAP).sum();
+        let lines: f64 = phases
+            .iter()
+            .map(|(_, rows)| rows.len() as f64 * LINE + GAP)
+            .sum();
         let height = HEAD + lines + 10.0;
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
              height=\"{height}\" role=\"img\">\n<title>What a sandboxed run costs</title>\n<style>\n{STYLE}</style>\n\
              <rect class=\"paper\" width=\"{width}\" height=\"{height}\"/>\n"
         );
-        svg +=
-            &label(16.0, 26.0, "title", "What a run costs: no sandbox (grey), ours (blue), peers (orange)");
+        svg += &label(
+            16.0,
+            26.0,
+            "title",
+            "What a run costs: no sandbox (grey), ours (blue), peers (orange)",
+        );
         svg += &label(16.0, 44.0, "faint", &self.subtitle());
         let mut top = HEAD;
         for (phase, rows) in &phases {
@@ -94,19 +117,30 @@ impl Report {
             about.processors,
             about.load.join(" to "),
             about.seed,
-            if about.debug_build { " · DEBUG BUILD" } else { "" }
+            if about.debug_build {
+                " · DEBUG BUILD"
+            } else {
+                ""
+            }
         )
     }
 
     fn panel(&self, top: f64, phase: Phase, rows: &[&Measured]) -> String {
-        let Some(axis) = Axis::of(rows) else { return String::new() };
+        let Some(axis) = Axis::of(rows) else {
+            return String::new();
+        };
         let bottom = top + 30.0 + rows.len() as f64 * LINE;
         let title = match (phase, self.about.idle_ms) {
             (Phase::AfterIdle, Some(ms)) => format!("after {ms} ms idle"),
             (Phase::AfterIdle, None) | (Phase::BackToBack, _) => phase.name().to_owned(),
         };
         let mut panel = label(16.0, top + 22.0, "title", &title);
-        panel += &label(NAMES + PLOT + 12.0, top + 22.0, "faint", "p50 · x spawn · x bwrap");
+        panel += &label(
+            NAMES + PLOT + 12.0,
+            top + 22.0,
+            "faint",
+            "p50 · x spawn · x bwrap",
+        );
         for decade in axis.decades() {
             let x = axis.x(decade);
             _ = writeln!(
@@ -125,7 +159,9 @@ impl Report {
 
 /// One row: its name, its dots, its bars, its numbers.
 fn strip(axis: &Axis, y: f64, row: &Measured) -> String {
-    let (Some(p50), Some(p99)) = (row.p50_us, row.p99_us) else { return String::new() };
+    let (Some(p50), Some(p99)) = (row.p50_us, row.p99_us) else {
+        return String::new();
+    };
     let class = match row.kind {
         kind if kind.is_ours() => "ours",
         kind if kind.is_base() => "base",
@@ -142,10 +178,16 @@ fn strip(axis: &Axis, y: f64, row: &Measured) -> String {
         )
     };
     let (from, to) = (axis.x(p50), axis.x(p99));
-    strip += &(bar("span", from, to, 0.0) + &bar("p50", from, from, 8.0) + &bar("p99", to, to, 6.0));
+    strip +=
+        &(bar("span", from, to, 0.0) + &bar("p50", from, from, 8.0) + &bar("p99", to, to, 6.0));
     strip += "</g>\n";
     let ratio = |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2}"));
-    let numbers = format!("{} · {} · {}", shown(p50), ratio(row.to_spawn), ratio(row.to_bwrap));
+    let numbers = format!(
+        "{} · {} · {}",
+        shown(p50),
+        ratio(row.to_spawn),
+        ratio(row.to_bwrap)
+    );
     strip + &label(NAMES + PLOT + 12.0, y + 4.0, "", &numbers)
 }
 
@@ -156,10 +198,17 @@ fn dots(axis: &Axis, y: f64, samples: &[f64]) -> String {
     for (number, sample) in samples.iter().enumerate() {
         // Spread a little up and down, always in the same way: a plot of the same report is the same.
         let away = (number * 7 % 11) as f64 - 5.0;
-        _ = write!(layers[number % LAYERS], "M{:.1} {:.0}h0", axis.x(*sample), y + away);
+        _ = write!(
+            layers[number % LAYERS],
+            "M{:.1} {:.0}h0",
+            axis.x(*sample),
+            y + away
+        );
     }
     let shown = layers.into_iter().filter(|layer| !layer.is_empty());
-    shown.map(|layer| format!("<path class=\"dots\" d=\"{layer}\"/>\n")).collect()
+    shown
+        .map(|layer| format!("<path class=\"dots\" d=\"{layer}\"/>\n"))
+        .collect()
 }
 
 /// At most so many samples, evenly taken over the time of measuring; the slowest is always among them.
@@ -189,7 +238,10 @@ fn plain(value: f64) -> String {
 }
 
 fn label(x: f64, y: f64, class: &str, text: &str) -> String {
-    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{}</text>\n", escaped(text))
+    format!(
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{}</text>\n",
+        escaped(text)
+    )
 }
 
 /// Text that cannot end the element it stands in; what XML cannot hold at all is replaced.
@@ -199,7 +251,9 @@ fn escaped(text: &str) -> String {
         '<' => "&lt;".to_owned(),
         '>' => "&gt;".to_owned(),
         '"' => "&quot;".to_owned(),
-        other if other.is_control() || ['\u{fffe}', '\u{ffff}'].contains(&other) => "\u{fffd}".to_owned(),
+        other if other.is_control() || ['\u{fffe}', '\u{ffff}'].contains(&other) => {
+            "\u{fffd}".to_owned()
+        }
         other => other.to_string(),
     };
     text.chars().map(one).collect()
@@ -214,30 +268,52 @@ mod tests {
     fn well_formed(document: &str) -> Result<(), String> {
         let mut open = Vec::new();
         for piece in document.split('<').skip(1) {
-            let (tag, text) = piece.split_once('>').ok_or(format!("`<{piece}` does not end"))?;
+            let (tag, text) = piece
+                .split_once('>')
+                .ok_or(format!("`<{piece}` does not end"))?;
             if tag.matches('"').count() % 2 != 0 {
                 return Err(format!("a quote in <{tag}> does not end"));
             }
-            let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
+            let name = tag
+                .trim_start_matches('/')
+                .split([' ', '/'])
+                .next()
+                .unwrap_or_default();
             match (tag.starts_with('/'), tag.ends_with('/')) {
-                (true, _) if open.pop() != Some(name) => return Err(format!("</{name}> ends nothing")),
+                (true, _) if open.pop() != Some(name) => {
+                    return Err(format!("</{name}> ends nothing"));
+                }
                 (true, _) | (false, true) => {}
                 (false, false) => open.push(name),
             }
             let bare = text.split('&').skip(1).find(|rest| {
-                !rest.split_once(';').is_some_and(|(name, _)| ["amp", "lt", "gt", "quot"].contains(&name))
+                !rest
+                    .split_once(';')
+                    .is_some_and(|(name, _)| ["amp", "lt", "gt", "quot"].contains(&name))
             });
             if text.contains('>') || bare.is_some() {
                 return Err(format!("`{text}` is no text"));
             }
         }
-        if open.is_empty() { Ok(()) } else { Err(format!("{open:?} do not end")) }
+        if open.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{open:?} do not end"))
+        }
     }
 
     #[test]
     fn the_check_sees_what_is_wrong() {
         assert_eq!(well_formed("<a b=\"c\"><d/>x &amp; y</a>"), Ok(()));
-        for wrong in ["<a>", "<a></b>", "<a>x & y</a>", "<a b=\"></a>", "<a", "</a>", "<a>></a>"] {
+        for wrong in [
+            "<a>",
+            "<a></b>",
+            "<a>x & y</a>",
+            "<a b=\"></a>",
+            "<a",
+            "</a>",
+            "<a>></a>",
+        ] {
             assert!(well_formed(wrong).is_err(), "{wrong}");
         }
     }
@@ -279,7 +355,10 @@ mod tests {
         assert_eq!((axis.low, axis.high), (100.0, 10_000.0));
         assert_eq!((axis.x(100.0), axis.x(10_000.0)), (NAMES, NAMES + PLOT));
         assert_eq!(axis.decades(), [100.0, 1000.0, 10_000.0]);
-        assert_eq!([4.0, 12.5, 900.0, 2_500_000.0].map(shown), ["4 µs", "12.5 µs", "900 µs", "2.50 s"]);
+        assert_eq!(
+            [4.0, 12.5, 900.0, 2_500_000.0].map(shown),
+            ["4 µs", "12.5 µs", "900 µs", "2.50 s"]
+        );
     }
 
     #[test]

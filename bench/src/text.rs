@@ -23,7 +23,13 @@ fn head(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
         "airlock {} on Linux {kernel}, {processors} processors, load {before} before and {after} after",
         about.version
     )?;
-    writeln!(f, "command {}, seed {}, {} rounds", about.command.join(" "), about.seed, about.rounds)?;
+    writeln!(
+        f,
+        "command {}, seed {}, {} rounds",
+        about.command.join(" "),
+        about.seed,
+        about.rounds
+    )?;
     if about.debug_build {
         writeln!(f, "A DEBUG BUILD: its numbers mean nothing.")?;
     }
@@ -31,7 +37,11 @@ fn head(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
 }
 
 fn rows(report: &Report, phase: Phase, f: &mut Formatter<'_>) -> fmt::Result {
-    let rows: Vec<_> = report.rows.iter().filter(|row| row.phase == phase).collect();
+    let rows: Vec<_> = report
+        .rows
+        .iter()
+        .filter(|row| row.phase == phase)
+        .collect();
     if rows.is_empty() {
         return Ok(());
     }
@@ -39,9 +49,18 @@ fn rows(report: &Report, phase: Phase, f: &mut Formatter<'_>) -> fmt::Result {
         (Phase::AfterIdle, Some(ms)) => format!("each after {ms} ms of idle time"),
         (Phase::AfterIdle, None) | (Phase::BackToBack, _) => phase.name().to_owned(),
     };
-    writeln!(f, "\n{title:<34} {:>11} {:>11} {:>8} {:>8} {:>6}", "p50", "p99", "x spawn", "x bwrap", "n")?;
+    writeln!(
+        f,
+        "\n{title:<34} {:>11} {:>11} {:>8} {:>8} {:>6}",
+        "p50", "p99", "x spawn", "x bwrap", "n"
+    )?;
     for row in rows {
-        let cells = [span(row.p50_us), span(row.p99_us), number(row.to_spawn), number(row.to_bwrap)];
+        let cells = [
+            span(row.p50_us),
+            span(row.p99_us),
+            number(row.to_spawn),
+            number(row.to_bwrap),
+        ];
         let [p50, p99, spawn, bwrap] = cells;
         writeln!(
             f,
@@ -57,7 +76,11 @@ fn rows(report: &Report, phase: Phase, f: &mut Formatter<'_>) -> fmt::Result {
 /// What must not be overlooked about a row.
 fn remarks(row: &Measured) -> String {
     let mut text = String::new();
-    if let Some(missing) = row.missing_barriers.as_deref().filter(|missing| !missing.is_empty()) {
+    if let Some(missing) = row
+        .missing_barriers
+        .as_deref()
+        .filter(|missing| !missing.is_empty())
+    {
         _ = write!(text, "  without {}", missing.join(", "));
     }
     if let Some(error) = &row.first_error {
@@ -68,29 +91,61 @@ fn remarks(row: &Measured) -> String {
 
 fn several(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
     if !report.throughput.is_empty() {
-        writeln!(f, "\n{:<34} {:>10} {:>10} {:>8}", "throughput", "at once", "runs/s", "x bwrap")?;
+        writeln!(
+            f,
+            "\n{:<34} {:>10} {:>10} {:>8}",
+            "throughput", "at once", "runs/s", "x bwrap"
+        )?;
     }
     for one in &report.throughput {
         let (runs, bwrap) = (one.per_second, number(one.to_bwrap));
-        writeln!(f, "  {:<32} {:>10} {runs:>10.0} {bwrap:>8}", one.row, one.runners)?;
+        writeln!(
+            f,
+            "  {:<32} {:>10} {runs:>10.0} {bwrap:>8}",
+            one.row, one.runners
+        )?;
     }
     if let Some(idle) = &report.idle_sandbox {
         let (charged, pss) = (kib(idle.charged_bytes), kib(idle.pss_bytes));
-        writeln!(f, "\none parked sandbox: charged with its kernel memory {charged}, PSS {pss}")?;
+        writeln!(
+            f,
+            "\none parked sandbox: charged with its kernel memory {charged}, PSS {pss}"
+        )?;
     }
     if let Some(hundred) = &report.hundred {
-        writeln!(f, "\n{} sandboxes alive and answering after {:.2} s", hundred.sandboxes, hundred.seconds)?;
+        writeln!(
+            f,
+            "\n{} sandboxes alive and answering after {:.2} s",
+            hundred.sandboxes, hundred.seconds
+        )?;
     }
     images(report, f)
 }
 
 fn images(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
-    if let Some(ImageRuns { runs, charged_bytes, pss_bytes, disk_bytes }) = &report.image_runs {
+    if let Some(ImageRuns {
+        runs,
+        charged_bytes,
+        pss_bytes,
+        disk_bytes,
+    }) = &report.image_runs
+    {
         let [charged, pss, disk] = [charged_bytes, pss_bytes, disk_bytes].map(|bytes| kib(*bytes));
-        writeln!(f, "\neach of {runs} live runs of one image: charged {charged}, PSS {pss}, on disk {disk}")?;
+        writeln!(
+            f,
+            "\neach of {runs} live runs of one image: charged {charged}, PSS {pss}, on disk {disk}"
+        )?;
     }
-    for Pairs { backend, n, difference_p50_us, ours_p50_us, bare_p50_us, errors, first_error, .. } in
-        &report.pairs
+    for Pairs {
+        backend,
+        n,
+        difference_p50_us,
+        ours_p50_us,
+        bare_p50_us,
+        errors,
+        first_error,
+        ..
+    } in &report.pairs
     {
         let [difference, ours, bare] =
             [difference_p50_us, ours_p50_us, bare_p50_us].map(|us| span(Some(*us)));
@@ -104,7 +159,12 @@ fn images(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
         }
     }
     for load in &report.image_loads {
-        let (layer, files, mib, ratio) = (load.layer, load.files, load.bytes >> 20, number(load.to_tar));
+        let (layer, files, mib, ratio) = (
+            load.layer,
+            load.files,
+            load.bytes >> 20,
+            number(load.to_tar),
+        );
         let (ours, tar, peak) = (load.load_s, load.tar_s, kib(Some(load.peak_bytes)));
         writeln!(
             f,
@@ -115,17 +175,34 @@ fn images(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
 }
 
 fn kib(bytes: Option<u64>) -> String {
-    bytes.map_or("not known".to_owned(), |bytes| format!("{} KiB", bytes / 1024))
+    bytes.map_or("not known".to_owned(), |bytes| {
+        format!("{} KiB", bytes / 1024)
+    })
 }
 
 fn targets(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
-    let measured = report.targets.iter().filter_map(|target| Some((target, target.measured.as_ref()?)));
+    let measured = report
+        .targets
+        .iter()
+        .filter_map(|target| Some((target, target.measured.as_ref()?)));
     for (number, (target, measured)) in measured.enumerate() {
         if number == 0 {
-            writeln!(f, "\n{:<48} {:<22} {:>9}", "targets, which decide nothing", "wanted", "measured")?;
+            writeln!(
+                f,
+                "\n{:<48} {:<22} {:>9}",
+                "targets, which decide nothing", "wanted", "measured"
+            )?;
         }
-        let verdict = if target.met == Some(true) { "met" } else { "not met" };
-        writeln!(f, "  {:<46} {:<22} {measured:>9}  {verdict}", target.name, target.target)?;
+        let verdict = if target.met == Some(true) {
+            "met"
+        } else {
+            "not met"
+        };
+        writeln!(
+            f,
+            "  {:<46} {:<22} {measured:>9}  {verdict}",
+            target.name, target.target
+        )?;
     }
     Ok(())
 }
@@ -134,7 +211,10 @@ fn not_run(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
     if !report.not_run.is_empty() {
         writeln!(f)?;
     }
-    report.not_run.iter().try_for_each(|one| writeln!(f, "{} not run: {}", one.name, one.reason))
+    report
+        .not_run
+        .iter()
+        .try_for_each(|one| writeln!(f, "{} not run: {}", one.name, one.reason))
 }
 
 /// A time that can be compared at a glance: always milliseconds.
@@ -155,7 +235,10 @@ mod tests {
         let mut report = example();
         report.rows[1].missing_barriers = Some(vec!["memory_limit"]);
         (report.rows[1].errors, report.rows[1].first_error) = (2, Some("Failed: x".into()));
-        report.not_run.push(NotRun { name: "bwrap".into(), reason: "`bwrap` is not installed".into() });
+        report.not_run.push(NotRun {
+            name: "bwrap".into(),
+            reason: "`bwrap` is not installed".into(),
+        });
         let wanted = "\
 airlock 1 on Linux 6.1, 2 processors, load 0.5 before and 1.5 after
 command /bin/true, seed 7, 3 rounds

@@ -35,10 +35,12 @@ pub(crate) async fn measure(options: &Options, random: &mut Random, report: &mut
             (options.progress)(&name);
             let (measured, not_run) = with(runners, options, random).await;
             report.throughput.extend(measured);
-            report.not_run.extend(not_run.into_iter().map(|(row, reason)| {
-                let name = format!("{name}, {row}");
-                NotRun { name, reason }
-            }));
+            report
+                .not_run
+                .extend(not_run.into_iter().map(|(row, reason)| {
+                    let name = format!("{name}, {row}");
+                    NotRun { name, reason }
+                }));
         }
     }
 }
@@ -51,9 +53,16 @@ async fn with(
 ) -> (Vec<Throughput>, Vec<(String, Reason)>) {
     let (mut lanes, mut not_run) = (Vec::new(), Vec::new());
     let rows = all(options.command.as_deref());
-    for row in rows.into_iter().filter(|row| row.group == Group::Command && KINDS.contains(&row.kind)) {
+    for row in rows
+        .into_iter()
+        .filter(|row| row.group == Group::Command && KINDS.contains(&row.kind))
+    {
         match ways::prepare(row.kind, &row.command, options).await {
-            Ok(way) => lanes.push(Lane { row, way, batches: Ok(Vec::new()) }),
+            Ok(way) => lanes.push(Lane {
+                row,
+                way,
+                batches: Ok(Vec::new()),
+            }),
             Err(reason) => not_run.push((row.name, reason)),
         }
     }
@@ -78,12 +87,16 @@ async fn with(
 impl Lane {
     /// One batch, unless one has failed.
     async fn batch(&mut self, runners: usize, length: Duration) {
-        let Ok(batches) = &mut self.batches else { return };
+        let Ok(batches) = &mut self.batches else {
+            return;
+        };
         self.way.settle().await;
         let rate = match &self.way {
             Way::Program(program) => programs(program, runners, length),
             Way::Library(library) => libraries(library, runners, length).await,
-            Way::Docker(_) | Way::Cgroup(_) => Err("it is not run several times at once".to_owned()),
+            Way::Docker(_) | Way::Cgroup(_) => {
+                Err("it is not run several times at once".to_owned())
+            }
         };
         match rate {
             Ok(rate) => batches.push(rate),
@@ -95,11 +108,20 @@ impl Lane {
 
 fn summary(row: String, runners: usize, batches: Vec<f64>) -> Throughput {
     let per_second = middle(&batches);
-    Throughput { row, runners, per_second, to_bwrap: None, batches }
+    Throughput {
+        row,
+        runners,
+        per_second,
+        to_bwrap: None,
+        batches,
+    }
 }
 
 fn compare(measured: &mut [Throughput]) {
-    let bwrap = measured.iter().find(|one| one.row == Kind::Bwrap.name()).map(|one| one.per_second);
+    let bwrap = measured
+        .iter()
+        .find(|one| one.row == Kind::Bwrap.name())
+        .map(|one| one.per_second);
     for one in measured {
         one.to_bwrap = bwrap.and_then(|bwrap| ratio(one.per_second, bwrap));
     }
@@ -122,7 +144,11 @@ fn programs(program: &Program, runners: usize, length: Duration) -> Result<f64, 
                 scope.spawn(|| run(program))
             })
             .collect();
-        each.into_iter().try_for_each(|runner| runner.join().unwrap_or_else(|_| Err("a runner broke".into())))
+        each.into_iter().try_for_each(|runner| {
+            runner
+                .join()
+                .unwrap_or_else(|_| Err("a runner broke".into()))
+        })
     })?;
     Ok(rate(done.into_inner(), start))
 }
@@ -138,7 +164,9 @@ async fn libraries(library: &Library, runners: usize, length: Duration) -> Resul
         Ok(done)
     }
     let start = Instant::now();
-    let each: Vec<_> = (0..runners).map(|_| tokio::spawn(run(library.clone(), start, length))).collect();
+    let each: Vec<_> = (0..runners)
+        .map(|_| tokio::spawn(run(library.clone(), start, length)))
+        .collect();
     let mut done = 0;
     for runner in each {
         done += runner.await.map_err(|error| error.to_string())??;

@@ -4,8 +4,14 @@
 use std::{env, ffi::OsStr, path::PathBuf, process::Command};
 
 const FLAGS: &str = "-Ctarget-feature=+crt-static\x1f-Crelocation-model=static";
-const PROFILE: [&str; 6] =
-    ["opt-level='s'", "panic='abort'", "codegen-units=1", "strip=true", "debug=false", "lto=false"];
+const PROFILE: [&str; 6] = [
+    "opt-level='s'",
+    "panic='abort'",
+    "codegen-units=1",
+    "strip=true",
+    "debug=false",
+    "lto=false",
+];
 /// What the outer cargo says about *this* build (wrappers, flags, features) must not reach the inner one.
 const KEPT: [&str; 7] = [
     "CARGO_HOME",
@@ -42,12 +48,27 @@ fn build() -> PathBuf {
         cargo.env_remove(name);
     }
     cargo.env("CARGO_ENCODED_RUSTFLAGS", FLAGS);
-    cargo.args(["build", "--release", "--locked", "--quiet", "--bin", "airlock-init"]);
-    cargo.arg("--target-dir").arg(&out).args(["--target", &target]);
+    cargo.args([
+        "build",
+        "--release",
+        "--locked",
+        "--quiet",
+        "--bin",
+        "airlock-init",
+    ]);
+    cargo
+        .arg("--target-dir")
+        .arg(&out)
+        .args(["--target", &target]);
     for setting in PROFILE {
-        cargo.arg("--config").arg(format!("profile.release.{setting}"));
+        cargo
+            .arg("--config")
+            .arg(format!("profile.release.{setting}"));
     }
-    let status = cargo.current_dir(variable("CARGO_MANIFEST_DIR")).status().expect("cargo starts");
+    let status = cargo
+        .current_dir(variable("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo starts");
     assert!(status.success(), "building the static launcher failed");
     out.join(target).join("release/airlock-init")
 }
@@ -55,5 +76,7 @@ fn build() -> PathBuf {
 fn foreign(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let of_cargo = name.starts_with("CARGO") && !KEPT.iter().any(|kept| name.starts_with(kept));
-    of_cargo || name.starts_with("RUSTC") || ["RUSTFLAGS", "RUSTDOCFLAGS", "CLIPPY_ARGS"].contains(&&*name)
+    of_cargo
+        || name.starts_with("RUSTC")
+        || ["RUSTFLAGS", "RUSTDOCFLAGS", "CLIPPY_ARGS"].contains(&&*name)
 }

@@ -8,12 +8,21 @@ use libfuzzer_sys::fuzz_target;
 use std::net::IpAddr;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some(address) = watch::destination(bytes) else { return };
+    let Some(address) = watch::destination(bytes) else {
+        return;
+    };
     assert_eq!(address.port().to_be_bytes(), bytes[2..4]);
     match address.ip() {
         IpAddr::V4(v4) => assert_eq!(v4.octets(), bytes[4..8]),
         IpAddr::V6(v6) => assert_eq!(v6.octets(), bytes[8..24]),
     }
-    assert_eq!(watch::leads_out(address.ip()), watch::leads_out(address.ip().to_canonical()));
-    assert_eq!(address.to_string().parse(), Ok(address), "it is told as it is");
+    assert_eq!(
+        watch::leads_out(address.ip()),
+        watch::leads_out(address.ip().to_canonical())
+    );
+    assert_eq!(
+        address.to_string().parse(),
+        Ok(address),
+        "it is told as it is"
+    );
 });

@@ -25,7 +25,11 @@ fuzz_target!(|input: &[u8]| {
     let whole = read(stream, stream.len().max(1));
     // As texts: a number that is none is not equal to itself.
     let pieces = read(stream, usize::from(first >> 4) + 1);
-    assert_eq!(format!("{whole:?}"), format!("{pieces:?}"), "where it is cut changes nothing");
+    assert_eq!(
+        format!("{whole:?}"),
+        format!("{pieces:?}"),
+        "where it is cut changes nothing"
+    );
     for frame in whole.0 {
         if let Frame::Said { mut payload, .. } = frame {
             // The sections of a message are values, too.

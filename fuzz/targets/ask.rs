@@ -22,10 +22,14 @@ const OPERATIONS: [Operation; 8] = [
 ];
 
 fuzz_target!(|input: &[u8]| {
-    let Some((first, body)) = input.split_first() else { return };
+    let Some((first, body)) = input.split_first() else {
+        return;
+    };
     let operation = OPERATIONS[usize::from(*first) % OPERATIONS.len()];
     let body = Bytes::copy_from_slice(body);
-    let Ok(found) = ask(operation, &body) else { return };
+    let Ok(found) = ask(operation, &body) else {
+        return;
+    };
     // It refuses some documents that the grammar takes: half of a surrogate pair, a number beyond its range.
     if let Ok(tree) = serde_json::from_slice::<Value>(&body) {
         compare(operation, &tree, &found);
@@ -37,8 +41,11 @@ fuzz_target!(|input: &[u8]| {
 
 fn compare(operation: Operation, tree: &Value, found: &Ask) {
     let members = tree.as_object().expect("it is an object");
-    let name =
-        members.get("model").or_else(|| members.get("name").filter(|_| operation == Operation::OllamaShow));
+    let name = members.get("model").or_else(|| {
+        members
+            .get("name")
+            .filter(|_| operation == Operation::OllamaShow)
+    });
     let written = name.and_then(Value::as_str);
     let plain = written.map(|name| name.strip_prefix("models/").unwrap_or(name));
     let model = found.model.as_ref().map(|(name, _)| name.as_str());
@@ -48,7 +55,10 @@ fn compare(operation: Operation, tree: &Value, found: &Ask) {
         "{model:?} {written:?}"
     );
     let stream = members.get("stream").and_then(Value::as_bool);
-    assert_eq!(found.stream, stream.unwrap_or(operation == Operation::OllamaChat));
+    assert_eq!(
+        found.stream,
+        stream.unwrap_or(operation == Operation::OllamaChat)
+    );
 }
 
 fn change(operation: Operation, body: &Bytes, found: &Ask) {
@@ -63,10 +73,21 @@ fn change(operation: Operation, body: &Bytes, found: &Ask) {
     };
     let changed = rewrite(operation, body, found, &change);
     let again = ask(operation, &changed).expect("what was changed can be read");
-    assert_eq!(again.model.as_ref().map(|(name, _)| name.as_str()), found.model.as_ref().map(|_| "other"));
+    assert_eq!(
+        again.model.as_ref().map(|(name, _)| name.as_str()),
+        found.model.as_ref().map(|_| "other")
+    );
     assert_eq!((again.stream, again.choices), (found.stream, found.choices));
-    assert_eq!((again.refers_beyond, again.server_tools), (found.refers_beyond, found.server_tools));
-    assert!(again.identities.iter().all(|at| &changed[at.clone()] == b"\"who\""));
+    assert_eq!(
+        (again.refers_beyond, again.server_tools),
+        (found.refers_beyond, found.server_tools)
+    );
+    assert!(
+        again
+            .identities
+            .iter()
+            .all(|at| &changed[at.clone()] == b"\"who\"")
+    );
     let has_cap = matches!(
         operation,
         Operation::Chat
@@ -77,5 +98,9 @@ fn change(operation: Operation, body: &Bytes, found: &Ask) {
     );
     assert!(!has_cap || again.cap.as_ref().is_some_and(|cap| cap.tokens <= 7));
     assert!(operation != Operation::Chat || !again.stream || again.wants_usage);
-    assert_eq!(rewrite(operation, &changed, &again, &change), changed, "a change is made once");
+    assert_eq!(
+        rewrite(operation, &changed, &again, &change),
+        changed,
+        "a change is made once"
+    );
 }

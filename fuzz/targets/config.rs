@@ -17,42 +17,86 @@ use std::{fs, path::PathBuf, sync::LazyLock};
 
 /// `fuzz/run` names one and removes it afterwards.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-    std::env::var_os("AIRLOCK_FUZZ_FOLDER").expect("AIRLOCK_FUZZ_FOLDER names an empty folder").into()
+    std::env::var_os("AIRLOCK_FUZZ_FOLDER")
+        .expect("AIRLOCK_FUZZ_FOLDER names an empty folder")
+        .into()
 });
 
 fuzz_target!(|input: &[u8]| {
-    let middle = input.iter().position(|byte| *byte == 0).unwrap_or(input.len());
+    let middle = input
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(input.len());
     let (operators, local) = input.split_at(middle);
-    let around = Surroundings { current_folder: FOLDER.clone(), ..Surroundings::default() };
-    let flags = Flags { config: Some("config.toml".into()), state: Some("state".into()) };
+    let around = Surroundings {
+        current_folder: FOLDER.clone(),
+        ..Surroundings::default()
+    };
+    let flags = Flags {
+        config: Some("config.toml".into()),
+        state: Some("state".into()),
+    };
     fs::write(FOLDER.join("config.toml"), operators).expect("the operator's file is written");
-    fs::write(FOLDER.join("airlock.toml"), local.get(1..).unwrap_or_default()).expect("and the local one");
-    let Ok(mut config) = config::load(&flags, &around) else { return };
+    fs::write(
+        FOLDER.join("airlock.toml"),
+        local.get(1..).unwrap_or_default(),
+    )
+    .expect("and the local one");
+    let Ok(mut config) = config::load(&flags, &around) else {
+        return;
+    };
     let (before, images) = (default_profile(&config), config.policy.images.clone());
     if config::narrow(&mut config, None, &around).is_ok() {
         check_no_wider(&default_profile(&config), &before);
-        let may = ImagePolicy { rule: config.policy.images.rule, ..images.clone() };
+        let may = ImagePolicy {
+            rule: config.policy.images.rule,
+            ..images.clone()
+        };
         assert_eq!(config.policy.images, may, "only the rule can change");
         assert!(may == images || may.rule == ImageRule::Allowed);
     }
 });
 
 fn default_profile(config: &Config) -> Profile {
-    config.policy.profile(&config.policy.default_profile).expect("the default profile is there").clone()
+    config
+        .policy
+        .profile(&config.policy.default_profile)
+        .expect("the default profile is there")
+        .clone()
 }
 
 fn check_no_wider(now: &Profile, before: &Profile) {
     assert!(freedom(now.network) <= freedom(before.network));
-    assert!(now.env_inherit.iter().all(|name| before.env_inherit.contains(name)));
+    assert!(
+        now.env_inherit
+            .iter()
+            .all(|name| before.env_inherit.contains(name))
+    );
     assert!(now.extra_mounts == before.extra_mounts || now.extra_mounts == spec::ExtraMounts::None);
     assert!(now.allow_secrets <= before.allow_secrets);
-    assert_eq!(now.allow_models, before.allow_models, "a second list is laid over the first");
+    assert_eq!(
+        now.allow_models, before.allow_models,
+        "a second list is laid over the first"
+    );
     let budget = now.budget.within(&before.budget);
-    assert_eq!(now.budget, budget, "no limit of it is higher, and none is gone");
-    assert_eq!(now.egress_limits, now.egress_limits.within(&before.egress_limits));
-    assert!(allowing(now).iter().all(|rule| allowing(before).iter().any(|other| is_no_wider(rule, other))));
+    assert_eq!(
+        now.budget, budget,
+        "no limit of it is higher, and none is gone"
+    );
+    assert_eq!(
+        now.egress_limits,
+        now.egress_limits.within(&before.egress_limits)
+    );
+    assert!(allowing(now).iter().all(|rule| {
+        allowing(before)
+            .iter()
+            .any(|other| is_no_wider(rule, other))
+    }));
     let (now, before) = (numbers(&now.limits), numbers(&before.limits));
-    assert!(now.iter().zip(&before).all(|(now, before)| now <= before), "{now:?} {before:?}");
+    assert!(
+        now.iter().zip(&before).all(|(now, before)| now <= before),
+        "{now:?} {before:?}"
+    );
 }
 
 /// What lets something out.
@@ -63,7 +107,9 @@ fn allowing(profile: &Profile) -> Vec<EgressRule> {
 }
 
 fn is_no_wider(rule: &EgressRule, other: &EgressRule) -> bool {
-    rule.host.is_within(&other.host) && rule.mode == other.mode && rule.allow_private <= other.allow_private
+    rule.host.is_within(&other.host)
+        && rule.mode == other.mode
+        && rule.allow_private <= other.allow_private
 }
 
 /// No limit is the largest of all.

@@ -14,8 +14,14 @@ use spec::{Contract, Json};
 mod contract;
 
 fuzz_target!(|input: &[u8]| {
-    let [kind, code, stdout @ ..] = input else { return };
-    let contract = if *kind == b't' { Contract::Task } else { Contract::Envelope };
+    let [kind, code, stdout @ ..] = input else {
+        return;
+    };
+    let contract = if *kind == b't' {
+        Contract::Task
+    } else {
+        Contract::Envelope
+    };
     match contract::read(contract, stdout, false, i32::from(*code)) {
         Ok(taken) => {
             let taken = taken.expect("a contract that is not raw");
@@ -24,7 +30,10 @@ fuzz_target!(|input: &[u8]| {
         }
         Err(violation) => {
             let told = violation.to_string();
-            assert!(told.len() < 1000 && !told.contains(char::is_control), "{told:?}");
+            assert!(
+                told.len() < 1000 && !told.contains(char::is_control),
+                "{told:?}"
+            );
         }
     }
 });

@@ -12,8 +12,12 @@ use libfuzzer_sys::fuzz_target;
 mod diff;
 
 fuzz_target!(|input: &[u8]| {
-    let Ok(input) = std::str::from_utf8(input) else { return };
-    let Some((text, patch)) = input.split_once('\0') else { return };
+    let Ok(input) = std::str::from_utf8(input) else {
+        return;
+    };
+    let Some((text, patch)) = input.split_once('\0') else {
+        return;
+    };
     match diff::parse(patch) {
         Ok(changes) => {
             assert!(!changes.is_empty() && changes.len() <= diff::MOST_FILES);

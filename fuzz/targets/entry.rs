@@ -12,7 +12,9 @@ use init::entry::{
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    let Some((kind, bytes)) = input.split_first() else { return };
+    let Some((kind, bytes)) = input.split_first() else {
+        return;
+    };
     match kind {
         b'j' => check_json(bytes),
         b'w' => check_words(bytes),
@@ -25,10 +27,15 @@ fuzz_target!(|input: &[u8]| {
 
 /// What is accepted is written again, and read as the same.
 fn check_json(bytes: &[u8]) {
-    let Ok(list) = command::parse_json(bytes) else { return };
+    let Ok(list) = command::parse_json(bytes) else {
+        return;
+    };
     let escaped = |argument: &Vec<u8>| {
         let text = str::from_utf8(argument).expect("JSON is text");
-        let units: String = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
+        let units: String = text
+            .encode_utf16()
+            .map(|unit| format!("\\u{unit:04x}"))
+            .collect();
         assert!(!argument.contains(&0));
         format!("\"{units}\"")
     };
@@ -43,16 +50,31 @@ fn check_json(bytes: &[u8]) {
 fn check_words(bytes: &[u8]) {
     let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte == 0x0b;
     let words: Vec<_> = command::split(bytes).collect();
-    assert!(words.iter().all(|word| !word.is_empty() && !word.iter().any(is_space)));
-    assert_eq!(words.concat(), bytes.iter().copied().filter(|byte| !is_space(byte)).collect::<Vec<_>>());
+    assert!(
+        words
+            .iter()
+            .all(|word| !word.is_empty() && !word.iter().any(is_space))
+    );
+    assert_eq!(
+        words.concat(),
+        bytes
+            .iter()
+            .copied()
+            .filter(|byte| !is_space(byte))
+            .collect::<Vec<_>>()
+    );
 }
 
 /// `WANTED NUL PASSWD NUL GROUP`.
 fn check_users(bytes: &[u8]) {
     let mut parts = bytes.splitn(3, |byte| *byte == 0);
     let mut next = || parts.next().unwrap_or_default();
-    let (Ok(wanted), passwd, group) = (str::from_utf8(next()), next(), next()) else { return };
-    let Ok(found) = user::resolve(wanted, passwd, group) else { return };
+    let (Ok(wanted), passwd, group) = (str::from_utf8(next()), next(), next()) else {
+        return;
+    };
+    let Ok(found) = user::resolve(wanted, passwd, group) else {
+        return;
+    };
     let named = wanted.split(':').next().unwrap_or_default();
     let is_zero = !named.is_empty() && named.bytes().all(|byte| byte == b'0');
     assert!(found.uid != 0 || named == "root" || is_zero, "{found:?}");
@@ -68,7 +90,10 @@ fn check_answer(bytes: &[u8]) {
         _ = resolve::answer(bytes, &asked, kind);
         let mut message = [&asked[..], bytes].concat();
         (message[2], message[7]) = (0x81, 3);
-        assert!(resolve::answer(&message, &asked, kind).is_some(), "it is an answer");
+        assert!(
+            resolve::answer(&message, &asked, kind).is_some(),
+            "it is an answer"
+        );
     }
     _ = (resolve::from_hosts(bytes, "a.b"), resolve::server(bytes));
 }

@@ -25,7 +25,12 @@ fuzz_target!(|input: &[u8]| {
     let Ok(events) = whole else { return };
     for event in &events {
         assert!(!event.name.contains('\n'));
-        assert!(event.id.as_ref().is_none_or(|id| !id.contains(['\n', '\0'])));
+        assert!(
+            event
+                .id
+                .as_ref()
+                .is_none_or(|id| !id.contains(['\n', '\0']))
+        );
     }
     let again: String = events.iter().map(written).collect();
     assert_eq!(read([again.as_bytes()]), Ok(events), "a second time");
@@ -41,7 +46,14 @@ fn read<const N: usize>(pieces: [&[u8]; N]) -> Result<Vec<Event>, BadEvents> {
 
 /// With both signs at the ends of lines: one of them may be the last of what a line says.
 fn written(event: &Event) -> String {
-    let id = event.id.as_ref().map_or_else(String::new, |id| format!("id: {id}\r\n"));
-    let data: String = event.data.split('\n').map(|line| format!("data: {line}\r\n")).collect();
+    let id = event
+        .id
+        .as_ref()
+        .map_or_else(String::new, |id| format!("id: {id}\r\n"));
+    let data: String = event
+        .data
+        .split('\n')
+        .map(|line| format!("data: {line}\r\n"))
+        .collect();
     format!("{id}event: {}\r\n{data}\r\n", event.name)
 }

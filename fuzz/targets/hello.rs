@@ -11,13 +11,19 @@ fuzz_target!(|bytes: &[u8]| {
     // Some beginnings: all of them would make long inputs slow.
     for part in 1..8 {
         let beginning = read(&bytes[..bytes.len() * part / 8]);
-        assert!(beginning == Hello::More || beginning == whole, "{beginning:?} became {whole:?}");
+        assert!(
+            beginning == Hello::More || beginning == whole,
+            "{beginning:?} became {whole:?}"
+        );
     }
     // The same in a record of its own, so that everything behind the record's head is reached.
     if let Ok(length) = u16::try_from(bytes.len()) {
         _ = read(&[&[22, 3, 1][..], &length.to_be_bytes(), bytes].concat());
     }
-    if let Hello::Tls { name: Some(name), .. } = whole {
+    if let Hello::Tls {
+        name: Some(name), ..
+    } = whole
+    {
         let name = name.name().expect("no address is a server's name");
         assert_eq!(name.parse().as_ref().map(spec::Host::name), Ok(Some(name)));
         assert!(bytes.len() > name.len() + 9);

@@ -7,7 +7,9 @@ use libfuzzer_sys::fuzz_target;
 use spec::{Destination, Host, HostPattern};
 
 fuzz_target!(|input: &[u8]| {
-    let Ok(text) = std::str::from_utf8(input) else { return };
+    let Ok(text) = std::str::from_utf8(input) else {
+        return;
+    };
     if let Ok(host) = text.parse::<Host>() {
         check(&host, text);
     }
@@ -17,13 +19,21 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(host.parse(), Ok(to.host), "{text:?}");
     }
     let mut lines = text.splitn(2, '\n');
-    let (Some(one), other) = (lines.next(), lines.next().unwrap_or_default()) else { return };
-    let Ok(pattern) = one.parse::<HostPattern>() else { return };
+    let (Some(one), other) = (lines.next(), lines.next().unwrap_or_default()) else {
+        return;
+    };
+    let Ok(pattern) = one.parse::<HostPattern>() else {
+        return;
+    };
     assert_eq!(pattern.to_string().parse(), Ok(pattern.clone()), "{one:?}");
     assert!(pattern.is_within(&pattern) && pattern.is_within(&HostPattern::Any));
     if let Ok(host) = other.parse::<Host>() {
         let alone = HostPattern::Exactly(host.clone());
-        assert_eq!(alone.is_within(&pattern), pattern.matches(&host), "{one:?} {other:?}");
+        assert_eq!(
+            alone.is_within(&pattern),
+            pattern.matches(&host),
+            "{one:?} {other:?}"
+        );
     }
     if let Ok(wider) = other.parse::<HostPattern>()
         && pattern.is_within(&wider)
@@ -39,11 +49,18 @@ fn check(host: &Host, text: &str) {
     assert_eq!(shown.parse().as_ref(), Ok(host), "{text:?}");
     match host {
         Host::Name(name) => {
-            let plain =
-                |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.".contains(&byte);
-            assert!(name.bytes().all(plain) && !name.ends_with('.') && name.len() <= 253, "{name}");
+            let plain = |byte: u8| {
+                byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.".contains(&byte)
+            };
+            assert!(
+                name.bytes().all(plain) && !name.ends_with('.') && name.len() <= 253,
+                "{name}"
+            );
             assert!(name.parse::<std::net::IpAddr>().is_err(), "{name}");
-            assert!(name.eq_ignore_ascii_case(text.strip_suffix('.').unwrap_or(text)), "{name} {text:?}");
+            assert!(
+                name.eq_ignore_ascii_case(text.strip_suffix('.').unwrap_or(text)),
+                "{name} {text:?}"
+            );
         }
         Host::Address(address) => assert_eq!(address.to_canonical(), *address),
     }

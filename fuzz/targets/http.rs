@@ -15,9 +15,15 @@ use init::entry::{
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    let Some((cut, bytes)) = input.split_first() else { return };
+    let Some((cut, bytes)) = input.split_first() else {
+        return;
+    };
     let whole = pass(bytes, bytes.len().max(1));
-    assert_eq!(whole, pass(bytes, usize::from(*cut).max(1)), "where it is cut changes nothing");
+    assert_eq!(
+        whole,
+        pass(bytes, usize::from(*cut).max(1)),
+        "where it is cut changes nothing"
+    );
     if let Ok((sent, state)) = whole
         && state != Request::Head
     {
@@ -31,7 +37,8 @@ fn pass(bytes: &[u8], size: usize) -> Result<(Vec<u8>, Request), Refused> {
     let url = url::parse(b"http://up/prefix").expect("it is a URL");
     let token = Token::new(b"t0ken".to_vec()).expect("it is a token");
     let rewrite = Rewrite::new(url, token);
-    let (mut state, mut inbox, mut up, mut sent) = (Request::Head, Vec::new(), Vec::new(), Vec::new());
+    let (mut state, mut inbox, mut up, mut sent) =
+        (Request::Head, Vec::new(), Vec::new(), Vec::new());
     for piece in bytes.chunks(size) {
         inbox.extend_from_slice(piece);
         state.advance(&mut inbox, &mut up, &rewrite)?;
@@ -41,23 +48,59 @@ fn pass(bytes: &[u8], size: usize) -> Result<(Vec<u8>, Request), Refused> {
 }
 
 fn check(sent: &[u8], state: &Request) {
-    let end = sent.windows(4).position(|part| part == b"\r\n\r\n").expect("a head is whole");
-    let head = str::from_utf8(&sent[..end]).unwrap_or_default().to_ascii_lowercase();
+    let end = sent
+        .windows(4)
+        .position(|part| part == b"\r\n\r\n")
+        .expect("a head is whole");
+    let head = str::from_utf8(&sent[..end])
+        .unwrap_or_default()
+        .to_ascii_lowercase();
     if head.is_empty() {
         return; // values may be any bytes
     }
-    let named = |name: &str| head.split("\r\n").skip(1).filter(|line| line.starts_with(name)).count();
-    assert!(head.split(' ').nth(1).is_some_and(|path| path.starts_with("/prefix/")), "{head}");
-    assert_eq!([named("authorization:"), named("host:"), named("connection:")], [1, 1, 1], "{head}");
-    assert!(head.split("\r\n").any(|line| line == "authorization: bearer t0ken"), "{head}");
-    assert!(named("content-length:") + named("transfer-encoding:") <= 1, "{head}");
-    assert_eq!(named("x-api-key:") + named("upgrade:") + named("proxy-authorization:"), 0, "{head}");
+    let named = |name: &str| {
+        head.split("\r\n")
+            .skip(1)
+            .filter(|line| line.starts_with(name))
+            .count()
+    };
+    assert!(
+        head.split(' ')
+            .nth(1)
+            .is_some_and(|path| path.starts_with("/prefix/")),
+        "{head}"
+    );
+    assert_eq!(
+        [
+            named("authorization:"),
+            named("host:"),
+            named("connection:")
+        ],
+        [1, 1, 1],
+        "{head}"
+    );
+    assert!(
+        head.split("\r\n")
+            .any(|line| line == "authorization: bearer t0ken"),
+        "{head}"
+    );
+    assert!(
+        named("content-length:") + named("transfer-encoding:") <= 1,
+        "{head}"
+    );
+    assert_eq!(
+        named("x-api-key:") + named("upgrade:") + named("proxy-authorization:"),
+        0,
+        "{head}"
+    );
     // And nothing follows the end of the body.
     let body = &sent[end + 4..];
     if *state == Request::Done && named("transfer-encoding:") == 1 {
         assert!(body.ends_with(b"0\r\n\r\n"));
     } else if *state == Request::Done {
-        let length = head.split("\r\n").find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        let length = head
+            .split("\r\n")
+            .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
         assert_eq!(body.len(), length.unwrap_or(0));
     }
 }

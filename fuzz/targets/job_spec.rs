@@ -7,7 +7,9 @@ use libfuzzer_sys::fuzz_target;
 use spec::{BadJob, ExecutionMode, Json, MOST_STEPS, StepJob, StepsResult};
 
 fuzz_target!(|input: &[u8]| {
-    let Ok(document) = serde_json::from_slice::<Json>(input) else { return };
+    let Ok(document) = serde_json::from_slice::<Json>(input) else {
+        return;
+    };
     match StepJob::read(&document, None) {
         Ok(job) => {
             assert!(job.protocol_version.starts_with('1') && job.steps.len() <= MOST_STEPS);

@@ -21,7 +21,9 @@ impl Numbered for Any {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let [high, low, put, text @ ..] = input else { return };
+    let [high, low, put, text @ ..] = input else {
+        return;
+    };
     let (lines, whole) = believed(text);
     if text.is_empty() || !whole {
         return;
@@ -30,8 +32,15 @@ fuzz_target!(|input: &[u8]| {
     let at = (usize::from(*high) << 8 | usize::from(*low)) % text.len();
     let mut changed = text.to_vec();
     changed[at] = *put;
-    assert!(changed == text || !believed(&changed).1, "byte {at} became {put}");
-    if let Some(end) = text.iter().position(|byte| *byte == b'\n').filter(|_| lines > 1) {
+    assert!(
+        changed == text || !believed(&changed).1,
+        "byte {at} became {put}"
+    );
+    if let Some(end) = text
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .filter(|_| lines > 1)
+    {
         assert!(!believed(&text[end + 1..]).1, "the first line is missing");
     }
 });

@@ -18,12 +18,18 @@ const MOST_PER_BYTE: usize = 40;
 const MOST_AT_FIRST: usize = 64 << 10;
 
 fuzz_target!(|input: &[u8]| {
-    let Some((piece, bytes)) = input.split_first() else { return };
+    let Some((piece, bytes)) = input.split_first() else {
+        return;
+    };
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
     let whole = read(Tar::new(bytes), bytes.len());
     let taken = MEMORY.peak_usage() - before;
-    assert!(taken <= MOST_AT_FIRST + MOST_PER_BYTE * bytes.len(), "{taken} bytes for {}", bytes.len());
+    assert!(
+        taken <= MOST_AT_FIRST + MOST_PER_BYTE * bytes.len(),
+        "{taken} bytes for {}",
+        bytes.len()
+    );
     let pieces = Pieces(BufReader::with_capacity(usize::from(*piece) + 1, bytes));
     assert_eq!(read(Tar::new(pieces), bytes.len()), whole, "in pieces");
 });

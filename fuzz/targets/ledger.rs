@@ -9,7 +9,9 @@ use doors::ledger::{Head, Reader};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    let [high, low, put, text @ ..] = input else { return };
+    let [high, low, put, text @ ..] = input else {
+        return;
+    };
     let (lines, whole) = believed(text);
     if text.is_empty() || !whole {
         return;
@@ -18,7 +20,10 @@ fuzz_target!(|input: &[u8]| {
     let at = (usize::from(*high) << 8 | usize::from(*low)) % text.len();
     let mut changed = text.to_vec();
     changed[at] = *put;
-    assert!(changed == text || !believed(&changed).1, "byte {at} became {put}");
+    assert!(
+        changed == text || !believed(&changed).1,
+        "byte {at} became {put}"
+    );
 });
 
 /// How many lines were believed, and whether that were all.

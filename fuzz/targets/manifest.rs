@@ -8,7 +8,9 @@ use image::document;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    let Some((kind, bytes)) = input.split_first() else { return };
+    let Some((kind, bytes)) = input.split_first() else {
+        return;
+    };
     let refused = match kind {
         b'd' => document::document("it", bytes).err(),
         b'c' => match document::configuration("it", bytes) {

@@ -18,9 +18,17 @@ const LARGEST: usize = 2048;
 
 fuzz_target!(|input: &[u8]| {
     let [first, stream @ ..] = input else { return };
-    let version = if first & 1 == 0 { Version::Three } else { Version::Five };
+    let version = if first & 1 == 0 {
+        Version::Three
+    } else {
+        Version::Five
+    };
     let whole = read(version, stream, stream.len().max(1));
-    assert_eq!(whole, read(version, stream, usize::from(first >> 4) + 1), "where it is cut changes nothing");
+    assert_eq!(
+        whole,
+        read(version, stream, usize::from(first >> 4) + 1),
+        "where it is cut changes nothing"
+    );
     for read in whole.0 {
         if let Read::Packet(packet) = read {
             assert_eq!(again(version, &packet), Ok(Read::Packet(packet)));

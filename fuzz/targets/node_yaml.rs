@@ -17,11 +17,20 @@ fuzz_target!(|text: &str| {
         Ok(said) => {
             let longest = said.longest_timeout.unwrap_or(Duration::from_secs(10_800));
             assert!(said.default_timeout.is_none_or(|usual| usual <= longest));
-            assert!(said.folders.iter().chain(&said.state).all(|path| path.is_absolute()));
+            assert!(
+                said.folders
+                    .iter()
+                    .chain(&said.state)
+                    .all(|path| path.is_absolute())
+            );
             assert!(said.max_concurrency != Some(0) && said.labels.len() <= 64);
         }
         Err(refused) => {
-            assert!(!refused.message.contains('\n') && !refused.hint.is_empty(), "{}", refused.message)
+            assert!(
+                !refused.message.contains('\n') && !refused.hint.is_empty(),
+                "{}",
+                refused.message
+            )
         }
     }
 });

@@ -37,14 +37,22 @@ fn read(body: &[u8], size: usize) -> (Decision, Option<Vec<u8>>) {
         credential: None,
     };
     let mut push = Push::new(&repository);
-    let decision =
-        body.chunks(size).map(|piece| push.feed(piece)).find(|decision| *decision != Decision::More);
+    let decision = body
+        .chunks(size)
+        .map(|piece| push.feed(piece))
+        .find(|decision| *decision != Decision::More);
     let decision = decision.unwrap_or(Decision::More);
     if let Decision::Refused(denied) = &decision {
         let report = push.refusal(denied).unwrap_or_default();
         assert!(report.is_empty() || report.ends_with(b"0000"));
     }
-    assert!(decision != Decision::Allowed || push.commands().iter().all(|one| one.change != Change::Delete));
+    assert!(
+        decision != Decision::Allowed
+            || push
+                .commands()
+                .iter()
+                .all(|one| one.change != Change::Delete)
+    );
     let held = (decision == Decision::Allowed).then(|| push.into_held());
     (decision, held)
 }
@@ -58,7 +66,10 @@ fn refs(mut body: &[u8]) -> Vec<(&[u8], &[u8])> {
         if length == 0 {
             return refs;
         }
-        let line = body[4..length].split(|byte| [0, b'\n'].contains(byte)).next().unwrap_or_default();
+        let line = body[4..length]
+            .split(|byte| [0, b'\n'].contains(byte))
+            .next()
+            .unwrap_or_default();
         if !line.starts_with(b"shallow ") {
             let mut words = line.splitn(3, |byte| *byte == b' ').skip(1);
             let new = words.next().unwrap_or_default();

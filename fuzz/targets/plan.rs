@@ -24,7 +24,9 @@ const MOST_PER_BYTE: usize = 15;
 const MOST_AT_FIRST: usize = 4 * 128;
 
 fuzz_target!(|input: &[u8]| {
-    let Some((kind, bytes)) = input.split_first() else { return };
+    let Some((kind, bytes)) = input.split_first() else {
+        return;
+    };
     match kind {
         b't' => check::<TemplatePlan>(bytes),
         b'b' => check::<BoxPlan>(bytes),
@@ -41,7 +43,11 @@ fn check<T: Wire + PartialEq + Debug>(bytes: &[u8]) {
     let before = MEMORY.current_usage();
     let decoded = wire::decode::<T>(bytes);
     let taken = MEMORY.peak_usage() - before;
-    assert!(taken <= MOST_AT_FIRST + MOST_PER_BYTE * bytes.len(), "{taken} bytes for {}", bytes.len());
+    assert!(
+        taken <= MOST_AT_FIRST + MOST_PER_BYTE * bytes.len(),
+        "{taken} bytes for {}",
+        bytes.len()
+    );
     if let Ok(value) = decoded {
         let again = wire::encode(&value);
         assert_eq!(again.len(), bytes.len(), "bytes that say nothing");

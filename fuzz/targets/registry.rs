@@ -16,7 +16,10 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 fuzz_target!(|input: &[u8]| {
-    let middle = input.iter().position(|byte| *byte == 0).unwrap_or(input.len());
+    let middle = input
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(input.len());
     let (header, document) = input.split_at(middle);
     if let Ok(header) = std::str::from_utf8(header) {
         check_challenges(header);

@@ -7,8 +7,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use spec::{
-    Cpus, Id, InputSource, InsidePath, Network, Policy, Root, RunRequest, RunSpec, Size, SpecError, Time,
-    WorkspacePath,
+    Cpus, Id, InputSource, InsidePath, Network, Policy, Root, RunRequest, RunSpec, Size, SpecError,
+    Time, WorkspacePath,
 };
 use std::{
     collections::BTreeSet,
@@ -71,9 +71,15 @@ fn set(request: &mut RunRequest, option: u8, value: &[u8]) {
 
 fn variable(value: &[u8]) -> (OsString, OsString) {
     // At the last `=`, so that names come up that have one themselves.
-    let middle = value.iter().rposition(|byte| *byte == b'=').unwrap_or(value.len());
+    let middle = value
+        .iter()
+        .rposition(|byte| *byte == b'=')
+        .unwrap_or(value.len());
     let (name, rest) = value.split_at(middle);
-    (OsStr::from_bytes(name).to_owned(), OsStr::from_bytes(rest.get(1..).unwrap_or_default()).to_owned())
+    (
+        OsStr::from_bytes(name).to_owned(),
+        OsStr::from_bytes(rest.get(1..).unwrap_or_default()).to_owned(),
+    )
 }
 
 fn parse_alone(value: &[u8]) {
@@ -96,25 +102,53 @@ fn parse_alone(value: &[u8]) {
 
 fn check_reads_back<T: FromStr<Err: Debug> + Display + PartialEq + Debug>(text: &str) {
     if let Ok(value) = text.parse::<T>() {
-        assert_eq!(value.to_string().parse::<T>().expect("what is shown can be read"), value);
+        assert_eq!(
+            value
+                .to_string()
+                .parse::<T>()
+                .expect("what is shown can be read"),
+            value
+        );
     }
 }
 
 fn check_admitted(spec: &RunSpec) {
-    [&spec.run_id, &spec.task_id, &spec.job_id].into_iter().flatten().for_each(check_id);
+    [&spec.run_id, &spec.task_id, &spec.job_id]
+        .into_iter()
+        .flatten()
+        .for_each(check_id);
     // Only an image may say by itself what runs.
     let of_image = matches!(spec.sandbox.root, Root::Image(_));
-    assert!(spec.command.first().map_or(of_image, |program| !program.is_empty()));
-    assert!(spec.command.iter().all(|argument| !argument.as_bytes().contains(&0)));
-    spec.artifacts.iter().chain(&spec.sandbox.allow_protected).for_each(|path| check_below(path.as_path()));
+    assert!(
+        spec.command
+            .first()
+            .map_or(of_image, |program| !program.is_empty())
+    );
+    assert!(
+        spec.command
+            .iter()
+            .all(|argument| !argument.as_bytes().contains(&0))
+    );
+    spec.artifacts
+        .iter()
+        .chain(&spec.sandbox.allow_protected)
+        .for_each(|path| check_below(path.as_path()));
     for (name, source) in &spec.inputs {
         check_below(name.as_path());
         if let InputSource::Artifact { name, .. } = source {
             check_below(name.as_path());
         }
     }
-    let mounts = spec.sandbox.mounts.iter().map(|mount| mount.inside.as_path());
-    let volumes = spec.sandbox.volumes.iter().map(|volume| volume.inside.as_path());
+    let mounts = spec
+        .sandbox
+        .mounts
+        .iter()
+        .map(|mount| mount.inside.as_path());
+    let volumes = spec
+        .sandbox
+        .volumes
+        .iter()
+        .map(|volume| volume.inside.as_path());
     let places: BTreeSet<_> = mounts.chain(volumes).collect();
     let count = spec.sandbox.mounts.len() + spec.sandbox.volumes.len();
     assert_eq!(places.len(), count, "two mounts at one place");
@@ -131,12 +165,18 @@ fn check_admitted(spec: &RunSpec) {
 
 fn check_refusal(error: &SpecError) {
     for text in [&error.message, &error.hint] {
-        assert!(!text.is_empty() && !text.contains(char::is_control), "{text:?}");
+        assert!(
+            !text.is_empty() && !text.contains(char::is_control),
+            "{text:?}"
+        );
     }
 }
 
 fn check_id(id: &Id) {
-    assert!(matches!(Path::new(id.as_str()).components().collect::<Vec<_>>()[..], [Component::Normal(_)]));
+    assert!(matches!(
+        Path::new(id.as_str()).components().collect::<Vec<_>>()[..],
+        [Component::Normal(_)]
+    ));
 }
 
 fn check_below(path: &Path) {
@@ -147,13 +187,21 @@ fn check_below(path: &Path) {
 fn check_inside(path: &Path) {
     let names = path.strip_prefix("/").expect("absolute");
     assert!(!names.as_os_str().is_empty() && names != Path::new("workspace"));
-    assert!(!["proc", "sys", "dev", "tmp", "run"].iter().any(|place| names.starts_with(place)), "{path:?}");
+    assert!(
+        !["proc", "sys", "dev", "tmp", "run"]
+            .iter()
+            .any(|place| names.starts_with(place)),
+        "{path:?}"
+    );
     check_names(names);
 }
 
 /// By bytes, not by components: those would hide what they normalise.
 fn check_names(path: &Path) {
     for name in path.as_os_str().as_bytes().split(|byte| *byte == b'/') {
-        assert!(!name.is_empty() && name != b"." && name != b".." && !name.contains(&0), "{path:?}");
+        assert!(
+            !name.is_empty() && name != b"." && name != b".." && !name.contains(&0),
+            "{path:?}"
+        );
     }
 }

@@ -60,7 +60,10 @@ fuzz_target!(|input: &[u8]| {
     let base = Base::new("n", "").expect("it is one");
     match manifest::read(input, &base) {
         Ok(manifest) => {
-            manifest.entries.iter().for_each(|entry| look_at_entry(entry, &base));
+            manifest
+                .entries
+                .iter()
+                .for_each(|entry| look_at_entry(entry, &base));
             manifest.problems.iter().for_each(look_at_problem);
         }
         Err(problem) => look_at_problem(&problem),
@@ -69,7 +72,10 @@ fuzz_target!(|input: &[u8]| {
     for said in tools.chain([card::read_one(input)]) {
         match said {
             Ok(said) => {
-                assert!(said.timeout.is_none_or(|time| (1..=86_400).contains(&time.as_secs())));
+                assert!(
+                    said.timeout
+                        .is_none_or(|time| (1..=86_400).contains(&time.as_secs()))
+                );
                 let card = answer::init_broadcast(&said.card("t"), usize::MAX).expect("it fits");
                 assert!(serde_json::from_slice::<serde_json::Value>(&card).is_ok());
             }
@@ -80,19 +86,42 @@ fuzz_target!(|input: &[u8]| {
 
 fn look_at_problem(problem: &Problem) {
     let text = problem.to_string();
-    assert!(!text.is_empty() && text.len() < 8192 && !text.contains(char::is_control), "{text:?}");
+    assert!(
+        !text.is_empty() && text.len() < 8192 && !text.contains(char::is_control),
+        "{text:?}"
+    );
 }
 
 fn look_at_entry(entry: &Entry, base: &Base) {
     assert!(base.invoke(&entry.name).is_ok() && !entry.name.contains('/'));
-    assert!(entry.timeout.is_none_or(|time| (1..=86_400).contains(&time.as_secs())));
-    let is_plain = |path: &Path| path.components().all(|part| matches!(part, Component::Normal(_)));
+    assert!(
+        entry
+            .timeout
+            .is_none_or(|time| (1..=86_400).contains(&time.as_secs()))
+    );
+    let is_plain = |path: &Path| {
+        path.components()
+            .all(|part| matches!(part, Component::Normal(_)))
+    };
     match &entry.wanted {
-        Wanted::Executable { tool_dir, executable } => {
+        Wanted::Executable {
+            tool_dir,
+            executable,
+        } => {
             assert!(is_plain(tool_dir) && is_plain(executable) && executable.file_name().is_some());
         }
-        Wanted::Function { module, function: name } | Wanted::Class { module, class_name: name } => {
-            assert!(!format!("{module}{name}").contains(['/', ' ', '-', '\0']) && !module.contains(".."));
+        Wanted::Function {
+            module,
+            function: name,
+        }
+        | Wanted::Class {
+            module,
+            class_name: name,
+        } => {
+            assert!(
+                !format!("{module}{name}").contains(['/', ' ', '-', '\0'])
+                    && !module.contains("..")
+            );
         }
     }
     if let Some(requirement) = &entry.requirement {

@@ -30,14 +30,26 @@ const LARGEST: usize = 2048;
 fuzz_target!(|input: &[u8]| {
     let mut parts = input.splitn(3, |byte| *byte == 0);
     let mut next = || parts.next().unwrap_or_default();
-    let (topic, properties, payload) =
-        (String::from_utf8_lossy(next()), String::from_utf8_lossy(next()), next());
+    let (topic, properties, payload) = (
+        String::from_utf8_lossy(next()),
+        String::from_utf8_lossy(next()),
+        next(),
+    );
     let base = Base::new("n", "").expect("it is one");
     look_at_topic(&base, &topic, &properties);
     let pairs = properties.lines().filter_map(|line| line.split_once('='));
-    let properties = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let properties = pairs
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
     for topic in [&*topic, &format!("n/a2a/v1/sam_remote_tool/{topic}")] {
-        look_at_request(&base, Message { topic, payload, properties: &properties });
+        look_at_request(
+            &base,
+            Message {
+                topic,
+                payload,
+                properties: &properties,
+            },
+        );
     }
     if let Ok(full) = serde_json::from_slice::<Value>(payload) {
         let schema = for_asker(&full);
@@ -64,9 +76,15 @@ fn look_at_request(base: &Base, message: Message<'_>) {
     match read(base, message, LARGEST) {
         Ok(Request::Invoke(invoke)) => {
             look_at_reply(base, &invoke.reply);
-            assert!(invoke.timeout.is_none_or(|time| (1..=86_400).contains(&time.as_secs())));
+            assert!(
+                invoke
+                    .timeout
+                    .is_none_or(|time| (1..=86_400).contains(&time.as_secs()))
+            );
             assert!(invoke.preloaded.len() <= 256 && invoke.references.len() <= 256);
-            let Value::Object(args) = json(invoke.args.text().as_bytes()) else { panic!("no object") };
+            let Value::Object(args) = json(invoke.args.text().as_bytes()) else {
+                panic!("no object")
+            };
             assert!(json(invoke.tool_config.text().as_bytes()).is_object());
             if let Ok(answer) = answer::success(&invoke.id, &args, Duration::ZERO, &[], LARGEST) {
                 assert_eq!(json(&answer)["id"], *invoke.id);
@@ -76,7 +94,9 @@ fn look_at_request(base: &Base, message: Message<'_>) {
         Ok(Request::Cancel(correlation)) => assert!(message.topic.ends_with(&correlation)),
         Err(Unread::Refused(refused)) => {
             look_at_reply(base, &refused.reply);
-            assert!(refused.refusal.message.len() < 1024 && !refused.refusal.message.contains('\n'));
+            assert!(
+                refused.refusal.message.len() < 1024 && !refused.refusal.message.contains('\n')
+            );
             let answer = json(&answer::error(&refused.id, &refused.refusal));
             assert!(answer["id"] == *refused.id && answer["error"]["code"] == "INVALID_REQUEST");
         }
@@ -104,9 +124,14 @@ fn look_at_schema(schema: &Value) {
         match &**name {
             "type" | "title" | "description" | "format" | "pattern" => assert!(value.is_string()),
             "enum" | "required" | "propertyOrdering" => {
-                assert!(value.as_array().is_some_and(|all| all.iter().all(Value::is_string)));
+                assert!(
+                    value
+                        .as_array()
+                        .is_some_and(|all| all.iter().all(Value::is_string))
+                );
             }
-            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
+            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
+            | "maxProperties" => {
                 assert!(value.is_u64());
             }
             "minimum" | "maximum" => assert!(value.is_number()),
@@ -114,8 +139,16 @@ fn look_at_schema(schema: &Value) {
             "default" | "example" => {}
             "additionalProperties" if value.is_boolean() => {}
             "additionalProperties" | "items" => look_at_schema(value),
-            "properties" => value.as_object().expect("by name").values().for_each(look_at_schema),
-            "anyOf" => value.as_array().expect("a list").iter().for_each(look_at_schema),
+            "properties" => value
+                .as_object()
+                .expect("by name")
+                .values()
+                .for_each(look_at_schema),
+            "anyOf" => value
+                .as_array()
+                .expect("a list")
+                .iter()
+                .for_each(look_at_schema),
             _ => panic!("{name}"),
         }
     }

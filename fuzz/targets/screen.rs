@@ -15,19 +15,29 @@ use libfuzzer_sys::fuzz_target;
 use screen::{Level, Screen};
 
 fuzz_target!(|input: &[u8]| {
-    let [level, cut, bytes @ ..] = input else { return };
-    let level = if level % 2 == 0 { Level::Lines } else { Level::Whole };
+    let [level, cut, bytes @ ..] = input else {
+        return;
+    };
+    let level = if level % 2 == 0 {
+        Level::Lines
+    } else {
+        Level::Whole
+    };
     let whole = shown(level, &[bytes]);
     let (first, second) = bytes.split_at(usize::from(*cut).min(bytes.len()));
     assert_eq!(shown(level, &[first, second]), whole, "where it is cut");
     assert_eq!(shown(level, &[whole.as_bytes()]), whole, "a second time");
-    whole.chars().for_each(|character| assert!(may_pass(level, character), "{character:?}"));
+    whole
+        .chars()
+        .for_each(|character| assert!(may_pass(level, character), "{character:?}"));
     match level {
         Level::Lines => check_colours(&whole),
         Level::Whole => assert!(
-            !["\x1b]", "\x1bP", "\x1bX", "\x1b^", "\x1b_", "\x1bk", "\x1bc"]
-                .iter()
-                .any(|words| whole.contains(words))
+            ![
+                "\x1b]", "\x1bP", "\x1bX", "\x1b^", "\x1b_", "\x1bk", "\x1bc"
+            ]
+            .iter()
+            .any(|words| whole.contains(words))
         ),
     }
 });
@@ -40,7 +50,11 @@ fn shown(level: Level, pieces: &[&[u8]]) -> String {
 }
 
 fn may_pass(level: Level, character: char) -> bool {
-    let more = if level == Level::Whole { "\x07\x0b\x0c\x0e\x0f" } else { "" };
+    let more = if level == Level::Whole {
+        "\x07\x0b\x0c\x0e\x0f"
+    } else {
+        ""
+    };
     !character.is_control() || "\x1b\n\t\r\x08".contains(character) || more.contains(character)
 }
 

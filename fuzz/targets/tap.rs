@@ -41,13 +41,24 @@ struct Learnt {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let [operation, kind, cut, text @ ..] = input else { return };
+    let [operation, kind, cut, text @ ..] = input else {
+        return;
+    };
     let operation = OPERATIONS[usize::from(*operation) % OPERATIONS.len()];
     let strip = kind & 4 != 0 || *kind == 3;
-    let kind = [TapKind::Whole, TapKind::Events, TapKind::Lines, TapKind::Events][usize::from(*kind) % 4];
+    let kind = [
+        TapKind::Whole,
+        TapKind::Events,
+        TapKind::Lines,
+        TapKind::Events,
+    ][usize::from(*kind) % 4];
     let new = || Tap::new(operation, kind, strip);
     let whole = learn(new(), text, text.len().max(1));
-    assert_eq!(whole, learn(new(), text, usize::from(*cut).max(1)), "where it is cut changes nothing");
+    assert_eq!(
+        whole,
+        learn(new(), text, usize::from(*cut).max(1)),
+        "where it is cut changes nothing"
+    );
     assert_eq!(whole, learn(new(), text, 1), "byte by byte");
     if !strip || operation != Operation::Chat {
         assert_eq!(whole.passed, text, "bytes pass as they are");
@@ -78,7 +89,10 @@ fn keeps_little(mut tap: Tap, text: Bytes) {
     let mut least = 0;
     for _ in 0..64 {
         drop(tap.feed(text.clone()));
-        assert!(tap.least_output() >= least, "what was written stays written");
+        assert!(
+            tap.least_output() >= least,
+            "what was written stays written"
+        );
         least = tap.least_output();
     }
     let taken = MEMORY.peak_usage().saturating_sub(before);

@@ -7,7 +7,9 @@ use libfuzzer_sys::fuzz_target;
 use spec::{Timestamp, TraceParent};
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
     if let Some(parent) = TraceParent::read(text) {
         let written = TraceParent::written(&parent.trace, &parent.span, parent.flags);
         assert_eq!(TraceParent::read(&written), Some(parent));

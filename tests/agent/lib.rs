@@ -22,14 +22,29 @@ impl Desk {
     pub fn new() -> Desk {
         let world = World::new();
         world.write("ws/start.txt", "hello\n");
-        Desk { world, provider: Provider::start(Settings { keys: vec![KEY.into()], ..Settings::default() }) }
+        Desk {
+            world,
+            provider: Provider::start(Settings {
+                keys: vec![KEY.into()],
+                ..Settings::default()
+            }),
+        }
     }
 
     /// The next answer of the model, as it is.
     pub fn answers(&self, status: u16, body: impl Into<String>) -> &Desk {
         let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
-        let verbatim = Verbatim { status, headers, body: body.into(), split: None, tokens: (0, 0) };
-        self.provider.next(Script { verbatim: Some(verbatim), ..Script::default() });
+        let verbatim = Verbatim {
+            status,
+            headers,
+            body: body.into(),
+            split: None,
+            tokens: (0, 0),
+        };
+        self.provider.next(Script {
+            verbatim: Some(verbatim),
+            ..Script::default()
+        });
         self
     }
 
@@ -45,17 +60,30 @@ impl Desk {
             message["tool_calls"] = calls.into();
         }
         let usage = json!({ "prompt_tokens": 10, "completion_tokens": 2 });
-        self.answers(200, json!({ "choices": [{ "message": message }], "usage": usage }).to_string())
+        self.answers(
+            200,
+            json!({ "choices": [{ "message": message }], "usage": usage }).to_string(),
+        )
     }
 
     /// Runs the agent under a contract, with these variables beside those of the door.
     pub fn run(&self, contract: &str, variables: &[(&str, &str)]) -> Answer {
-        let (agent, base) =
-            (format!("{}:/agent", repository().join("agent").display()), self.provider.base());
-        let mut arguments =
-            ["run", "--json", "--workspace", "ws", "--network", "host", "--contract", contract]
-                .map(str::to_owned)
-                .to_vec();
+        let (agent, base) = (
+            format!("{}:/agent", repository().join("agent").display()),
+            self.provider.base(),
+        );
+        let mut arguments = [
+            "run",
+            "--json",
+            "--workspace",
+            "ws",
+            "--network",
+            "host",
+            "--contract",
+            contract,
+        ]
+        .map(str::to_owned)
+        .to_vec();
         arguments.extend(["--mount".to_owned(), agent]);
         let door = [
             ("OPENAI_BASE_URL", format!("{base}/v1")),
@@ -63,18 +91,24 @@ impl Desk {
             ("ANTHROPIC_BASE_URL", base.clone()),
             ("ANTHROPIC_API_KEY", KEY.to_owned()),
         ];
-        let own = variables.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        let own = variables
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()));
         for (name, value) in door.into_iter().chain(own) {
             arguments.extend(["--env".to_owned(), format!("{name}={value}")]);
         }
         arguments.extend(["--", "python3", "/agent/airlock-agent"].map(str::to_owned));
-        self.world.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        self.world
+            .run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Runs a task that names the model `m` unless it says otherwise; its result, which kept the contract.
     pub fn task(&self, task: &Value, variables: &[(&str, &str)]) -> Value {
         let payload = task.to_string();
-        let answer = self.run("task", &[&[("TASK_PAYLOAD", payload.as_str())], variables].concat());
+        let answer = self.run(
+            "task",
+            &[&[("TASK_PAYLOAD", payload.as_str())], variables].concat(),
+        );
         let result = answer.json();
         assert_eq!(result["error"], Value::Null, "{}", result["stderr"]);
         let status = match result["output"]["status"].as_str() {
@@ -89,7 +123,10 @@ impl Desk {
     /// What the model was sent, call by call.
     pub fn asked(&self) -> Vec<Value> {
         let calls = self.provider.served().calls;
-        calls.iter().map(|call| serde_json::from_slice(&call.body).expect("the agent sends JSON")).collect()
+        calls
+            .iter()
+            .map(|call| serde_json::from_slice(&call.body).expect("the agent sends JSON"))
+            .collect()
     }
 }
 

@@ -24,13 +24,22 @@ struct Model {
 impl Model {
     fn start() -> Model {
         let mut command = Command::new(repository().join("tests/agent/serve-model"));
-        command.env("MODEL_KEY", KEY).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+            .env("MODEL_KEY", KEY)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut process = command.spawn().expect("the script starts");
         let mut line = String::new();
         let stdout = process.stdout.take().expect("a pipe");
-        BufReader::new(stdout).read_line(&mut line).expect("it speaks");
-        let base =
-            line.strip_prefix("ready ").expect("python3-venv and PyPI give the model").trim().to_owned();
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("it speaks");
+        let base = line
+            .strip_prefix("ready ")
+            .expect("python3-venv and PyPI give the model")
+            .trim()
+            .to_owned();
         Model { process, base }
     }
 }
@@ -51,7 +60,9 @@ fn world(base: &str, wrong: &str, right: &str) -> World {
          key = {{ env = \"MODEL_KEY\" }}\n[prices.\"local/*\"]\ninput = 0.0\noutput = 0.0\n"
     );
     world.write("airlock-doors.toml", &provider);
-    world.write("ws/settings.txt", wrong).write("ws/wanted.txt", right);
+    world
+        .write("ws/settings.txt", wrong)
+        .write("ws/wanted.txt", right);
     world
 }
 
@@ -67,15 +78,21 @@ fn example(bad: &str, good: &str, line: &str) -> Vec<Value> {
         user(repair(bad, good)),
         acts(format!(r#"{{"action": "read_file", "path": "{good}"}}"#)),
         user(line.to_owned()),
-        acts(format!(r#"{{"action": "write_file", "path": "{bad}", "content": "{line}"}}"#)),
+        acts(format!(
+            r#"{{"action": "write_file", "path": "{bad}", "content": "{line}"}}"#
+        )),
         user(format!("wrote {} characters to {bad}", line.len())),
-        acts(format!(r#"{{"action": "done", "answer": "{bad} is repaired"}}"#)),
+        acts(format!(
+            r#"{{"action": "done", "answer": "{bad} is repaired"}}"#
+        )),
     ]
 }
 
 fn task() -> Value {
-    let examples =
-        [example("box.txt", "note.txt", "size = 7"), example("door.txt", "plan.txt", "width = 90")];
+    let examples = [
+        example("box.txt", "note.txt", "size = 7"),
+        example("door.txt", "plan.txt", "width = 90"),
+    ];
     let tools = json!([
         { "name": "read_file", "arguments": { "path": ["wanted.txt"] } },
         { "name": "write_file", "arguments": { "path": ["settings.txt"] } },
@@ -86,33 +103,57 @@ fn task() -> Value {
 
 /// The agent in the sandbox, with the door and without any other way out.
 fn run_agent(world: &World) -> Answer {
-    let (agent, payload) =
-        (format!("{}:/agent", repository().join("agent").display()), format!("TASK_PAYLOAD={}", task()));
+    let (agent, payload) = (
+        format!("{}:/agent", repository().join("agent").display()),
+        format!("TASK_PAYLOAD={}", task()),
+    );
     #[rustfmt::skip]
     let mut command = world.command(&[
         "--config", "airlock-doors.toml", "run", "--json", "--llm=local", "--contract", "task", "--workspace", "ws", "--timeout", "20m",
         "--mount", &agent, "--env", &payload, "--env", "AIRLOCK_AGENT_ACTIONS=json", "--env", "AIRLOCK_AGENT_TEMPERATURE=0",
         "--env", "AIRLOCK_AGENT_MAX_TOKENS=100", "--", "python3", "/agent/airlock-agent",
     ]);
-    world.answer(&command.env("MODEL_KEY", KEY).output().expect("airlock starts"))
+    world.answer(
+        &command
+            .env("MODEL_KEY", KEY)
+            .output()
+            .expect("airlock starts"),
+    )
 }
 
 /// The hidden check: on the host, after the run, of what neither task nor agent was told.
 fn is_repaired(world: &World, right: &str) -> bool {
-    fs::read_to_string(world.here("ws/settings.txt")).expect("the file is there").trim() == right
+    fs::read_to_string(world.here("ws/settings.txt"))
+        .expect("the file is there")
+        .trim()
+        == right
         && fs::read_to_string(world.here("ws/wanted.txt")).expect("the file is there") == right
 }
 
 #[test]
 fn a_real_model_repairs_a_file_through_the_door_so_that_a_hidden_check_passes() {
     let model = Model::start();
-    for (wrong, right) in [("colour = red", "colour = green"), ("port = 80", "port = 8080")] {
+    for (wrong, right) in [
+        ("colour = red", "colour = green"),
+        ("port = 80", "port = 8080"),
+    ] {
         let world = world(&model.base, wrong, right);
-        assert!(!is_repaired(&world, right), "the check sees that it is wrong");
+        assert!(
+            !is_repaired(&world, right),
+            "the check sees that it is wrong"
+        );
         let answer = run_agent(&world);
         let result = answer.json();
-        let seen = (answer.status, &result["output"]["status"], result["error"].clone());
-        assert_eq!(seen, (Some(0), &"completed".into(), Value::Null), "{result:#}");
+        let seen = (
+            answer.status,
+            &result["output"]["status"],
+            result["error"].clone(),
+        );
+        assert_eq!(
+            seen,
+            (Some(0), &"completed".into(), Value::Null),
+            "{result:#}"
+        );
         assert!(is_repaired(&world, right), "{result:#}");
         let calls = result["output"]["tool_calls"].as_array().expect("calls");
         assert_eq!(
@@ -121,9 +162,16 @@ fn a_real_model_repairs_a_file_through_the_door_so_that_a_hidden_check_passes() 
             "it looked first"
         );
         let llm = &result["usage"]["llm"];
-        assert_eq!(llm["calls"], calls.len() + 1, "the door counted what the agent asked");
+        assert_eq!(
+            llm["calls"],
+            calls.len() + 1,
+            "the door counted what the agent asked"
+        );
         let told = &result["output"]["tokens_used"];
-        assert_eq!((&llm["input_tokens"], &llm["output_tokens"]), (&told["input"], &told["output"]));
+        assert_eq!(
+            (&llm["input_tokens"], &llm["output_tokens"]),
+            (&told["input"], &told["output"])
+        );
         assert!(!answer.stdout.contains(KEY), "the key stays outside");
     }
 }
@@ -137,8 +185,15 @@ fn without_the_door_the_same_agent_repairs_nothing_and_says_why() {
     let answer = world.run(&["run", "--json", "--contract", "task", "--workspace", "ws", "--mount", &agent,
         "--env", &payload, "--env", "OPENAI_BASE_URL=http://127.0.0.1:8080/v1", "--", "python3", "/agent/airlock-agent"]);
     let result = answer.json();
-    assert_eq!((answer.status, &result["output"]["status"]), (Some(1), &"failed".into()), "{result:#}");
+    assert_eq!(
+        (answer.status, &result["output"]["status"]),
+        (Some(1), &"failed".into()),
+        "{result:#}"
+    );
     let error = result["output"]["error"].as_str().expect("an error");
-    assert!(error.starts_with("llm_error: no answer from the model"), "{error}");
+    assert!(
+        error.starts_with("llm_error: no answer from the model"),
+        "{error}"
+    );
     assert!(!is_repaired(&world, "colour = green"));
 }

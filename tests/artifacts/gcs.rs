@@ -36,11 +36,16 @@ pub struct Fake {
 impl Fake {
     /// Starts one with an empty bucket.
     pub async fn start() -> Fake {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port");
         let address = listener.local_addr().expect("an address");
         let held = Arc::new(Mutex::new(Held::default()));
         let limit = axum::extract::DefaultBodyLimit::max(LONGEST);
-        let router = Router::new().fallback(answer).layer(limit).with_state(held.clone());
+        let router = Router::new()
+            .fallback(answer)
+            .layer(limit)
+            .with_state(held.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
         Fake { held, address }
     }
@@ -51,14 +56,20 @@ impl Fake {
 
     pub(crate) fn replace(&self, prefix: &str, bytes: &[u8]) {
         let mut held = lock(&self.held);
-        let mut found: Vec<_> = held.objects.iter_mut().filter(|(key, _)| key.starts_with(prefix)).collect();
+        let mut found: Vec<_> = held
+            .objects
+            .iter_mut()
+            .filter(|(key, _)| key.starts_with(prefix))
+            .collect();
         assert_eq!(found.len(), 1, "one object");
         *found[0].1 = Bytes::copy_from_slice(bytes);
     }
 
     /// Puts an object there.
     pub fn plant(&self, key: &str, bytes: &[u8]) {
-        lock(&self.held).objects.insert(key.to_owned(), Bytes::copy_from_slice(bytes));
+        lock(&self.held)
+            .objects
+            .insert(key.to_owned(), Bytes::copy_from_slice(bytes));
     }
 
     /// What is there.
@@ -68,7 +79,8 @@ impl Fake {
 }
 
 fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
-    held.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    held.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 async fn answer(
@@ -78,7 +90,9 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let Some(rest) = uri.path().strip_prefix(BUCKET) else { return StatusCode::NOT_FOUND.into_response() };
+    let Some(rest) = uri.path().strip_prefix(BUCKET) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
     let key = decoded(rest.trim_start_matches('/'));
     let asked: BTreeMap<String, String> = uri
         .query()
@@ -102,16 +116,23 @@ async fn answer(
             let parts = std::mem::take(held.uploads.get_mut(id).expect("an upload"));
             let whole: Vec<u8> = parts.into_values().flatten().collect();
             held.objects.insert(key, whole.into());
-            xml("<CompleteMultipartUploadResult><ETag>\"e\"</ETag></CompleteMultipartUploadResult>"
-                .to_owned())
+            xml(
+                "<CompleteMultipartUploadResult><ETag>\"e\"</ETag></CompleteMultipartUploadResult>"
+                    .to_owned(),
+            )
         }
         ("PUT", Some(id)) => {
             let number = asked["partNumber"].parse().expect("a number");
-            held.uploads.get_mut(id).expect("an upload").insert(number, body);
+            held.uploads
+                .get_mut(id)
+                .expect("an upload")
+                .insert(number, body);
             ([("etag", "\"e\"")], "").into_response()
         }
         ("PUT", None) => {
-            let absent = headers.get("x-goog-if-generation-match").is_some_and(|value| value == "0");
+            let absent = headers
+                .get("x-goog-if-generation-match")
+                .is_some_and(|value| value == "0");
             if absent && held.objects.contains_key(&key) {
                 return StatusCode::PRECONDITION_FAILED.into_response();
             }
@@ -131,7 +152,10 @@ async fn answer(
 }
 
 fn list(held: &Held, prefix: &str) -> Response {
-    let found = held.objects.iter().filter(|(key, _)| key.starts_with(prefix));
+    let found = held
+        .objects
+        .iter()
+        .filter(|(key, _)| key.starts_with(prefix));
     let one = |(key, bytes): (&String, &Bytes)| {
         format!(
             "<Contents><Key>{key}</Key><LastModified>2001-01-01T00:00:00.000Z</LastModified><ETag>\"e\"</ETag>\
@@ -139,20 +163,37 @@ fn list(held: &Held, prefix: &str) -> Response {
             bytes.len()
         )
     };
-    xml(format!("<ListBucketResult>{}</ListBucketResult>", found.map(one).collect::<String>()))
+    xml(format!(
+        "<ListBucketResult>{}</ListBucketResult>",
+        found.map(one).collect::<String>()
+    ))
 }
 
 fn get(held: &Held, key: &str, headers: &HeaderMap, head: bool) -> Response {
-    let Some(bytes) = held.objects.get(key) else { return StatusCode::NOT_FOUND.into_response() };
+    let Some(bytes) = held.objects.get(key) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
     let size = bytes.len();
-    let range =
-        headers.get("range").and_then(|value| value.to_str().ok()?.strip_prefix("bytes=")?.split_once('-'));
-    let whole = [("etag", "\"e\""), ("last-modified", "Mon, 01 Jan 2001 00:00:00 GMT")];
-    match range.and_then(|(from, to)| Some((from.parse::<usize>().ok()?, to.parse::<usize>().ok()?))) {
+    let range = headers
+        .get("range")
+        .and_then(|value| value.to_str().ok()?.strip_prefix("bytes=")?.split_once('-'));
+    let whole = [
+        ("etag", "\"e\""),
+        ("last-modified", "Mon, 01 Jan 2001 00:00:00 GMT"),
+    ];
+    match range
+        .and_then(|(from, to)| Some((from.parse::<usize>().ok()?, to.parse::<usize>().ok()?)))
+    {
         Some((from, to)) => {
             let to = to.min(size - 1);
             let part = [("content-range", format!("bytes {from}-{to}/{size}"))];
-            (StatusCode::PARTIAL_CONTENT, whole, part, bytes.slice(from..=to)).into_response()
+            (
+                StatusCode::PARTIAL_CONTENT,
+                whole,
+                part,
+                bytes.slice(from..=to),
+            )
+                .into_response()
         }
         None if head => (whole, [("content-length", size.to_string())]).into_response(),
         None => (whole, bytes.clone()).into_response(),
@@ -169,7 +210,8 @@ fn decoded(text: &str) -> String {
     while let Some(byte) = rest.next() {
         match byte {
             b'%' => {
-                let pair = [rest.next(), rest.next()].map(|digit| char::from(digit.expect("two digits")));
+                let pair =
+                    [rest.next(), rest.next()].map(|digit| char::from(digit.expect("two digits")));
                 bytes.push(u8::from_str_radix(&String::from_iter(pair), 16).expect("hexadecimal"));
             }
             plain => bytes.push(plain),

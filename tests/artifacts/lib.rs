@@ -46,7 +46,11 @@ fn next() -> u32 {
 impl Ground {
     /// Every place that can be had here; S3 is missing aloud where its server cannot be.
     pub async fn all(claim: &str) -> Vec<Ground> {
-        let mut all = vec![Ground::Memory, Ground::files(), Ground::Gcs(Fake::start().await)];
+        let mut all = vec![
+            Ground::Memory,
+            Ground::files(),
+            Ground::Gcs(Fake::start().await),
+        ];
         all.extend(Ground::s3(claim));
         all
     }
@@ -79,8 +83,13 @@ impl Ground {
             Ground::S3(moto, prefix) => Place::S3(remote(prefix, moto.endpoint(), "key")),
             Ground::Gcs(fake) => Place::Gcs(remote("test", fake.endpoint(), gcs::ACCOUNT)),
         };
-        Artifacts::open(ArtifactSettings { place, limits, tenants: Default::default(), retention })
-            .expect("a store")
+        Artifacts::open(ArtifactSettings {
+            place,
+            limits,
+            tenants: Default::default(),
+            retention,
+        })
+        .expect("a store")
     }
 
     /// A store there, with what is usual.
@@ -134,6 +143,15 @@ pub async fn all_of(mut reading: Reading) -> Result<Vec<u8>, StoreError> {
 }
 
 /// What is kept there for whoever is at the machine.
-pub async fn get(artifacts: &Artifacts, at: &str, version: Option<u64>) -> Result<Vec<u8>, StoreError> {
-    all_of(artifacts.open_version(&Owner::local(), &name(at), version).await?).await
+pub async fn get(
+    artifacts: &Artifacts,
+    at: &str,
+    version: Option<u64>,
+) -> Result<Vec<u8>, StoreError> {
+    all_of(
+        artifacts
+            .open_version(&Owner::local(), &name(at), version)
+            .await?,
+    )
+    .await
 }

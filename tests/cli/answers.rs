@@ -31,25 +31,48 @@ const BARRIERS: [&str; 21] = [
 
 #[test]
 fn output_passes_unchanged_and_nothing_is_added() {
-    let answer = World::new().run(&["run", "--", "sh", "-c", "printf 'a\\tb'; printf '\\033[1mc\\n' >&2"]);
+    let answer = World::new().run(&[
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "printf 'a\\tb'; printf '\\033[1mc\\n' >&2",
+    ]);
     assert_eq!(
-        (answer.status, answer.stdout.as_str(), answer.stderr.as_str()),
+        (
+            answer.status,
+            answer.stdout.as_str(),
+            answer.stderr.as_str()
+        ),
         (Some(0), "a\tb", "\u{1b}[1mc\n")
     );
 }
 
 #[test]
 fn what_airlock_says_begins_a_line_of_its_own() {
-    let answer = World::new().run(&["run", "--", "sh", "-c", "printf 'no end' >&2; kill -KILL $$"]);
-    assert_eq!(answer.stderr, "no end\nairlock: note: the program was killed by signal 9\n");
+    let answer = World::new().run(&[
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "printf 'no end' >&2; kill -KILL $$",
+    ]);
+    assert_eq!(
+        answer.stderr,
+        "no end\nairlock: note: the program was killed by signal 9\n"
+    );
 }
 
 #[test]
 fn what_was_denied_is_told_once_and_cannot_steer_the_terminal() {
     let world = World::new();
-    let script = "cd /usr; for try in 1 2; do (: > \"$(printf 'x\\033[2J')\") 2>/dev/null; done; true";
+    let script =
+        "cd /usr; for try in 1 2; do (: > \"$(printf 'x\\033[2J')\") 2>/dev/null; done; true";
     let told = world.run(&["run", "--", "sh", "-c", script]).stderr;
-    let denied: Vec<_> = told.lines().filter(|line| line.contains("denied")).collect();
+    let denied: Vec<_> = told
+        .lines()
+        .filter(|line| line.contains("denied"))
+        .collect();
     let line = "airlock: note: denied: write `/usr/x\\u{1b}[2J` (by read_only_root; --mount HOST:INSIDE:rw allows it)";
     assert_eq!(denied, [line], "{told}");
 }
@@ -78,9 +101,25 @@ fn a_result_has_the_fields_of_the_contract() {
 
 #[test]
 fn a_refusal_has_the_same_fields() {
-    let answer = World::new().run(&["run", "--json", "--job-id", "j-1", "--profile", "nope", "--", "true"]);
+    let answer = World::new().run(&[
+        "run",
+        "--json",
+        "--job-id",
+        "j-1",
+        "--profile",
+        "nope",
+        "--",
+        "true",
+    ]);
     same(shown(answer.json()), written("answers/refusal.json"));
-    let fields = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+    let fields = |value: &Value| {
+        value
+            .as_object()
+            .expect("an object")
+            .keys()
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     let succeeded = World::new().run(&["run", "--json", "--", "true"]).json();
     assert_eq!(fields(&answer.json()), fields(&succeeded));
 }
@@ -88,16 +127,34 @@ fn a_refusal_has_the_same_fields() {
 #[test]
 fn barriers_are_known_names_and_those_no_run_goes_without_are_among_them() {
     let result = World::new().run(&["run", "--json", "--", "true"]).json();
-    let names: Vec<_> =
-        result["barriers"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
-    let known: Vec<_> = BARRIERS.into_iter().filter(|name| names.contains(name)).collect();
+    let names: Vec<_> = result["barriers"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let known: Vec<_> = BARRIERS
+        .into_iter()
+        .filter(|name| names.contains(name))
+        .collect();
     assert_eq!(names, known, "known names in the order of the contract");
-    let host_may_lack = ["doors_only", "path_rules", "memory_limit", "cpu_limit", "own_kernel"];
-    let missing: Vec<_> =
-        BARRIERS.into_iter().filter(|name| !names.contains(name) && !host_may_lack.contains(name)).collect();
+    let host_may_lack = [
+        "doors_only",
+        "path_rules",
+        "memory_limit",
+        "cpu_limit",
+        "own_kernel",
+    ];
+    let missing: Vec<_> = BARRIERS
+        .into_iter()
+        .filter(|name| !names.contains(name) && !host_may_lack.contains(name))
+        .collect();
     assert_eq!(missing, [""; 0]);
     let enforcers = result["enforced_by"].as_object().expect("an object");
-    assert_eq!(enforcers.keys().collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
+    assert_eq!(
+        enforcers.keys().collect::<Vec<_>>(),
+        ["cpu", "memory", "pids"]
+    );
     for by in enforcers.values() {
         assert!(
             ["cgroup_v2", "cgroup_v1", "rlimit", "nothing"].contains(&by.as_str().expect("a name")),
@@ -108,7 +165,9 @@ fn barriers_are_known_names_and_those_no_run_goes_without_are_among_them() {
 
 #[test]
 fn on_the_hosts_network_its_barriers_are_reported_missing() {
-    let result = World::new().run(&["run", "--json", "--network", "host", "--", "true"]).json();
+    let result = World::new()
+        .run(&["run", "--json", "--network", "host", "--", "true"])
+        .json();
     let names = result["barriers"].as_array().expect("a list");
     for lacking in ["own_net", "no_network"] {
         assert!(!names.contains(&json!(lacking)), "{names:?}");
@@ -118,24 +177,45 @@ fn on_the_hosts_network_its_barriers_are_reported_missing() {
 
 #[test]
 fn bytes_that_are_no_text_come_as_base64() {
-    let result = World::new().run(&["run", "--json", "--", "printf", r"\377"]).json();
-    assert_eq!((&result["stdout_base64"], &result["stdout"]), (&json!("/w=="), &Value::Null));
+    let result = World::new()
+        .run(&["run", "--json", "--", "printf", r"\377"])
+        .json();
+    assert_eq!(
+        (&result["stdout_base64"], &result["stdout"]),
+        (&json!("/w=="), &Value::Null)
+    );
     assert_eq!(result["stderr"], "");
 }
 
 #[test]
 fn truncated_output_is_a_flag_and_no_failure() {
     let result = World::new()
-        .run(&["run", "--json", "--output", "1K", "--", "head", "-c", "100000", "/dev/zero"])
+        .run(&[
+            "run",
+            "--json",
+            "--output",
+            "1K",
+            "--",
+            "head",
+            "-c",
+            "100000",
+            "/dev/zero",
+        ])
         .json();
     assert_eq!(result["status"], "succeeded");
-    assert_eq!(result["truncated"], json!({ "stdout": true, "stderr": false }));
+    assert_eq!(
+        result["truncated"],
+        json!({ "stdout": true, "stderr": false })
+    );
     assert_eq!(result["limits_hit"], json!(["output"]));
 }
 
 /// Texts that differ by host, user and kernel.
 fn plan(text: &str) -> String {
-    let line = |line: &str| match line.split_once("  ").map(|(step, rest)| (step, rest.trim())) {
+    let line = |line: &str| match line
+        .split_once("  ")
+        .map(|(step, rest)| (step, rest.trim()))
+    {
         Some(("cgroup", rest)) => {
             let limit = rest.split(' ').next().unwrap_or_default();
             format!("cgroup                {limit} [ENFORCER]\n")
@@ -156,7 +236,9 @@ fn plan(text: &str) -> String {
             let (_, what) = rest.split_once(": ").unwrap_or_default();
             format!("path rules            Landlock [VERSION]: {what}\n")
         }
-        Some(("system call filter", _)) => "system call filter    [NUMBER] instructions\n".to_owned(),
+        Some(("system call filter", _)) => {
+            "system call filter    [NUMBER] instructions\n".to_owned()
+        }
         Some(_) => format!("{line}\n"),
     };
     text.lines().map(line).collect()
@@ -181,19 +263,40 @@ fn a_plan_names_every_step_and_takes_none() {
         "echo",
         "hi",
     ];
-    let Answer { status, stdout, stderr } = world.run(&words);
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&words);
     assert_eq!((status, stderr.as_str()), (Some(0), ""));
-    assert!(!stdout.contains("secret"), "a plan shows names of variables, not their values");
+    assert!(
+        !stdout.contains("secret"),
+        "a plan shows names of variables, not their values"
+    );
     same(plan(&stdout), written("answers/plan.txt"));
-    let steps = world.run(&["run", "--explain", "--json", "--", "true"]).json();
-    let steps: Vec<_> = steps["plan"].as_array().expect("a list").iter().map(|line| &line["step"]).collect();
-    assert!(steps.contains(&&json!("system call filter")) && steps.ends_with(&[&json!("exec")]), "{steps:?}");
+    let steps = world
+        .run(&["run", "--explain", "--json", "--", "true"])
+        .json();
+    let steps: Vec<_> = steps["plan"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|line| &line["step"])
+        .collect();
+    assert!(
+        steps.contains(&&json!("system call filter")) && steps.ends_with(&[&json!("exec")]),
+        "{steps:?}"
+    );
 }
 
 #[test]
 fn the_doctor_says_what_this_host_gives() {
     let world = World::new();
-    let Answer { status, stdout, stderr } = world.run(&["doctor"]);
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&["doctor"]);
     assert_eq!((status, stderr.as_str()), (Some(0), ""), "{stdout}");
     // What was found differs by host; what is looked at, the columns and the verdict do not.
     same(
@@ -234,10 +337,26 @@ fn artifacts_are_kept_listed_fetched_and_removed() {
     let world = World::new();
     let keep = |id: &str, text: &str| {
         let script = format!("printf {text} > out.txt");
-        world.run(&["run", "--run-id", id, "--artifact", "out.txt", "--", "sh", "-c", &script])
+        world.run(&[
+            "run",
+            "--run-id",
+            id,
+            "--artifact",
+            "out.txt",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ])
     };
-    assert_eq!(keep("one", "abc").stderr, "airlock: note: kept `out.txt` as version 1 (3 bytes)\n");
-    assert_eq!(keep("two", "abcdef").stderr, "airlock: note: kept `out.txt` as version 2 (6 bytes)\n");
+    assert_eq!(
+        keep("one", "abc").stderr,
+        "airlock: note: kept `out.txt` as version 1 (3 bytes)\n"
+    );
+    assert_eq!(
+        keep("two", "abcdef").stderr,
+        "airlock: note: kept `out.txt` as version 2 (6 bytes)\n"
+    );
     same(
         world.run(&["artifact", "list"]).stdout,
         str![[r#"
@@ -246,24 +365,52 @@ out.txt@2  6  20[..]T[..]Z  two
 
 "#]],
     );
-    same(shown(world.run(&["artifact", "list", "--json"]).json()), written("answers/artifacts.json"));
+    same(
+        shown(world.run(&["artifact", "list", "--json"]).json()),
+        written("answers/artifacts.json"),
+    );
     assert_eq!(world.run(&["artifact", "get", "out.txt"]).stdout, "abcdef");
     assert_eq!(world.run(&["artifact", "get", "out.txt@1"]).stdout, "abc");
     let got = world.run(&["artifact", "get", "out.txt@1", "--output", "new"]);
-    assert_eq!((got.status, got.stderr.as_str()), (Some(0), "airlock: note: wrote `new` (3 bytes)\n"));
-    assert_eq!(std::fs::read_to_string(world.here("new")).expect("it was made"), "abc");
-    let input = world.run(&["run", "--input", "old=artifact:out.txt@1", "--", "cat", "old"]);
+    assert_eq!(
+        (got.status, got.stderr.as_str()),
+        (Some(0), "airlock: note: wrote `new` (3 bytes)\n")
+    );
+    assert_eq!(
+        std::fs::read_to_string(world.here("new")).expect("it was made"),
+        "abc"
+    );
+    let input = world.run(&[
+        "run",
+        "--input",
+        "old=artifact:out.txt@1",
+        "--",
+        "cat",
+        "old",
+    ]);
     assert_eq!((input.status, input.stdout.as_str()), (Some(0), "abc"));
-    assert_eq!(world.run(&["artifact", "rm", "out.txt@1"]).stdout, "1 removed\n");
-    assert_eq!(world.run(&["artifact", "rm", "out.txt", "--json"]).json(), json!({ "removed": 1 }));
+    assert_eq!(
+        world.run(&["artifact", "rm", "out.txt@1"]).stdout,
+        "1 removed\n"
+    );
+    assert_eq!(
+        world.run(&["artifact", "rm", "out.txt", "--json"]).json(),
+        json!({ "removed": 1 })
+    );
     assert_eq!(world.run(&["artifact", "list"]).stdout, "");
 }
 
 #[test]
 fn what_lies_in_the_artifacts_folder_is_kept_unasked() {
     let world = World::new();
-    let answer =
-        world.run(&["run", "--json", "--", "sh", "-c", "printf abc > $CYNODE_ARTIFACTS_DIR/out.txt"]);
+    let answer = world.run(&[
+        "run",
+        "--json",
+        "--",
+        "sh",
+        "-c",
+        "printf abc > $CYNODE_ARTIFACTS_DIR/out.txt",
+    ]);
     assert_eq!(answer.json()["artifacts"][0]["name"], "out.txt");
     assert_eq!(world.run(&["artifact", "get", "out.txt"]).stdout, "abc");
 }
@@ -272,10 +419,19 @@ fn what_lies_in_the_artifacts_folder_is_kept_unasked() {
 fn an_artifact_that_is_not_there_is_an_error_and_a_file_is_not_overwritten() {
     let world = World::new();
     world.write("old", "as it was");
-    assert_eq!(world.run(&["run", "--artifact", "a", "--", "touch", "a"]).status, Some(0));
+    assert_eq!(
+        world
+            .run(&["run", "--artifact", "a", "--", "touch", "a"])
+            .status,
+        Some(0)
+    );
     let refused = |arguments: &[&str]| {
         let answer = world.run(arguments);
-        assert_eq!((answer.status, answer.stdout.as_str()), (Some(125), ""), "{arguments:?}");
+        assert_eq!(
+            (answer.status, answer.stdout.as_str()),
+            (Some(125), ""),
+            "{arguments:?}"
+        );
         answer.stderr
     };
     let lists = "airlock: hint: `airlock artifact list` shows what is kept\n";
@@ -307,29 +463,55 @@ airlock: hint: give --output a new file
 
 "#]],
     );
-    assert_eq!(std::fs::read_to_string(world.here("old")).expect("it is there"), "as it was");
+    assert_eq!(
+        std::fs::read_to_string(world.here("old")).expect("it is there"),
+        "as it was"
+    );
     let told = world.run(&["artifact", "rm", "b", "--json"]);
-    assert_eq!((told.status, &told.json()["error"]["code"]), (Some(125), &json!("invalid_spec")));
+    assert_eq!(
+        (told.status, &told.json()["error"]["code"]),
+        (Some(125), &json!("invalid_spec"))
+    );
 }
 
 #[test]
 fn a_sweep_counts_what_it_removed() {
     let world = World::new();
-    assert_eq!(world.run(&["sweep"]).stdout, "0 removed, 0 left alone because their owner lives\n");
+    assert_eq!(
+        world.run(&["sweep"]).stdout,
+        "0 removed, 0 left alone because their owner lives\n"
+    );
     // A record that nobody holds, as a killed run leaves it. Opening the engine sweeps, too, so only its going can be seen.
     std::fs::write(world.state().join("runs/dead"), "").expect("a record");
     let told = world.run(&["sweep", "--json"]).json();
-    assert_eq!(told.as_object().expect("an object").keys().collect::<Vec<_>>(), ["live", "problems", "runs"]);
+    assert_eq!(
+        told.as_object()
+            .expect("an object")
+            .keys()
+            .collect::<Vec<_>>(),
+        ["live", "problems", "runs"]
+    );
     assert!(!world.state().join("runs/dead").exists());
 }
 
 #[test]
 fn the_escape_suite_lists_its_cases_and_refuses_unknown_ones() {
     let world = World::new();
-    let Answer { status, stdout, stderr } = world.run(&["escape-test", "--list"]);
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&["escape-test", "--list"]);
     assert_eq!((status, stderr.as_str()), (Some(0), ""));
-    assert!(stdout.starts_with("A1   ") && stdout.lines().count() > 70, "{stdout}");
-    let Answer { status, stdout, stderr } = world.run(&["escape-test", "--only", "A6,Q7\x1b"]);
+    assert!(
+        stdout.starts_with("A1   ") && stdout.lines().count() > 70,
+        "{stdout}"
+    );
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&["escape-test", "--only", "A6,Q7\x1b"]);
     assert_eq!((status, stdout.as_str()), (Some(125), ""));
     let told = "airlock: error: no case or group is called `Q7\\u{1b}`\nairlock: hint: `airlock escape-test --list` shows them\n";
     assert_eq!(stderr, told);
@@ -337,18 +519,29 @@ fn the_escape_suite_lists_its_cases_and_refuses_unknown_ones() {
 
 #[test]
 fn the_escape_suite_answers_in_json() {
-    let Answer { status, stdout, .. } = World::new().run(&["escape-test", "--json", "--only", "C53"]);
+    let Answer { status, stdout, .. } =
+        World::new().run(&["escape-test", "--json", "--only", "C53"]);
     let answer: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
     let row = &answer["cases"][0];
     assert_eq!((status, &answer["holds"]), (Some(0), &true.into()));
-    assert_eq!((&row["id"], &row["airlock"]["verdict"]), (&"C53".into(), &"blocked".into()));
+    assert_eq!(
+        (&row["id"], &row["airlock"]["verdict"]),
+        (&"C53".into(), &"blocked".into())
+    );
     assert_eq!(row["control"]["verdict"], "succeeded", "{row}");
 }
 
 #[test]
 fn the_attacker_refuses_to_run_outside_of_a_box() {
-    let Answer { status, stdout, stderr } =
-        World::new().run(&["escape-attack-inside", "token", "marker", "wait"]);
-    let told = "airlock: error: attacks run only in boxes that the escape suite has made for them\n";
-    assert_eq!((status, stdout.as_str(), stderr.as_str()), (Some(125), "", told));
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = World::new().run(&["escape-attack-inside", "token", "marker", "wait"]);
+    let told =
+        "airlock: error: attacks run only in boxes that the escape suite has made for them\n";
+    assert_eq!(
+        (status, stdout.as_str(), stderr.as_str()),
+        (Some(125), "", told)
+    );
 }

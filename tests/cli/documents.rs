@@ -55,7 +55,9 @@ fn blocks(document: &str) -> Vec<Block> {
             }
             (None, None) if line.trim().is_empty() => {}
             (None, None) => {
-                let comment = line.strip_prefix("<!-- ").and_then(|rest| rest.strip_suffix(" -->"));
+                let comment = line
+                    .strip_prefix("<!-- ")
+                    .and_then(|rest| rest.strip_suffix(" -->"));
                 mark = comment
                     .and_then(|text| text.split_once(": "))
                     .map(|(word, rest)| (word.into(), rest.into()));
@@ -86,18 +88,32 @@ struct Served {
 impl Served {
     fn start(world: &World, options: &str) -> Served {
         let words: Vec<_> = options.split_whitespace().collect();
-        let mut command =
-            world.command(&[&["serve", "--json", "--quiet", "--listen", "127.0.0.1:0"], &words[..]].concat());
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("airlock starts");
+        let mut command = world.command(
+            &[
+                &["serve", "--json", "--quiet", "--listen", "127.0.0.1:0"],
+                &words[..],
+            ]
+            .concat(),
+        );
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("airlock starts");
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().expect("it is ours"))
             .read_line(&mut line)
             .expect("it says where it listens");
-        Served { child, told: serde_json::from_str(&line).expect("it says so in JSON") }
+        Served {
+            child,
+            told: serde_json::from_str(&line).expect("it says so in JSON"),
+        }
     }
 
     fn variables(&self) -> String {
-        format!("URL={} KEY={}; ", self.told["listen"], self.told["admin_key"])
+        format!(
+            "URL={} KEY={}; ",
+            self.told["listen"], self.told["admin_key"]
+        )
     }
 }
 
@@ -115,7 +131,11 @@ fn follow(path: &Path) -> usize {
     let (world, blocks, mut count, mut server) = (World::new(), blocks(&text), 0, None);
     for (number, block) in blocks.iter().enumerate() {
         let place = format!("{}:{}", path.display(), block.line);
-        let given = match block.mark.as_ref().map(|(word, rest)| (word.as_str(), rest)) {
+        let given = match block
+            .mark
+            .as_ref()
+            .map(|(word, rest)| (word.as_str(), rest))
+        {
             Some(("not run", _)) => continue,
             Some(("file", name)) => {
                 world.write(name, &block.text);
@@ -135,14 +155,25 @@ fn follow(path: &Path) -> usize {
         count += 1;
         // What is given may print, too; that is not what the block prints.
         let served = server.as_ref().map(Served::variables).unwrap_or_default();
-        let output = world.shell(&format!("{{ : ; {served}{given}\n}} >&2\n{}", script(&block.text)));
+        let output = world.shell(&format!(
+            "{{ : ; {served}{given}\n}} >&2\n{}",
+            script(&block.text)
+        ));
         let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{place}: {}\n{told}", output.status);
-        let shown =
-            blocks.get(number + 1).filter(|next| next.follows && ["text", "json"].contains(&&*next.language));
+        assert!(
+            output.status.success(),
+            "{place}: {}\n{told}",
+            output.status
+        );
+        let shown = blocks
+            .get(number + 1)
+            .filter(|next| next.follows && ["text", "json"].contains(&&*next.language));
         if let Some(shown) = shown {
             println!("{place}");
-            same(String::from_utf8_lossy(&output.stdout).into_owned(), shown.text.replace('…', "[..]"));
+            same(
+                String::from_utf8_lossy(&output.stdout).into_owned(),
+                shown.text.replace('…', "[..]"),
+            );
         }
     }
     count
@@ -156,7 +187,9 @@ fn the_readme_does_what_it_shows() {
 #[test]
 fn the_documents_do_what_they_show() {
     let folder = fs::read_dir(repository().join("docs")).expect("there are documents");
-    let documents: Vec<_> = folder.map(|entry| entry.expect("it is listed").path()).collect();
+    let documents: Vec<_> = folder
+        .map(|entry| entry.expect("it is listed").path())
+        .collect();
     let count: usize = documents
         .iter()
         .filter(|path| path.extension().is_some_and(|end| end == "md"))
@@ -180,7 +213,10 @@ fn the_example_of_the_library_runs() {
     let world = World::new();
     let mut example = Command::new(embed());
     // Its state goes to the temporary folder.
-    let output = example.env("TMPDIR", world.here("")).output().expect("the example starts");
+    let output = example
+        .env("TMPDIR", world.here(""))
+        .output()
+        .expect("the example starts");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
     same(
@@ -195,8 +231,7 @@ Succeeded behind [..] barriers in [..] ms
 
 #[test]
 fn blocks_are_found_with_their_marks() {
-    let document =
-        "a\n```sh\nx\n\ny\n```\n\n```text\nz\n```\n<!-- given: b; c -->\n```sh\n```\nw\n```json\n{}\n```\n";
+    let document = "a\n```sh\nx\n\ny\n```\n\n```text\nz\n```\n<!-- given: b; c -->\n```sh\n```\nw\n```json\n{}\n```\n";
     let block = |line, language: &str, text: &str, follows| Block {
         line,
         language: language.into(),
@@ -208,7 +243,10 @@ fn blocks_are_found_with_their_marks() {
     let wanted = [
         block(2, "sh", "x\n\ny\n", false),
         block(8, "text", "z\n", true),
-        Block { mark: given, ..block(12, "sh", "", false) },
+        Block {
+            mark: given,
+            ..block(12, "sh", "", false)
+        },
         block(15, "json", "{}\n", false),
     ];
     assert_eq!(blocks(document), wanted);
@@ -222,7 +260,10 @@ fn blocks_are_found_with_their_marks() {
 #[should_panic(expected = "exit status: 125")]
 fn a_document_that_shows_what_does_not_work_is_noticed() {
     let world = World::new();
-    world.write("bad.md", "```sh\nairlock run --no-such-option -- true\n```\n");
+    world.write(
+        "bad.md",
+        "```sh\nairlock run --no-such-option -- true\n```\n",
+    );
     follow(&world.here("bad.md"));
 }
 

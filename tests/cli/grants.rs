@@ -26,13 +26,25 @@ struct Running {
 
 impl Running {
     fn start(world: &World, options: &[&str]) -> Running {
-        let arguments = [&["run", "--stdin"], options, &["--", "python3", "-c", PROGRAM]].concat();
+        let arguments = [
+            &["run", "--stdin"],
+            options,
+            &["--", "python3", "-c", PROGRAM],
+        ]
+        .concat();
         let mut command = world.command(&arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().expect("airlock starts");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut running = Running { child, input, output };
+        let mut running = Running {
+            child,
+            input,
+            output,
+        };
         assert_eq!(running.line(), "ready");
         running
     }
@@ -71,7 +83,10 @@ tunnel  127.0.0.1:9  for [..]  airlock grant 127.0.0.1:9
     );
     assert_eq!(running.tries(), "403");
     let listed = world.run(&["grant", "job-1", "--list", "--json"]).json();
-    assert_eq!((&listed["run_id"], &listed["rules"][0]["ports"][0]), (&"job-1".into(), &9.into()));
+    assert_eq!(
+        (&listed["run_id"], &listed["rules"][0]["ports"][0]),
+        (&"job-1".into(), &9.into())
+    );
     let denied = world.run(&["grant", "job-1", "127.0.0.1", "--deny"]);
     assert_eq!(denied.status, Some(0), "{}", denied.stderr);
     assert_eq!(running.tries(), "403");
@@ -102,7 +117,11 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
     let world = World::new();
     let refused = |words: &[&str], told: &str| {
         let answer = world.run(&[&["grant"], words].concat());
-        assert_eq!((answer.status, answer.stdout.as_str()), (Some(125), ""), "{words:?}");
+        assert_eq!(
+            (answer.status, answer.stdout.as_str()),
+            (Some(125), ""),
+            "{words:?}"
+        );
         assert_eq!(answer.stderr, told);
     };
     refused(
@@ -115,8 +134,18 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
         "airlock: error: a grant cannot last 25h\nairlock: hint: give --for a time from 1s to 24h\n",
     );
     world.write("c.toml", "[maximum]\nallow_hosts = [\"*.example.com\"]\n");
-    let with = ["--config", "c.toml", "--run-id", "narrow", "--allow-host", "a.example.com"];
-    let (narrow, shut) = (Running::start(&world, &with), Running::start(&world, &["--run-id", "shut"]));
+    let with = [
+        "--config",
+        "c.toml",
+        "--run-id",
+        "narrow",
+        "--allow-host",
+        "a.example.com",
+    ];
+    let (narrow, shut) = (
+        Running::start(&world, &with),
+        Running::start(&world, &["--run-id", "shut"]),
+    );
     refused(
         &["job-1", "pypi.org"],
         "airlock: error: no run is called `job-1`, or it has ended\n\
@@ -132,7 +161,10 @@ fn what_cannot_be_granted_is_refused_with_the_reason() {
         "airlock: error: the run `shut` has no egress door\n\
          airlock: hint: start it with --allow-host, --learn or --profile agent\n",
     );
-    assert_eq!(world.run(&["grant", "narrow", "b.example.com"]).status, Some(0));
+    assert_eq!(
+        world.run(&["grant", "narrow", "b.example.com"]).status,
+        Some(0)
+    );
     let json = world.run(&["grant", "narrow", "pypi.org", "--json"]).json();
     assert_eq!(json["error"]["code"], "policy_denied");
     assert_eq!(shut.end(&world).status, Some(0));

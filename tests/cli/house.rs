@@ -24,13 +24,33 @@ const MAY_USE: [(&str, &[&str]); 18] = [
             "airlock-worker",
         ],
     ),
-    ("airlock-worker", &["airlock-doors", "airlock-engine", "airlock-spec"]),
-    ("airlock-gateway", &["airlock-engine", "airlock-image", "airlock-store", "airlock-spec"]),
+    (
+        "airlock-worker",
+        &["airlock-doors", "airlock-engine", "airlock-spec"],
+    ),
+    (
+        "airlock-gateway",
+        &[
+            "airlock-engine",
+            "airlock-image",
+            "airlock-store",
+            "airlock-spec",
+        ],
+    ),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     // Programs of their own that measure ours from outside, and what they share.
-    ("airlock-bench-doors", &["airlock-bench-peers", "airlock-provider"]),
-    ("airlock-bench-worker", &["airlock-bench-peers", "airlock-engine", "airlock-worker"]),
-    ("airlock-bench-egress", &["airlock-bench-peers", "airlock-doors", "airlock-spec"]),
+    (
+        "airlock-bench-doors",
+        &["airlock-bench-peers", "airlock-provider"],
+    ),
+    (
+        "airlock-bench-worker",
+        &["airlock-bench-peers", "airlock-engine", "airlock-worker"],
+    ),
+    (
+        "airlock-bench-egress",
+        &["airlock-bench-peers", "airlock-doors", "airlock-spec"],
+    ),
     (
         "airlock-bench-gateway",
         &[
@@ -43,10 +63,19 @@ const MAY_USE: [(&str, &[&str]); 18] = [
         ],
     ),
     ("airlock-bench-peers", &[]),
-    ("airlock-escape", &["airlock-doors", "airlock-engine", "airlock-spec"]),
+    (
+        "airlock-escape",
+        &["airlock-doors", "airlock-engine", "airlock-spec"],
+    ),
     (
         "airlock-engine",
-        &["airlock-sandbox", "airlock-doors", "airlock-store", "airlock-image", "airlock-spec"],
+        &[
+            "airlock-sandbox",
+            "airlock-doors",
+            "airlock-store",
+            "airlock-image",
+            "airlock-spec",
+        ],
     ),
     ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
     ("airlock-doors", &["airlock-journal", "airlock-spec"]),
@@ -63,20 +92,39 @@ const LONGEST_FUNCTION: usize = 90;
 
 /// The packages of the rooms, each with those of ours that it uses; tests may use whom they want.
 fn uses() -> BTreeMap<String, BTreeSet<String>> {
-    let told = cargo().args(["metadata", "--no-deps", "--locked", "--format-version", "1"]).output();
+    let told = cargo()
+        .args(["metadata", "--no-deps", "--locked", "--format-version", "1"])
+        .output();
     let told = told.expect("cargo starts");
-    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    assert!(
+        told.status.success(),
+        "{}",
+        String::from_utf8_lossy(&told.stderr)
+    );
     let metadata: Value = serde_json::from_slice(&told.stdout).expect("cargo writes JSON");
     let packages = metadata["packages"].as_array().expect("a list of packages");
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let rooms = ["crates", "bench"].map(|folder| repository().join(folder));
-    let is_a_room = |manifest: &str| rooms.iter().any(|room| Path::new(manifest).starts_with(room));
-    let in_a_room = packages.iter().filter(|package| is_a_room(&text(&package["manifest_path"])));
+    let is_a_room = |manifest: &str| {
+        rooms
+            .iter()
+            .any(|room| Path::new(manifest).starts_with(room))
+    };
+    let in_a_room = packages
+        .iter()
+        .filter(|package| is_a_room(&text(&package["manifest_path"])));
     let uses = |package: &Value| {
-        let all = package["dependencies"].as_array().expect("a list of dependencies");
+        let all = package["dependencies"]
+            .as_array()
+            .expect("a list of dependencies");
         // Ours have a path; `dev` is for tests.
-        let ours = all.iter().filter(|one| one["path"].is_string() && one["kind"].as_str() != Some("dev"));
-        (text(&package["name"]), ours.map(|one| text(&one["name"])).collect())
+        let ours = all
+            .iter()
+            .filter(|one| one["path"].is_string() && one["kind"].as_str() != Some("dev"));
+        (
+            text(&package["name"]),
+            ours.map(|one| text(&one["name"])).collect(),
+        )
     };
     in_a_room.map(uses).collect()
 }
@@ -85,10 +133,18 @@ fn uses() -> BTreeMap<String, BTreeSet<String>> {
 fn each_room_uses_only_those_below_it() {
     let allowed: BTreeMap<_, _> = MAY_USE.into_iter().collect();
     let uses = uses();
-    assert!(uses["airlock"].contains("airlock-engine"), "the test sees who uses whom: {uses:?}");
+    assert!(
+        uses["airlock"].contains("airlock-engine"),
+        "the test sees who uses whom: {uses:?}"
+    );
     for (room, used) in &uses {
-        let may = allowed.get(room.as_str()).unwrap_or_else(|| panic!("{room} is a room nobody told us of"));
-        let wrong: Vec<_> = used.iter().filter(|name| !may.contains(&name.as_str())).collect();
+        let may = allowed
+            .get(room.as_str())
+            .unwrap_or_else(|| panic!("{room} is a room nobody told us of"));
+        let wrong: Vec<_> = used
+            .iter()
+            .filter(|name| !may.contains(&name.as_str()))
+            .collect();
         assert!(wrong.is_empty(), "{room} must not use {wrong:?}");
     }
 }
@@ -99,12 +155,18 @@ fn sources(folders: &[&str]) -> Vec<PathBuf> {
     let mut left: Vec<_> = folders.iter().map(|folder| root.join(folder)).collect();
     let mut found = Vec::new();
     while let Some(folder) = left.pop() {
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        let Ok(entries) = fs::read_dir(&folder) else {
+            continue;
+        };
         for path in entries.map(|entry| entry.expect("it can be listed").path()) {
             if path.is_dir() && !path.ends_with("target") {
                 left.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                found.push(path.strip_prefix(&root).expect("it is below the root").to_owned());
+                found.push(
+                    path.strip_prefix(&root)
+                        .expect("it is below the root")
+                        .to_owned(),
+                );
             }
         }
     }
@@ -119,7 +181,8 @@ fn read(path: &Path) -> String {
 fn has_unsafe(line: &str) -> bool {
     let outside_texts: String = line.split('"').step_by(2).collect();
     let code = outside_texts.split("//").next().unwrap_or_default();
-    code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .any(|word| word == "unsafe")
 }
 
 #[test]
@@ -132,21 +195,34 @@ fn unsafe_lives_in_one_file_and_in_the_attackers() {
     ] {
         assert!(has_unsafe(yes), "{yes}");
     }
-    for no in ["// unsafe", "let unsafely = 1;", "#![deny(unsafe_code)]", "say(\"unsafe\")"] {
+    for no in [
+        "// unsafe",
+        "let unsafely = 1;",
+        "#![deny(unsafe_code)]",
+        "say(\"unsafe\")",
+    ] {
         assert!(!has_unsafe(no), "{no}");
     }
     let lines = |path: &PathBuf| {
         let text = read(path);
-        text.lines().filter(|line| has_unsafe(line)).map(str::to_owned).collect::<Vec<_>>()
+        text.lines()
+            .filter(|line| has_unsafe(line))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let mut found: BTreeMap<_, _> = sources(&["crates", "bench"])
         .into_iter()
         .map(|path| (path.clone(), lines(&path)))
         .filter(|(_, lines)| !lines.is_empty())
         .collect();
-    UNSAFE.iter().for_each(|path| assert!(found.remove(Path::new(path)).is_some(), "{path}"));
+    UNSAFE
+        .iter()
+        .for_each(|path| assert!(found.remove(Path::new(path)).is_some(), "{path}"));
     // And the name of the launcher's entry, which cannot lie in a library that others link.
-    let entry = (PathBuf::from("crates/init/src/main.rs"), vec!["#[unsafe(no_mangle)]".to_owned()]);
+    let entry = (
+        PathBuf::from("crates/init/src/main.rs"),
+        vec!["#[unsafe(no_mangle)]".to_owned()],
+    );
     assert_eq!(found, BTreeMap::from([entry]));
 }
 
@@ -155,12 +231,18 @@ fn unsafe_lives_in_one_file_and_in_the_attackers() {
 #[test]
 fn a_test_is_left_out_only_if_somebody_else_runs_it() {
     let runs_elsewhere = |line: &str| {
-        line.starts_with("#[ignore = \"a child of ") || line.ends_with("only for a machine of its own\"]")
+        line.starts_with("#[ignore = \"a child of ")
+            || line.ends_with("only for a machine of its own\"]")
     };
-    assert!(runs_elsewhere("#[ignore = \"a child of other tests\"]") && !runs_elsewhere("#[ignore]"));
+    assert!(
+        runs_elsewhere("#[ignore = \"a child of other tests\"]") && !runs_elsewhere("#[ignore]")
+    );
     for path in sources(&["crates", "bench", "tests"]) {
         let text = read(&path);
-        let left_out = text.lines().map(str::trim).filter(|line| line.starts_with("#[ignore"));
+        let left_out = text
+            .lines()
+            .map(str::trim)
+            .filter(|line| line.starts_with("#[ignore"));
         let wrong: Vec<_> = left_out.filter(|line| !runs_elsewhere(line)).collect();
         assert!(wrong.is_empty(), "{}: {wrong:?}", path.display());
     }
@@ -193,19 +275,33 @@ fn functions(text: &str) -> Vec<(String, usize)> {
 
 #[test]
 fn at_most_one_function_in_a_hundred_is_longer_than_a_long_screen() {
-    let counted =
-        functions("pub(crate) async fn a() {\n    b();\n}\n    const fn c(\n    ) {\n        d\n    }\n");
-    assert_eq!(counted.iter().map(|(_, lines)| *lines).collect::<Vec<_>>(), [3, 4]);
+    let counted = functions(
+        "pub(crate) async fn a() {\n    b();\n}\n    const fn c(\n    ) {\n        d\n    }\n",
+    );
+    assert_eq!(
+        counted.iter().map(|(_, lines)| *lines).collect::<Vec<_>>(),
+        [3, 4]
+    );
     let all: Vec<_> = sources(&["crates", "tests", "fuzz", "bench"])
         .into_iter()
         .flat_map(|path| {
-            functions(&read(&path)).into_iter().map(move |(name, lines)| (lines, path.clone(), name))
+            functions(&read(&path))
+                .into_iter()
+                .map(move |(name, lines)| (lines, path.clone(), name))
         })
         .collect();
     assert!(all.len() > 300, "the test sees functions: {}", all.len());
-    let long: Vec<_> = all.iter().filter(|(lines, _, _)| *lines > LONGEST_FUNCTION).collect();
+    let long: Vec<_> = all
+        .iter()
+        .filter(|(lines, _, _)| *lines > LONGEST_FUNCTION)
+        .collect();
     for (lines, path, name) in &long {
         println!("{lines} lines: {} {name}", path.display());
     }
-    assert!(long.len() * 100 <= all.len(), "{} of {} functions: {long:#?}", long.len(), all.len());
+    assert!(
+        long.len() * 100 <= all.len(),
+        "{} of {} functions: {long:#?}",
+        long.len(),
+        all.len()
+    );
 }

@@ -59,7 +59,11 @@ impl Images {
     fn new(starter: Starter) -> Images {
         let world = World::new();
         let made = world.shell(MAKE);
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        assert!(
+            made.status.success(),
+            "{}",
+            String::from_utf8_lossy(&made.stderr)
+        );
         if starter == Starter::User {
             std::fs::create_dir(world.state()).expect("a state folder");
             chown(world.state(), number("-u"), number("-g")).expect("it becomes the user's");
@@ -75,16 +79,24 @@ impl Images {
         if self.starter == Starter::Tester {
             return plain;
         }
-        let [uid, gid] = ["-u", "-g"].map(|option| number(option).expect("the user is there").to_string());
+        let [uid, gid] =
+            ["-u", "-g"].map(|option| number(option).expect("the user is there").to_string());
         let mut command = Command::new("setpriv");
         command.args(["--reuid", &uid, "--regid", &gid, "--clear-groups"]);
-        command.arg(plain.get_program()).args(plain.get_args()).current_dir(self.world.here(""));
-        command.env_clear().envs(self.world.variables()).stdin(Stdio::null());
+        command
+            .arg(plain.get_program())
+            .args(plain.get_args())
+            .current_dir(self.world.here(""));
+        command
+            .env_clear()
+            .envs(self.world.variables())
+            .stdin(Stdio::null());
         command
     }
 
     fn run(&self, words: &[&str]) -> Answer {
-        self.world.answer(&self.command(words).output().expect("airlock starts"))
+        self.world
+            .answer(&self.command(words).output().expect("airlock starts"))
     }
 
     /// What a program in the image says.
@@ -101,8 +113,13 @@ fn everyone(claim: impl Fn(&Images)) {
     claim(&Images::new(Starter::Tester));
     if rustix::process::geteuid().is_root() {
         if number("-u").is_none() {
-            let made = Command::new("useradd").args(["--system", "--user-group", USER]).status();
-            assert!(made.is_ok_and(|made| made.success()), "an ordinary user can be made");
+            let made = Command::new("useradd")
+                .args(["--system", "--user-group", USER])
+                .status();
+            assert!(
+                made.is_ok_and(|made| made.success()),
+                "an ordinary user can be made"
+            );
         }
         claim(&Images::new(Starter::User));
     }
@@ -112,17 +129,30 @@ fn everyone(claim: impl Fn(&Images)) {
 fn an_image_says_how_it_wants_to_be_run_and_the_caller_has_the_last_word() {
     everyone(|images| {
         let plain = images.run(&["run", "--image", "tools:1"]);
-        assert_eq!((plain.status, plain.stdout.as_str()), (Some(0), "tool by default\n"), "{plain:?}");
+        assert_eq!(
+            (plain.status, plain.stdout.as_str()),
+            (Some(0), "tool by default\n"),
+            "{plain:?}"
+        );
         assert_eq!(images.says(&[], &["two words", "x"]), "tool two words x\n");
         let shell = |options: &[&str], script| {
-            images.says(&[&["--entrypoint", ""], options].concat(), &["sh", "-c", script])
+            images.says(
+                &[&["--entrypoint", ""], options].concat(),
+                &["sh", "-c", script],
+            )
         };
         assert_eq!(
             shell(&[], "id -u; id -g; pwd; echo $GREETING $HOME $PATH"),
             "1001\n1002\n/app\nhello /workspace/.home /opt/tool/bin:/bin\n"
         );
         assert!(!shell(&[], "echo $AIRLOCK_RUN_ID").contains("forged"));
-        assert_eq!(shell(&["--user", "7:8", "--env", "GREETING=mine"], "id -u; echo $GREETING"), "7\nmine\n");
+        assert_eq!(
+            shell(
+                &["--user", "7:8", "--env", "GREETING=mine"],
+                "id -u; echo $GREETING"
+            ),
+            "7\nmine\n"
+        );
     });
 }
 
@@ -141,16 +171,37 @@ fn what_one_run_changes_no_other_sees() {
         let options = ["--entrypoint", "", "--writable-root"];
         let script = "echo after > /home/agent/note && touch /home/agent/new && cat /home/agent/note && ls /home/agent";
         for _ in 0..2 {
-            assert_eq!(images.says(&options, &["sh", "-c", script]), "after\nnew\nnote\n");
             assert_eq!(
-                images.says(&options, &["sh", "-c", "cat /home/agent/*; rm /home/agent/note"]),
+                images.says(&options, &["sh", "-c", script]),
+                "after\nnew\nnote\n"
+            );
+            assert_eq!(
+                images.says(
+                    &options,
+                    &["sh", "-c", "cat /home/agent/*; rm /home/agent/note"]
+                ),
                 "before\n"
             );
         }
-        let words = ["run", "--json", "--image", "tools:1", "--writable-root", "--", "x"];
+        let words = [
+            "run",
+            "--json",
+            "--image",
+            "tools:1",
+            "--writable-root",
+            "--",
+            "x",
+        ];
         let result: Value = serde_json::from_str(&images.run(&words).stdout).unwrap();
-        assert!(!result["barriers"].as_array().unwrap().contains(&"read_only_root".into()), "{result}");
-        let refused = images.run(&[&words[..5], &["--require", "read_only_root", "--", "x"]].concat());
+        assert!(
+            !result["barriers"]
+                .as_array()
+                .unwrap()
+                .contains(&"read_only_root".into()),
+            "{result}"
+        );
+        let refused =
+            images.run(&[&words[..5], &["--require", "read_only_root", "--", "x"]].concat());
         assert_eq!(refused.status, Some(125), "{refused:?}");
     });
 }
@@ -158,11 +209,28 @@ fn what_one_run_changes_no_other_sees() {
 #[test]
 fn an_image_in_use_stays_and_goes_afterwards() {
     everyone(|images| {
-        let words =
-            ["run", "--image", "tools:1", "--entrypoint", "", "--stdin", "--", "sh", "-c", "echo up; cat"];
-        let mut run = images.command(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let words = [
+            "run",
+            "--image",
+            "tools:1",
+            "--entrypoint",
+            "",
+            "--stdin",
+            "--",
+            "sh",
+            "-c",
+            "echo up; cat",
+        ];
+        let mut run = images
+            .command(&words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
-        BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(run.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         assert_eq!(line, "up\n");
         let kept = images.run(&["image", "rm", "tools:1"]);
         assert!(kept.stderr.contains("in use by a run"), "{kept:?}");
@@ -171,15 +239,21 @@ fn an_image_in_use_stays_and_goes_afterwards() {
         assert_eq!(images.run(&["image", "rm", "tools:1"]).status, Some(0));
         let gone = images.run(&["run", "--json", "--image", "tools:1", "--", "x"]);
         let result: Value = serde_json::from_str(&gone.stdout).unwrap();
-        assert_eq!((gone.status, result["error"]["code"].as_str()), (Some(125), Some("image_missing")));
+        assert_eq!(
+            (gone.status, result["error"]["code"].as_str()),
+            (Some(125), Some("image_missing"))
+        );
     });
 }
 
 #[test]
 fn an_image_that_is_not_allowed_is_refused_with_the_reason() {
     everyone(|images| {
-        images.world.write("on.toml", "[images]\npolicy = \"allowed\"\n");
-        let run = |image: &str| images.run(&["--config", "on.toml", "run", "--image", image, "--", "x"]);
+        images
+            .world
+            .write("on.toml", "[images]\npolicy = \"allowed\"\n");
+        let run =
+            |image: &str| images.run(&["--config", "on.toml", "run", "--image", image, "--", "x"]);
         let refused = run("tools:1");
         assert_eq!(refused.status, Some(125), "{refused:?}");
         assert!(refused.stderr.contains("tools:1"), "{refused:?}");
@@ -187,6 +261,10 @@ fn an_image_that_is_not_allowed_is_refused_with_the_reason() {
         assert_eq!(folder.status, Some(125), "{folder:?}");
         assert_eq!(images.run(&["image", "allow", "tools:1"]).status, Some(0));
         let allowed = run("tools:1");
-        assert_eq!((allowed.status, allowed.stdout.as_str()), (Some(0), "tool x\n"), "{allowed:?}");
+        assert_eq!(
+            (allowed.status, allowed.stdout.as_str()),
+            (Some(0), "tool x\n"),
+            "{allowed:?}"
+        );
     });
 }

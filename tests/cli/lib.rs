@@ -19,7 +19,10 @@ use std::{
 /// The folder of the whole repository.
 pub fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).expect("tests/cli lies two folders deep").to_owned()
+    here.ancestors()
+        .nth(2)
+        .expect("tests/cli lies two folders deep")
+        .to_owned()
 }
 
 /// The command under test: `$AIRLOCK_BIN`, else built anew, since cargo does not know that we need it.
@@ -35,13 +38,24 @@ fn build() -> PathBuf {
 /// Builds what these options choose, and says where the program of that name is.
 pub fn built(options: &[&str], name: &str) -> PathBuf {
     let mut cargo = cargo();
-    cargo.args(["build", "--quiet", "--locked", "--message-format", "json"]).args(options);
-    let built = cargo.stderr(Stdio::inherit()).output().expect("cargo starts");
+    cargo
+        .args(["build", "--quiet", "--locked", "--message-format", "json"])
+        .args(options);
+    let built = cargo
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("cargo starts");
     assert!(built.status.success(), "`{name}` could not be built");
-    let made =
-        |line: &str| serde_json::from_str::<Value>(line).ok()?["executable"].as_str().map(PathBuf::from);
+    let made = |line: &str| {
+        serde_json::from_str::<Value>(line).ok()?["executable"]
+            .as_str()
+            .map(PathBuf::from)
+    };
     let text = String::from_utf8(built.stdout).expect("cargo writes UTF-8");
-    text.lines().filter_map(made).find(|path| path.ends_with(name)).expect("cargo names the program")
+    text.lines()
+        .filter_map(made)
+        .find(|path| path.ends_with(name))
+        .expect("cargo names the program")
 }
 
 /// The cargo that runs these tests, at the root of the repository.
@@ -73,12 +87,21 @@ impl World {
     #[allow(clippy::new_without_default, reason = "it makes folders")]
     pub fn new() -> World {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("airlock-cli-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let world = World { folder: std::env::temp_dir().join(name) };
+        let name = format!(
+            "airlock-cli-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let world = World {
+            folder: std::env::temp_dir().join(name),
+        };
         for folder in ["", "home", "here"] {
             // Open to all, whatever the umask: started by root, the program inside is a stranger.
             let path = world.folder.join(folder);
-            fs::DirBuilder::new().mode(0o755).create(&path).expect("a folder for the test");
+            fs::DirBuilder::new()
+                .mode(0o755)
+                .create(&path)
+                .expect("a folder for the test");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its rights");
         }
         world
@@ -119,7 +142,11 @@ impl World {
     /// The environment of every command: no configuration or state of the caller's can reach it.
     pub fn variables(&self) -> Vec<(&'static str, PathBuf)> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        vec![("PATH", path.into()), ("HOME", self.folder.join("home")), ("AIRLOCK_STATE", self.state())]
+        vec![
+            ("PATH", path.into()),
+            ("HOME", self.folder.join("home")),
+            ("AIRLOCK_STATE", self.state()),
+        ]
     }
 
     /// Runs `airlock` with these arguments.
@@ -131,10 +158,16 @@ impl World {
     pub fn shell(&self, text: &str) -> Output {
         let folder = airlock().parent().expect("a binary lies in a folder");
         let mut shell = Command::new("bash");
-        shell.args(["-euxo", "pipefail", "-c", text]).current_dir(self.here("")).stdin(Stdio::null());
+        shell
+            .args(["-euxo", "pipefail", "-c", text])
+            .current_dir(self.here(""))
+            .stdin(Stdio::null());
         shell.env_clear().envs(self.variables());
         let path = std::env::var("PATH").expect("a search path");
-        shell.env("PATH", format!("{}:{path}", folder.display())).output().expect("bash starts")
+        shell
+            .env("PATH", format!("{}:{path}", folder.display()))
+            .output()
+            .expect("bash starts")
     }
 
     /// What a command said, with the paths of this world replaced by `[WORLD]`.
@@ -143,16 +176,29 @@ impl World {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).replace(folder, "[WORLD]");
         let stderr = text(&output.stderr);
         let of_host = |line: &&str| line.strip_prefix("airlock: note: ").is_some_and(is_of_host);
-        let stderr = stderr.split_inclusive('\n').filter(|line| !of_host(line)).collect();
-        Answer { status: output.status.code(), stdout: text(&output.stdout), stderr }
+        let stderr = stderr
+            .split_inclusive('\n')
+            .filter(|line| !of_host(line))
+            .collect();
+        Answer {
+            status: output.status.code(),
+            stdout: text(&output.stdout),
+            stderr,
+        }
     }
 
     /// Every path in this world with what it holds: two that are equal mean that nothing was touched.
     pub fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let (mut found, mut left) = (BTreeMap::new(), vec![self.folder.clone()]);
         while let Some(path) = left.pop() {
-            let kind = fs::symlink_metadata(&path).expect("it was listed").file_type();
-            let bytes = if kind.is_file() { fs::read(&path).expect("it can be read") } else { Vec::new() };
+            let kind = fs::symlink_metadata(&path)
+                .expect("it was listed")
+                .file_type();
+            let bytes = if kind.is_file() {
+                fs::read(&path).expect("it can be read")
+            } else {
+                Vec::new()
+            };
             if kind.is_dir() {
                 let entries = fs::read_dir(&path).expect("it can be listed");
                 left.extend(entries.map(|entry| entry.expect("it can be listed").path()));
@@ -173,7 +219,12 @@ impl Drop for World {
 impl Answer {
     /// The one JSON value on stdout, which must be a single line.
     pub fn json(&self) -> Value {
-        assert_eq!(self.stdout.matches('\n').count(), 1, "one line of JSON: {}", self.stdout);
+        assert_eq!(
+            self.stdout.matches('\n').count(),
+            1,
+            "one line of JSON: {}",
+            self.stdout
+        );
         serde_json::from_str(&self.stdout).expect("JSON on stdout")
     }
 }
@@ -188,7 +239,10 @@ pub fn same(actual: impl Into<String>, written: impl IntoData) {
 
 /// A text written down in a file of this folder.
 pub fn written(name: &str) -> Data {
-    Data::read_from(&Path::new(env!("CARGO_MANIFEST_DIR")).join(name), Some(snapbox::data::DataFormat::Text))
+    Data::read_from(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join(name),
+        Some(snapbox::data::DataFormat::Text),
+    )
 }
 
 /// The value as text, with what differs from run to run and host to host replaced.
@@ -205,14 +259,18 @@ fn replace(value: &mut Value) {
             for (name, field) in fields {
                 let name = name.as_str();
                 match field {
-                    Value::String(text) if TIMES.contains(&name) && is_time(text) => *field = "[TIME]".into(),
+                    Value::String(text) if TIMES.contains(&name) && is_time(text) => {
+                        *field = "[TIME]".into()
+                    }
                     // Nothing counts processes where there is no cgroup.
                     Value::Null if name == "pids_peak" => *field = "[NUMBER]".into(),
                     Value::Array(notes) if name == "notes" => {
                         notes.retain(|note| !note.as_str().is_some_and(is_of_host));
                     }
                     Value::Number(_) if COUNTS.contains(&name) => *field = "[NUMBER]".into(),
-                    Value::String(text) if name == "run_id" && is_fresh_id(text) => *field = "[ID]".into(),
+                    Value::String(text) if name == "run_id" && is_fresh_id(text) => {
+                        *field = "[ID]".into()
+                    }
                     Value::Array(names) if name == "barriers" && !names.is_empty() => {
                         *field = "[BARRIERS]".into()
                     }
@@ -235,11 +293,16 @@ fn is_of_host(note: &str) -> bool {
 
 /// `2026-01-01T00:00:00.000Z`, as the contract writes it.
 fn is_time(text: &str) -> bool {
-    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect();
+    let shape: String = text
+        .chars()
+        .map(|c| if c.is_ascii_digit() { '9' } else { c })
+        .collect();
     shape == "9999-99-99T99:99:99.999Z"
 }
 
 /// A ULID.
 fn is_fresh_id(text: &str) -> bool {
-    text.len() == 26 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    text.len() == 26
+        && text.starts_with('0')
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }

@@ -52,23 +52,38 @@ impl Registry {
             storage.display()
         ));
         let mut command = Command::new("docker-registry");
-        command.args(["serve"]).arg(world.here("registry.yml")).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("docker-registry starts: apt-get install docker-registry");
-        let mut told = BufReader::new(child.stderr.take().expect("its stderr")).lines().map_while(Result::ok);
+        command
+            .args(["serve"])
+            .arg(world.here("registry.yml"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .expect("docker-registry starts: apt-get install docker-registry");
+        let mut told = BufReader::new(child.stderr.take().expect("its stderr"))
+            .lines()
+            .map_while(Result::ok);
         let address = told.find_map(|line| {
             let (_, rest) = line.split_once("msg=\"listening on ")?;
             Some(rest.split(['"', ',']).next()?.to_owned())
         });
         // Somebody must go on reading, or it stops at a full pipe.
         std::thread::spawn(move || told.for_each(drop));
-        Registry { address: address.expect("docker-registry listens"), child }
+        Registry {
+            address: address.expect("docker-registry listens"),
+            child,
+        }
     }
 
     /// One with an image in it.
     fn with_tools(world: &World) -> Registry {
         let registry = Registry::start(world, "");
         let pushed = world.shell(&format!("registry={}\n{PUSH}", registry.address));
-        assert!(pushed.status.success(), "{}", String::from_utf8_lossy(&pushed.stderr));
+        assert!(
+            pushed.status.success(),
+            "{}",
+            String::from_utf8_lossy(&pushed.stderr)
+        );
         registry
     }
 
@@ -92,8 +107,16 @@ fn told(answer: &Answer, registry: &Registry) -> String {
 
 /// What lies in the store of images and should not stay there.
 fn drafts(world: &World) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(world.state().join("images")) else { return Vec::new() };
-    let names = entries.map(|entry| entry.expect("it is listed").file_name().to_string_lossy().into_owned());
+    let Ok(entries) = fs::read_dir(world.state().join("images")) else {
+        return Vec::new();
+    };
+    let names = entries.map(|entry| {
+        entry
+            .expect("it is listed")
+            .file_name()
+            .to_string_lossy()
+            .into_owned()
+    });
     names.filter(|name| name.starts_with(".draft")).collect()
 }
 
@@ -113,13 +136,28 @@ sha256:[..]
 "#]],
     );
     assert_eq!(answer.status, Some(0));
-    let json = world.run(&["image", "pull", &registry.name(), "--json"]).json();
+    let json = world
+        .run(&["image", "pull", &registry.name(), "--json"])
+        .json();
     assert_eq!(json["name"], registry.name());
     assert_eq!(json["layers"], 1);
     assert_eq!(json["digest"], json["manifest"]);
-    let Value::Object(fields) = &json else { panic!("{json}") };
+    let Value::Object(fields) = &json else {
+        panic!("{json}")
+    };
     let names: Vec<_> = fields.keys().map(String::as_str).collect();
-    assert_eq!(names, ["bytes", "digest", "duration_ms", "layers", "manifest", "name", "platform"]);
+    assert_eq!(
+        names,
+        [
+            "bytes",
+            "digest",
+            "duration_ms",
+            "layers",
+            "manifest",
+            "name",
+            "platform"
+        ]
+    );
     // Pinned by what it is, too.
     let sum = world.shell("sha256sum <manifest.json");
     let digest = format!("sha256:{}", String::from_utf8_lossy(&sum.stdout[..64]));
@@ -133,8 +171,15 @@ sha256:[..]
 fn what_is_not_there_or_not_for_this_machine_is_refused_with_its_reason() {
     let world = World::new();
     let registry = Registry::with_tools(&world);
-    assert_eq!(world.run(&["image", "pull", &registry.name()]).status, Some(0));
-    let absent = world.run(&["image", "pull", &registry.name().replace("tools:1", "tools:none")]);
+    assert_eq!(
+        world.run(&["image", "pull", &registry.name()]).status,
+        Some(0)
+    );
+    let absent = world.run(&[
+        "image",
+        "pull",
+        &registry.name().replace("tools:1", "tools:none"),
+    ]);
     assert_eq!(absent.status, Some(125));
     same(
         told(&absent, &registry),
@@ -144,12 +189,35 @@ airlock: hint: check the name and the tag
 
 "#]],
     );
-    let other = world.run(&["image", "pull", &registry.name(), "--platform", "linux/s390x", "--json"]);
-    assert_eq!((other.status, &other.json()["error"]["code"]), (Some(125), &Value::from("image_missing")));
-    assert!(other.stderr.contains("is not made for linux/s390x; it is made for linux/"), "{}", other.stderr);
-    for (name, why) in [("Debian", "is not the name of an image"), ("a b", "is not the name of an image")] {
+    let other = world.run(&[
+        "image",
+        "pull",
+        &registry.name(),
+        "--platform",
+        "linux/s390x",
+        "--json",
+    ]);
+    assert_eq!(
+        (other.status, &other.json()["error"]["code"]),
+        (Some(125), &Value::from("image_missing"))
+    );
+    assert!(
+        other
+            .stderr
+            .contains("is not made for linux/s390x; it is made for linux/"),
+        "{}",
+        other.stderr
+    );
+    for (name, why) in [
+        ("Debian", "is not the name of an image"),
+        ("a b", "is not the name of an image"),
+    ] {
         let bad = world.run(&["image", "pull", name]);
-        assert!(bad.status == Some(125) && bad.stderr.contains(why), "{}", bad.stderr);
+        assert!(
+            bad.status == Some(125) && bad.stderr.contains(why),
+            "{}",
+            bad.stderr
+        );
     }
     let platform = world.run(&["image", "pull", "x", "--platform", "plan9/amd64"]);
     assert!(
@@ -164,11 +232,21 @@ fn only_registries_of_the_operators_list_are_asked() {
     let world = World::new();
     let registry = Registry::with_tools(&world);
     world.write("none.toml", "[images]\nregistries = [\"docker.io\"]\n");
-    let list = format!("[images]\nregistries = [\"docker.io\", \"{}\"]\n", registry.address);
+    let list = format!(
+        "[images]\nregistries = [\"docker.io\", \"{}\"]\n",
+        registry.address
+    );
     world.write("some.toml", &list);
     let allowed = world.run(&["--config", "some.toml", "image", "pull", &registry.name()]);
     assert_eq!(allowed.status, Some(0), "{}", allowed.stderr);
-    let refused = world.run(&["--config", "none.toml", "image", "pull", &registry.name(), "--json"]);
+    let refused = world.run(&[
+        "--config",
+        "none.toml",
+        "image",
+        "pull",
+        &registry.name(),
+        "--json",
+    ]);
     assert_eq!(refused.json()["error"]["code"], "policy_denied");
     same(
         refused.stderr.replace(&registry.address, "REGISTRY"),
@@ -185,41 +263,81 @@ fn the_credentials_of_docker_login_are_used_and_never_shown() {
     let world = World::new();
     drop(Registry::with_tools(&world));
     world.write("htpasswd", &format!("{HTPASSWD}\n"));
-    let auth = format!("auth: {{htpasswd: {{realm: test, path: {}}}}}", world.here("htpasswd").display());
+    let auth = format!(
+        "auth: {{htpasswd: {{realm: test, path: {}}}}}",
+        world.here("htpasswd").display()
+    );
     let registry = Registry::start(&world, &auth);
     let pull = |set: &str, file: &Path| {
         let mut command = world.command(&["image", "pull", &registry.name(), "--json"]);
         world.answer(&command.env(set, file).output().expect("airlock starts"))
     };
     // `tester:open sesame`, `tester:wrong word`
-    for (folder, auth) in [("right", "dGVzdGVyOm9wZW4gc2VzYW1l"), ("wrong", "dGVzdGVyOndyb25nIHdvcmQ=")] {
-        let text = format!("{{\"auths\": {{\"{}\": {{\"auth\": \"{auth}\"}}}}}}", registry.address);
+    for (folder, auth) in [
+        ("right", "dGVzdGVyOm9wZW4gc2VzYW1l"),
+        ("wrong", "dGVzdGVyOndyb25nIHdvcmQ="),
+    ] {
+        let text = format!(
+            "{{\"auths\": {{\"{}\": {{\"auth\": \"{auth}\"}}}}}}",
+            registry.address
+        );
         world.write(&format!("{folder}/config.json"), &text);
     }
     let right = pull("DOCKER_CONFIG", &world.here("right"));
     assert_eq!(right.status, Some(0), "{}", right.stderr);
-    assert_eq!(pull("REGISTRY_AUTH_FILE", &world.here("right/config.json")).status, Some(0));
+    assert_eq!(
+        pull("REGISTRY_AUTH_FILE", &world.here("right/config.json")).status,
+        Some(0)
+    );
     let nobody = world.run(&["image", "pull", &registry.name()]);
-    assert!(nobody.status == Some(125) && nobody.stderr.contains("none are known"), "{}", nobody.stderr);
+    assert!(
+        nobody.status == Some(125) && nobody.stderr.contains("none are known"),
+        "{}",
+        nobody.stderr
+    );
     let wrong = pull("DOCKER_CONFIG", &world.here("wrong"));
-    assert_eq!((wrong.status, &wrong.json()["error"]["code"]), (Some(125), &Value::from("image_missing")));
+    assert_eq!(
+        (wrong.status, &wrong.json()["error"]["code"]),
+        (Some(125), &Value::from("image_missing"))
+    );
     for answer in [right, wrong] {
         let all = format!("{}{}", answer.stdout, answer.stderr);
-        assert!(!["sesame", "wrong word", "dGVzdGVy"].iter().any(|secret| all.contains(secret)), "{all}");
+        assert!(
+            !["sesame", "wrong word", "dGVzdGVy"]
+                .iter()
+                .any(|secret| all.contains(secret)),
+            "{all}"
+        );
     }
-    world
-        .write("helped/config.json", &format!("{{\"credHelpers\": {{\"{}\": \"test\"}}}}", registry.address));
+    world.write(
+        "helped/config.json",
+        &format!(
+            "{{\"credHelpers\": {{\"{}\": \"test\"}}}}",
+            registry.address
+        ),
+    );
     let absent = pull("DOCKER_CONFIG", &world.here("helped"));
-    assert!(absent.stderr.contains("`docker-credential-test` gave no credentials"), "{}", absent.stderr);
+    assert!(
+        absent
+            .stderr
+            .contains("`docker-credential-test` gave no credentials"),
+        "{}",
+        absent.stderr
+    );
     let made = world.shell(
         "mkdir bin; printf '#!/bin/sh\\ncat >asked; echo {\\\\\"Username\\\\\":\\\\\"tester\\\\\",\\\\\"Secret\\\\\":\\\\\"open sesame\\\\\"}\\n' \
          > bin/docker-credential-test; chmod 755 bin/docker-credential-test",
     );
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    assert!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
     let mut helped = world.command(&["image", "pull", &registry.name()]);
-    helped
-        .env("DOCKER_CONFIG", world.here("helped"))
-        .env("PATH", format!("{}:/usr/bin:/bin", world.here("bin").display()));
+    helped.env("DOCKER_CONFIG", world.here("helped")).env(
+        "PATH",
+        format!("{}:/usr/bin:/bin", world.here("bin").display()),
+    );
     let helped = world.answer(&helped.output().expect("airlock starts"));
     assert_eq!(helped.status, Some(0), "{}", helped.stderr);
     let asked = fs::read_to_string(world.here("asked")).expect("it was asked");
@@ -238,11 +356,22 @@ fn a_pull_that_is_cancelled_leaves_nothing_and_one_that_is_killed_is_swept() {
     let world = World::new();
     let registry = Registry::with_tools(&world);
     let (listener, address) = silent();
-    for (signal, status) in [(Signal::INT, Some(130)), (Signal::TERM, Some(130)), (Signal::KILL, None)] {
-        let mut command = world.command(&["image", "pull", "--plain-http", &format!("{address}/x")]);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("airlock starts");
+    for (signal, status) in [
+        (Signal::INT, Some(130)),
+        (Signal::TERM, Some(130)),
+        (Signal::KILL, None),
+    ] {
+        let mut command =
+            world.command(&["image", "pull", "--plain-http", &format!("{address}/x")]);
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("airlock starts");
         let (mut asked, _) = listener.accept().expect("it asks");
-        asked.read_exact(&mut [0; 16]).expect("it says what it wants");
+        asked
+            .read_exact(&mut [0; 16])
+            .expect("it says what it wants");
         assert_eq!(drafts(&world).len(), 1, "something is on its way");
         kill_process(Pid::from_child(&child), signal).expect("it lives");
         let answer = world.answer(&child.wait_with_output().expect("it ends"));
@@ -260,6 +389,9 @@ airlock: hint: nothing of it was kept
         }
     }
     assert_eq!(drafts(&world).len(), 1, "who is killed leaves it");
-    assert_eq!(world.run(&["image", "pull", &registry.name()]).status, Some(0));
+    assert_eq!(
+        world.run(&["image", "pull", &registry.name()]).status,
+        Some(0)
+    );
     assert_eq!(drafts(&world), [""; 0], "the next one sweeps");
 }

@@ -7,7 +7,11 @@ use snapbox::{IntoData, str};
 #[track_caller]
 fn refused(world: &World, arguments: &[&str], words: impl IntoData) {
     let before = world.contents();
-    let Answer { status, stdout, stderr } = world.run(arguments);
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(arguments);
     assert_eq!((status, stdout.as_str()), (Some(125), ""), "{stderr}");
     assert_eq!(world.contents(), before, "something was touched");
     same(stderr, words.into_data());
@@ -32,7 +36,11 @@ fn furnished() -> World {
 #[test]
 fn the_same_command_runs_when_nothing_is_wrong_with_it() {
     let world = furnished();
-    let Answer { status, stdout, stderr } = world.run(&[
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&[
         "run",
         "--workspace",
         "w",
@@ -46,7 +54,10 @@ fn the_same_command_runs_when_nothing_is_wrong_with_it() {
         "cat",
         "kept.txt",
     ]);
-    assert_eq!((status, stdout.as_str(), stderr.as_str()), (Some(0), "as it was", ""));
+    assert_eq!(
+        (status, stdout.as_str(), stderr.as_str()),
+        (Some(0), "as it was", "")
+    );
 }
 
 #[test]
@@ -72,7 +83,10 @@ airlock: hint: see `airlock run --help`
 "#]],
     );
     for size in ["0", "-1", "1.5X", "99999999999G", ""].map(|size| format!("--memory={size}")) {
-        refused_at_once(&["run", &size, "--", "true"], "airlock: error: [..]--memory <SIZE>[..]\n...");
+        refused_at_once(
+            &["run", &size, "--", "true"],
+            "airlock: error: [..]--memory <SIZE>[..]\n...",
+        );
     }
 }
 
@@ -190,9 +204,18 @@ airlock: hint: give --mount a place of its own inside, such as HOST:/data
 
 "#]],
     );
-    for place in
-        ["/", "/workspace", "/proc", "/sys/x", "/dev/null", "/tmp", "/run", "/etc/passwd", "/a/../proc", "x"]
-    {
+    for place in [
+        "/",
+        "/workspace",
+        "/proc",
+        "/sys/x",
+        "/dev/null",
+        "/tmp",
+        "/run",
+        "/etc/passwd",
+        "/a/../proc",
+        "x",
+    ] {
         let mount = format!("/usr:{place}");
         refused_at_once(
             &["run", "--mount", &mount, "--", "true"],
@@ -211,8 +234,16 @@ airlock: hint: Airlock sets it itself; choose another name
 
 "#]],
     );
-    for name in ["PATH", "TMPDIR", "AIRLOCK_RUN_ID", "AIRLOCK_WORKSPACE", "CYNODE_TASK_ID", "RUN_ID"] {
-        let words = format!("airlock: error: the variable `{name}` cannot be set by a caller\n...\n");
+    for name in [
+        "PATH",
+        "TMPDIR",
+        "AIRLOCK_RUN_ID",
+        "AIRLOCK_WORKSPACE",
+        "CYNODE_TASK_ID",
+        "RUN_ID",
+    ] {
+        let words =
+            format!("airlock: error: the variable `{name}` cannot be set by a caller\n...\n");
         refused_at_once(&["run", "--env", &format!("{name}=x"), "--", "true"], words);
     }
 }
@@ -241,7 +272,15 @@ airlock: hint: write --allow-host pypi.org, '*.pythonhosted.org' or db.example.c
     );
     for network in ["none", "host"] {
         refused_at_once(
-            &["run", "--network", network, "--allow-host", "pypi.org", "--", "true"],
+            &[
+                "run",
+                "--network",
+                network,
+                "--allow-host",
+                "pypi.org",
+                "--",
+                "true",
+            ],
             str![[r#"
 airlock: error: a host that may be reached needs the network mode `doors`
 airlock: hint: leave --network away, or say --network doors
@@ -265,14 +304,23 @@ fn a_host_beyond_the_operators_maximum_and_a_rule_with_a_credential_of_another_h
     world.write("c.toml", "[maximum]\nallow_hosts = [\"*.example.com\"]\n");
     refused(
         &world,
-        &["--config", "c.toml", "run", "--allow-host", "pypi.org", "--", "true"],
+        &[
+            "--config",
+            "c.toml",
+            "run",
+            "--allow-host",
+            "pypi.org",
+            "--",
+            "true",
+        ],
         str![[r#"
 airlock: error: pypi.org is beyond the operator's maximum
 airlock: hint: ask for less, or add it to `allow_hosts` under [maximum] in the configuration
 
 "#]],
     );
-    let credential = "[credential.x]\nkey = { secret = \"x\" }\ninject = \"bearer\"\nhosts = [\"a.com\"]\n";
+    let credential =
+        "[credential.x]\nkey = { secret = \"x\" }\ninject = \"bearer\"\nhosts = [\"a.com\"]\n";
     let rule = "[[profile.ci.egress]]\nhost = \"b.com\"\nmode = \"inspect\"\ncredential = \"x\"\n";
     world.write("c.toml", &format!("{credential}{rule}"));
     refused(
@@ -298,7 +346,10 @@ airlock: hint: start it in a terminal, or leave --tty away (--stdin passes stand
     );
     let world = World::new();
     let answer = world.run(&["run", "--tty", "--json", "--", "true"]);
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (Some(125), &"invalid_spec".into()));
+    assert_eq!(
+        (answer.status, &answer.json()["error"]["code"]),
+        (Some(125), &"invalid_spec".into())
+    );
     same(
         answer.stderr,
         str![[r#"
@@ -328,7 +379,11 @@ fn a_door_without_a_provider_or_a_credential() {
     );
     let answer = world.run(&["run", "--llm=anthropic", "--", "true"]);
     assert_eq!(answer.status, Some(125));
-    assert!(answer.stderr.contains("airlock secrets set anthropic"), "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("airlock secrets set anthropic"),
+        "{}",
+        answer.stderr
+    );
     assert!(!world.state().join("ledger").exists(), "nothing was begun");
 }
 
@@ -395,7 +450,15 @@ airlock: hint: unpack it first: this build takes a folder that holds a root file
 fn a_barrier_that_cannot_be_had() {
     refused(
         &furnished(),
-        &["run", "--require", "own_kernel", "--workspace", "w", "--", "true"],
+        &[
+            "run",
+            "--require",
+            "own_kernel",
+            "--workspace",
+            "w",
+            "--",
+            "true",
+        ],
         str![[r#"
 airlock: error: this host cannot enforce `own_kernel`: only the microvm backend has it
 airlock: hint: `airlock doctor` shows what this host can enforce and how to mend it
@@ -422,14 +485,31 @@ airlock: hint: did you mean `memory`?
 #[test]
 fn a_configuration_that_is_no_plain_file() {
     let world = World::new();
-    world.write("big.toml", &"#".repeat((1 << 20) + 1)).write("folder/x", "");
+    world
+        .write("big.toml", &"#".repeat((1 << 20) + 1))
+        .write("folder/x", "");
     let mode = rustix::fs::Mode::from_raw_mode(0o644);
-    rustix::fs::mknodat(rustix::fs::CWD, world.here("fifo"), rustix::fs::FileType::Fifo, mode, 0)
-        .expect("a FIFO for the test");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        world.here("fifo"),
+        rustix::fs::FileType::Fifo,
+        mode,
+        0,
+    )
+    .expect("a FIFO for the test");
     let cases = [
-        ("fifo", "cannot read `[WORLD]/here/fifo`: it is not a regular file"),
-        ("folder", "cannot read `[WORLD]/here/folder`: it is not a regular file"),
-        ("big.toml", "cannot read `[WORLD]/here/big.toml`: it is larger than 1 MiB"),
+        (
+            "fifo",
+            "cannot read `[WORLD]/here/fifo`: it is not a regular file",
+        ),
+        (
+            "folder",
+            "cannot read `[WORLD]/here/folder`: it is not a regular file",
+        ),
+        (
+            "big.toml",
+            "cannot read `[WORLD]/here/big.toml`: it is larger than 1 MiB",
+        ),
     ];
     for (name, message) in cases {
         let hint = "make it a plain text file of at most 1 MiB that you may read";
@@ -471,7 +551,11 @@ airlock: hint: a local airlock.toml can only narrow; put this into the configura
 "#]],
     );
     world.write("airlock.toml", "network = \"host\"\n");
-    refused(&world, &["run", "--", "true"], "airlock: error: `network` in [..]\n...\n");
+    refused(
+        &world,
+        &["run", "--", "true"],
+        "airlock: error: `network` in [..]\n...\n",
+    );
 }
 
 #[test]
@@ -479,7 +563,12 @@ fn a_local_file_that_narrows_is_obeyed() {
     let world = World::new();
     world.write("airlock.toml", "open_files = 32\n");
     let answer = world.run(&["run", "--", "sh", "-c", "ulimit -n"]);
-    assert_eq!((answer.status, answer.stdout.as_str()), (Some(0), "32\n"), "{}", answer.stderr);
+    assert_eq!(
+        (answer.status, answer.stdout.as_str()),
+        (Some(0), "32\n"),
+        "{}",
+        answer.stderr
+    );
 }
 
 #[test]
@@ -513,7 +602,11 @@ fn with_json_a_refusal_is_a_whole_result_and_told_on_stderr_too() {
         assert_eq!(answer.status, Some(125), "{options:?}");
         assert_eq!(result["status"], "not_started", "{options:?}");
         assert_eq!(result["error"]["code"], code, "{options:?}");
-        assert!(answer.stderr.starts_with("airlock: error: "), "{}", answer.stderr);
+        assert!(
+            answer.stderr.starts_with("airlock: error: "),
+            "{}",
+            answer.stderr
+        );
     }
     assert!(!world.state().exists());
 }
@@ -521,7 +614,13 @@ fn with_json_a_refusal_is_a_whole_result_and_told_on_stderr_too() {
 #[test]
 fn what_a_message_quotes_cannot_steer_the_terminal() {
     refused_at_once(
-        &["run", "--profile", "x\u{1b}[2J\nairlock: note: fine", "--", "true"],
+        &[
+            "run",
+            "--profile",
+            "x\u{1b}[2J\nairlock: note: fine",
+            "--",
+            "true",
+        ],
         str![[r#"
 airlock: error: no profile is called `x\u{1b}[2J\nairlock: note: fine`
 airlock: hint: the profiles are agent, permissive, restrictive, standard
@@ -543,10 +642,21 @@ airlock: hint: give --workspace another folder, or keep Airlock's own apart (--s
 
 "#]],
     );
-    world.write("config.toml", "[secrets]\nkey_file = \"/etc/airlock-test/key\"\n");
+    world.write(
+        "config.toml",
+        "[secrets]\nkey_file = \"/etc/airlock-test/key\"\n",
+    );
     refused(
         &world,
-        &["run", "--config", "config.toml", "--mount", ".:/seen", "--", "true"],
+        &[
+            "run",
+            "--config",
+            "config.toml",
+            "--mount",
+            ".:/seen",
+            "--",
+            "true",
+        ],
         str![[r#"
 airlock: error: --mount `[WORLD]/here/.` would show the program what Airlock is configured by: `[WORLD]/here/config.toml`
 airlock: hint: give --mount another folder, or keep Airlock's own apart (--state, --config)
@@ -560,12 +670,21 @@ fn another_name_for_the_state_folder_by_a_bind_mount() {
     let world = furnished();
     // The mount is gone with its namespace.
     let seen = |from: &str| {
-        let text =
-            format!("mkdir -p m && mount --bind {from} m && airlock run --mount ./m:/seen --explain -- true");
+        let text = format!(
+            "mkdir -p m && mount --bind {from} m && airlock run --mount ./m:/seen --explain -- true"
+        );
         let output = world.shell(&format!("unshare -rm bash -ec '{text}'"));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    assert!(seen("..").contains("would show the program Airlock's state"), "{}", seen(".."));
-    assert!(seen("../state").contains("lies in Airlock's state folder"), "{}", seen("../state"));
+    assert!(
+        seen("..").contains("would show the program Airlock's state"),
+        "{}",
+        seen("..")
+    );
+    assert!(
+        seen("../state").contains("lies in Airlock's state folder"),
+        "{}",
+        seen("../state")
+    );
     assert!(!seen("w").contains("Airlock's state"), "{}", seen("w"));
 }

@@ -29,8 +29,12 @@ fn ends(arguments: &[&str], status: i32, fields: &Value) -> Answer {
         told.stdout
     );
     let result = told.json();
-    let seen: serde_json::Map<_, _> =
-        fields.as_object().expect("fields").keys().map(|name| (name.clone(), result[name].clone())).collect();
+    let seen: serde_json::Map<_, _> = fields
+        .as_object()
+        .expect("fields")
+        .keys()
+        .map(|name| (name.clone(), result[name].clone()))
+        .collect();
     assert_eq!(&Value::Object(seen), fields);
     assert_eq!(result["exit_status"], status);
     plain
@@ -40,8 +44,7 @@ fn ends(arguments: &[&str], status: i32, fields: &Value) -> Answer {
 fn the_programs_own() {
     for code in [0, 1, 3, 124, 125, 127, 255] {
         let status = if code == 0 { "succeeded" } else { "failed" };
-        let wanted =
-            json!({ "status": status, "exit_code": code, "signal": null, "error": null, "limits_hit": [] });
+        let wanted = json!({ "status": status, "exit_code": code, "signal": null, "error": null, "limits_hit": [] });
         let answer = ends(&["--", "sh", "-c", &format!("exit {code}")], code, &wanted);
         assert_eq!((answer.stdout.as_str(), answer.stderr.as_str()), ("", ""));
     }
@@ -49,14 +52,21 @@ fn the_programs_own() {
 
 #[test]
 fn a_broken_contract_is_never_a_success() {
-    let message =
-        "the program broke the contract `task`: stdout is not exactly one JSON object: line 1, column 1";
+    let message = "the program broke the contract `task`: stdout is not exactly one JSON object: line 1, column 1";
     let hint = "its log belongs on stderr; docs/agent.md shows what stdout must be";
     let error = json!({ "code": "contract_violated", "message": message, "hint": hint });
     for (code, status) in [(0, 1), (1, 1), (7, 7)] {
-        let wanted = json!({ "status": "failed", "exit_code": code, "output": null, "error": error });
+        let wanted =
+            json!({ "status": "failed", "exit_code": code, "output": null, "error": error });
         let answer = ends(
-            &["--contract", "task", "--", "sh", "-c", &format!("echo hi; exit {code}")],
+            &[
+                "--contract",
+                "task",
+                "--",
+                "sh",
+                "-c",
+                &format!("echo hi; exit {code}"),
+            ],
             status,
             &wanted,
         );
@@ -67,29 +77,62 @@ fn a_broken_contract_is_never_a_success() {
 
 #[test]
 fn a_kept_contract_is_in_the_result_and_says_the_same_as_the_exit_status() {
-    let envelope = |error: Value| json!({ "payloads": [], "meta": { "durationMs": 1, "error": error } });
+    let envelope =
+        |error: Value| json!({ "payloads": [], "meta": { "durationMs": 1, "error": error } });
     let failed = envelope(json!({ "code": "llm_error", "message": "m" }));
-    let cases =
-        [("succeeded", 0, envelope(Value::Null), Value::Null), ("failed", 1, failed.clone(), Value::Null)];
+    let cases = [
+        ("succeeded", 0, envelope(Value::Null), Value::Null),
+        ("failed", 1, failed.clone(), Value::Null),
+    ];
     for (status, code, output, error) in cases {
         let script = format!("printf '%s' '{output}'; exit {code}");
-        let wanted = json!({ "status": status, "exit_code": code, "output": output, "error": error });
-        ends(&["--contract", "envelope", "--", "sh", "-c", &script], code, &wanted);
+        let wanted =
+            json!({ "status": status, "exit_code": code, "output": output, "error": error });
+        ends(
+            &["--contract", "envelope", "--", "sh", "-c", &script],
+            code,
+            &wanted,
+        );
     }
     let script = format!("printf '%s' '{failed}'");
     let wanted = json!({ "status": "failed", "exit_code": 0, "output": null });
-    let answer = ends(&["--contract", "envelope", "--", "sh", "-c", &script], 1, &wanted);
-    assert!(answer.stderr.contains("`meta.error` tells of an error, but the program exited with 0"));
+    let answer = ends(
+        &["--contract", "envelope", "--", "sh", "-c", &script],
+        1,
+        &wanted,
+    );
+    assert!(
+        answer
+            .stderr
+            .contains("`meta.error` tells of an error, but the program exited with 0")
+    );
 }
 
 #[test]
 fn what_was_cut_keeps_no_contract_and_what_was_killed_is_not_asked() {
     let script = "printf '{\"a\":\"'; head -c 5000 /dev/zero | tr '\\0' x";
     let wanted = json!({ "status": "failed", "exit_code": 0, "output": null });
-    let arguments = ["--contract", "task", "--output", "1K", "--", "sh", "-c", script];
-    assert!(ends(&arguments, 1, &wanted).stderr.contains("stdout is longer than what was kept of it"));
+    let arguments = [
+        "--contract",
+        "task",
+        "--output",
+        "1K",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    assert!(
+        ends(&arguments, 1, &wanted)
+            .stderr
+            .contains("stdout is longer than what was kept of it")
+    );
     let wanted = json!({ "status": "failed", "signal": 9, "output": null, "error": null });
-    ends(&["--contract", "task", "--", "sh", "-c", "kill -9 $$"], 137, &wanted);
+    ends(
+        &["--contract", "task", "--", "sh", "-c", "kill -9 $$"],
+        137,
+        &wanted,
+    );
 }
 
 #[test]
@@ -99,21 +142,30 @@ fn stopped_at_the_timeout_is_124() {
     let began = Instant::now();
     let answer = ends(&["--timeout", "300ms", "--", "sleep", LONG], 124, &wanted);
     assert!(began.elapsed() < PATIENCE);
-    let words =
-        "airlock: error: stopped after 300ms on the clock\nairlock: hint: give it more time with --timeout\n";
+    let words = "airlock: error: stopped after 300ms on the clock\nairlock: hint: give it more time with --timeout\n";
     assert_eq!(answer.stderr, words);
 }
 
 #[test]
 fn a_program_that_ignores_the_timeout_is_killed() {
     let wanted = json!({ "status": "timed_out", "exit_code": null, "signal": 9 });
-    ends(&["--timeout", "2s", "--", "sh", "-c", "trap '' TERM; while :; do sleep 600; done"], 124, &wanted);
+    ends(
+        &[
+            "--timeout",
+            "2s",
+            "--",
+            "sh",
+            "-c",
+            "trap '' TERM; while :; do sleep 600; done",
+        ],
+        124,
+        &wanted,
+    );
 }
 
 #[test]
 fn refused_is_125() {
-    let wanted =
-        json!({ "status": "not_started", "exit_code": null, "signal": null, "stdout": "", "barriers": [] });
+    let wanted = json!({ "status": "not_started", "exit_code": null, "signal": null, "stdout": "", "barriers": [] });
     ends(&["--require", "own_kernel", "--", "true"], 125, &wanted);
 }
 
@@ -125,18 +177,26 @@ fn not_executable_is_126_and_not_found_127() {
     }
     for command in ["no-such-command", "/no/such/command", "./absent"] {
         let answer = ends(&["--", command], 127, &wanted);
-        assert!(
-            answer.stderr.starts_with(&format!("airlock: error: there is no command `{command}` inside\n"))
-        );
+        assert!(answer.stderr.starts_with(&format!(
+            "airlock: error: there is no command `{command}` inside\n"
+        )));
     }
 }
 
 #[test]
 fn killed_by_a_signal_is_128_and_its_number() {
     for (name, number) in [("HUP", 1), ("SEGV", 11), ("TERM", 15), ("KILL", 9)] {
-        let wanted = json!({ "status": "failed", "exit_code": null, "signal": number, "error": null });
-        let answer = ends(&["--", "sh", "-c", &format!("kill -{name} $$")], 128 + number, &wanted);
-        assert_eq!(answer.stderr, format!("airlock: note: the program was killed by signal {number}\n"));
+        let wanted =
+            json!({ "status": "failed", "exit_code": null, "signal": number, "error": null });
+        let answer = ends(
+            &["--", "sh", "-c", &format!("kill -{name} $$")],
+            128 + number,
+            &wanted,
+        );
+        assert_eq!(
+            answer.stderr,
+            format!("airlock: note: the program was killed by signal {number}\n")
+        );
     }
 }
 
@@ -146,10 +206,17 @@ fn signals_that_the_caller_ignores_are_not_ignored_inside() {
     let world = World::new();
     for (name, number) in [("HUP", 1), ("INT", 2), ("PIPE", 13)] {
         let script = format!("kill -{name} $$");
-        let mut command = world
-            .command_with_signals(&format!("--ignore-signal={name}"), &["run", "--", "sh", "-c", &script]);
+        let mut command = world.command_with_signals(
+            &format!("--ignore-signal={name}"),
+            &["run", "--", "sh", "-c", &script],
+        );
         let answer = world.answer(&command.output().expect("it starts"));
-        assert_eq!(answer.status, Some(128 + number), "{name}: {}", answer.stderr);
+        assert_eq!(
+            answer.status,
+            Some(128 + number),
+            "{name}: {}",
+            answer.stderr
+        );
     }
 }
 
@@ -161,31 +228,96 @@ fn killed_at_the_memory_limit_is_137_and_says_so() {
     let error = json!({ "code": "oom_killed", "message": "killed at its memory limit of 48M", "hint": "give it more with --memory" });
     let wanted = json!({ "status": "oom_killed", "exit_code": null, "signal": 9, "limits_hit": ["memory"], "error": error });
     // Without a cgroup for memory this is refused, and the message names what is missing.
-    ends(&["--require", "memory_limit", "--memory", "48M", "--", "python3", "-c", GREEDY], 137, &wanted);
+    ends(
+        &[
+            "--require",
+            "memory_limit",
+            "--memory",
+            "48M",
+            "--",
+            "python3",
+            "-c",
+            GREEDY,
+        ],
+        137,
+        &wanted,
+    );
     let plain = json!({ "status": "succeeded", "exit_code": 0, "limits_hit": [] });
-    ends(&["--require", "memory_limit", "--memory", "512M", "--", "python3", "-c", GREEDY], 0, &plain);
+    ends(
+        &[
+            "--require",
+            "memory_limit",
+            "--memory",
+            "512M",
+            "--",
+            "python3",
+            "-c",
+            GREEDY,
+        ],
+        0,
+        &plain,
+    );
 }
 
 #[test]
 fn a_limit_that_killed_only_a_child_is_named_in_a_run_that_succeeded() {
     let wanted = json!({ "status": "succeeded", "exit_code": 0, "signal": null, "limits_hit": ["memory"], "error": null });
     let script = format!("python3 -c '{GREEDY}'; exit 0");
-    let answer =
-        ends(&["--require", "memory_limit", "--memory", "48M", "--", "sh", "-c", &script], 0, &wanted);
-    assert!(answer.stderr.ends_with("airlock: note: the limit memory was reached; --memory sets it\n"));
+    let answer = ends(
+        &[
+            "--require",
+            "memory_limit",
+            "--memory",
+            "48M",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ],
+        0,
+        &wanted,
+    );
+    assert!(
+        answer
+            .stderr
+            .ends_with("airlock: note: the limit memory was reached; --memory sets it\n")
+    );
 }
 
 /// Starts a run that says when its program runs and then takes ten minutes, and waits for that word.
 fn started(world: &World, options: &[&str], script: &str) -> Child {
     std::fs::create_dir_all(world.here("w")).expect("a workspace");
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
-    rustix::fs::mknodat(rustix::fs::CWD, world.here("w/word"), rustix::fs::FileType::Fifo, mode, 0)
-        .expect("a FIFO");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        world.here("w/word"),
+        rustix::fs::FileType::Fifo,
+        mode,
+        0,
+    )
+    .expect("a FIFO");
     let script = format!("{script} echo running > word; sleep {LONG} & wait; exit 7");
-    let arguments =
-        [&["run"], options, &["--workspace", "w", "--timeout", "20m", "--", "sh", "-c", &script]].concat();
+    let arguments = [
+        &["run"],
+        options,
+        &[
+            "--workspace",
+            "w",
+            "--timeout",
+            "20m",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ],
+    ]
+    .concat();
     let mut command = world.command(&arguments);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("airlock starts");
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("airlock starts");
     let (sender, word) = mpsc::channel();
     let path = world.here("w/word");
     thread::spawn(move || {
@@ -193,18 +325,27 @@ fn started(world: &World, options: &[&str], script: &str) -> Child {
         _ = File::open(path).and_then(|mut word| word.read_to_string(&mut text));
         sender.send(text)
     });
-    assert_eq!(word.recv_timeout(PATIENCE).as_deref(), Ok("running\n"), "the program did not begin");
+    assert_eq!(
+        word.recv_timeout(PATIENCE).as_deref(),
+        Ok("running\n"),
+        "the program did not begin"
+    );
     child
 }
 
 fn interrupt(child: &Child) {
     let process = rustix::process::Pid::from_child(child);
-    rustix::process::kill_process(process, rustix::process::Signal::INT).expect("it is there to be told");
+    rustix::process::kill_process(process, rustix::process::Signal::INT)
+        .expect("it is there to be told");
 }
 
 #[test]
 fn cancelled_by_ctrl_c_is_130_long_before_the_programs_own_end() {
-    for (options, script) in [(&[][..], ""), (&["--json"], ""), (&["--json"], "trap '' TERM INT;")] {
+    for (options, script) in [
+        (&[][..], ""),
+        (&["--json"], ""),
+        (&["--json"], "trap '' TERM INT;"),
+    ] {
         let world = World::new();
         let child = started(&world, options, script);
         let told = Instant::now();
@@ -223,10 +364,16 @@ fn cancelled_by_ctrl_c_is_130_long_before_the_programs_own_end() {
                 (&result["status"], &result["error"]["code"]),
                 (&json!("cancelled"), &json!("cancelled"))
             );
-            assert_eq!((&result["exit_code"], &result["exit_status"]), (&Value::Null, &json!(130)));
+            assert_eq!(
+                (&result["exit_code"], &result["exit_status"]),
+                (&Value::Null, &json!(130))
+            );
         }
         // Nothing of it is left: neither a record nor the stand-ins for protected names.
-        assert_eq!(world.run(&["sweep"]).stdout, "0 removed, 0 left alone because their owner lives\n");
+        assert_eq!(
+            world.run(&["sweep"]).stdout,
+            "0 removed, 0 left alone because their owner lives\n"
+        );
         let left: Vec<_> = std::fs::read_dir(world.here("w"))
             .expect("it is listed")
             .flatten()

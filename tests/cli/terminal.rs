@@ -72,8 +72,12 @@ impl Sitting {
 
 /// What every run says where an ordinary user has no cgroup.
 fn without_notes(text: &str) -> String {
-    let without =
-        |line: &str| line.split("airlock: note: no cgroup for ").next().unwrap_or_default().to_owned();
+    let without = |line: &str| {
+        line.split("airlock: note: no cgroup for ")
+            .next()
+            .unwrap_or_default()
+            .to_owned()
+    };
     text.split_inclusive('\n').map(without).collect()
 }
 
@@ -88,7 +92,10 @@ fn the_terminal_inside_is_as_large_as_ours_and_of_its_kind() {
     let script = "tty; stty size; echo $TERM; ps -o tty= -p $$; echo typed > /dev/tty";
     let words = "/dev/pts/0\r\n31 101\r\nxterm\r\npts/0\r\ntyped\r\n";
     let (status, text) = shown(&["--tty", "--", "sh", "-c", script]);
-    assert_eq!((status, text.replace(' ', "")), (Some(0), words.replace(' ', "")));
+    assert_eq!(
+        (status, text.replace(' ', "")),
+        (Some(0), words.replace(' ', ""))
+    );
 }
 
 #[test]
@@ -114,8 +121,16 @@ fn a_resize_reaches_the_program() {
 
 #[test]
 fn jobs_can_be_stopped_and_brought_back_inside() {
-    let mut sitting =
-        Sitting::start(&["--tty", "--env", "PS1=> ", "--", "bash", "--norc", "--noediting", "-i"]);
+    let mut sitting = Sitting::start(&[
+        "--tty",
+        "--env",
+        "PS1=> ",
+        "--",
+        "bash",
+        "--norc",
+        "--noediting",
+        "-i",
+    ]);
     sitting.expect("> ");
     sitting.keys("sh -c 'echo re\"\"ady; read word; echo got-$word'\n");
     sitting.expect("ready");
@@ -144,7 +159,10 @@ fn ctrl_c_interrupts_the_program_and_not_us() {
     sitting.keys(CTRL_C);
     let (status, rest) = sitting.end();
     assert_eq!(status, Some(130));
-    assert!(rest.ends_with("airlock: note: the program was killed by signal 2\r\n"), "{rest:?}");
+    assert!(
+        rest.ends_with("airlock: note: the program was killed by signal 2\r\n"),
+        "{rest:?}"
+    );
 }
 
 /// What a full-screen program turns on, and what turns it off.
@@ -172,7 +190,8 @@ fn the_terminal_is_given_back_as_it_was_however_the_run_ends() {
         ),
     ];
     for (script, way, wanted) in ways {
-        let mut sitting = Sitting::start(&["--tty", "--", "sh", "-c", &format!("{TURN_ON}; {script}")]);
+        let mut sitting =
+            Sitting::start(&["--tty", "--", "sh", "-c", &format!("{TURN_ON}; {script}")]);
         sitting.expect("ready");
         assert!(sitting.is_raw(), "the control: it is another one meanwhile");
         way(&mut sitting);
@@ -180,7 +199,11 @@ fn the_terminal_is_given_back_as_it_was_however_the_run_ends() {
         assert_eq!(status, Some(wanted), "{script}: {rest:?}");
         assert!(rest.contains(TURNED_OFF), "{script}: {rest:?}");
         let told = wanted == 130 && !script.starts_with("trap");
-        assert_eq!(rest.contains("airlock: error: cancelled"), told, "{script}: {rest:?}");
+        assert_eq!(
+            rest.contains("airlock: error: cancelled"),
+            told,
+            "{script}: {rest:?}"
+        );
     }
 }
 
@@ -211,7 +234,10 @@ fn in_the_background_we_wait_until_we_are_brought_to_the_front() {
     let mut sitting = Sitting::start_command(&["bash", "--norc", "--noediting", "-i"]);
     sitting.expect("bash-");
     let script = "read -r word; echo got-$word; exit 7";
-    sitting.keys(&format!("{} run --tty -- sh -c '{script}' &\n", airlock().display()));
+    sitting.keys(&format!(
+        "{} run --tty -- sh -c '{script}' &\n",
+        airlock().display()
+    ));
     sitting.expect("[1]");
     sitting.keys("wait %1; jobs\n");
     sitting.expect("Stopped");
@@ -243,13 +269,22 @@ fn the_exit_statuses_are_those_without_a_terminal() {
 #[test]
 fn what_runs_in_the_background_ends_with_the_run() {
     let script = "setsid sleep 601 & nohup sleep 602 & read word";
-    let mut sitting =
-        Sitting::start(&["--tty", "--run-id", "terminal-background", "--", "bash", "-c", script]);
+    let mut sitting = Sitting::start(&[
+        "--tty",
+        "--run-id",
+        "terminal-background",
+        "--",
+        "bash",
+        "-c",
+        script,
+    ]);
     let ours = || {
         let processes = fs::read_dir("/proc").expect("/proc").flatten();
         let variables = processes.filter_map(|it| fs::read(it.path().join("environ")).ok());
         variables
-            .filter(|text| String::from_utf8_lossy(text).contains("AIRLOCK_RUN_ID=terminal-background"))
+            .filter(|text| {
+                String::from_utf8_lossy(text).contains("AIRLOCK_RUN_ID=terminal-background")
+            })
             .count()
     };
     // `nohup` says so when it begins.
@@ -267,10 +302,15 @@ fn what_runs_in_the_background_ends_with_the_run() {
 
 #[test]
 fn there_is_a_terminal_inside_only_if_it_was_asked_for() {
-    let script =
-        "for f in 0 1 2; do test -t $f; echo $?; done; test -e /dev/tty; echo $?; test -e /dev/pts; echo $?";
-    assert_eq!(shown(&["--", "sh", "-c", script]).1, "1\r\n1\r\n1\r\n1\r\n1\r\n");
-    assert_eq!(shown(&["--tty", "--", "sh", "-c", script]).1, "0\r\n0\r\n0\r\n0\r\n0\r\n");
+    let script = "for f in 0 1 2; do test -t $f; echo $?; done; test -e /dev/tty; echo $?; test -e /dev/pts; echo $?";
+    assert_eq!(
+        shown(&["--", "sh", "-c", script]).1,
+        "1\r\n1\r\n1\r\n1\r\n1\r\n"
+    );
+    assert_eq!(
+        shown(&["--tty", "--", "sh", "-c", script]).1,
+        "0\r\n0\r\n0\r\n0\r\n0\r\n"
+    );
 }
 
 #[test]
@@ -308,9 +348,16 @@ fn an_answer_of_the_terminal_goes_inside_or_nowhere() {
 #[test]
 fn a_plan_needs_no_terminal() {
     let answer = World::new().run(&["run", "--tty", "--explain", "--", "true"]);
-    let line = answer.stdout.lines().find(|line| line.starts_with("terminal "));
+    let line = answer
+        .stdout
+        .lines()
+        .find(|line| line.starts_with("terminal "));
     assert_eq!(answer.status, Some(0), "{}", answer.stderr);
-    assert!(line.is_some_and(|line| line.contains("a devpts of the box's own")), "{}", answer.stdout);
+    assert!(
+        line.is_some_and(|line| line.contains("a devpts of the box's own")),
+        "{}",
+        answer.stdout
+    );
 }
 
 /// Clipboard, title, its report, answerback, the end of a paste.
@@ -319,7 +366,11 @@ const HOSTILE: &str = r"\033]52;c;eA==\007\033]0;x\033\\\033[21t\005\033[201~";
 #[test]
 fn hostile_sequences_do_not_reach_a_terminal() {
     let script = format!(r"printf 'a{HOSTILE}\033[31mb\033[0m\n'; printf 'c{HOSTILE}d\n' >&2");
-    let harmless = |text: &str| text.replace("\x1b[31m", "").replace("\x1b[0m", "").replace(['\r', '\n'], "");
+    let harmless = |text: &str| {
+        text.replace("\x1b[31m", "")
+            .replace("\x1b[0m", "")
+            .replace(['\r', '\n'], "")
+    };
     let lines = shown(&["--", "sh", "-c", &script]).1;
     assert!(!harmless(&lines).contains(char::is_control), "{lines:?}");
     let caret = r"^[]52;c;eA==^G^[]0;x^[\^[[21t^E^[[201~";
@@ -327,7 +378,10 @@ fn hostile_sequences_do_not_reach_a_terminal() {
         lines.contains(&format!("a{caret}\x1b[31mb")) && lines.contains(&format!("c{caret}d")),
         "{lines:?}"
     );
-    assert_eq!(shown(&["--tty", "--", "sh", "-c", &script]).1, "a\x1b[31mb\x1b[0m\r\ncd\r\n");
+    assert_eq!(
+        shown(&["--tty", "--", "sh", "-c", &script]).1,
+        "a\x1b[31mb\x1b[0m\r\ncd\r\n"
+    );
 }
 
 /// Whoever reads from a pipe gets every byte.
@@ -350,24 +404,45 @@ fn hostile_sequences_pass_where_there_is_no_terminal() {
     let world = World::new();
     let script = format!("printf '{HOSTILE}'");
     let answer = world.run(&["run", "--", "sh", "-c", &script]);
-    assert_eq!(answer.stdout, "\x1b]52;c;eA==\x07\x1b]0;x\x1b\\\x1b[21t\x05\x1b[201~");
+    assert_eq!(
+        answer.stdout,
+        "\x1b]52;c;eA==\x07\x1b]0;x\x1b\\\x1b[21t\x05\x1b[201~"
+    );
 }
 
 #[test]
 fn a_kept_file_is_as_harmless_on_a_terminal_as_output() {
-    let mut sitting =
-        Sitting::start(&["--artifact", "x", "--", "sh", "-c", &format!("printf '{HOSTILE}' > x")]);
+    let mut sitting = Sitting::start(&[
+        "--artifact",
+        "x",
+        "--",
+        "sh",
+        "-c",
+        &format!("printf '{HOSTILE}' > x"),
+    ]);
     sitting.expect("kept `x`");
     let world = std::mem::replace(&mut sitting.world, World::new());
     sitting.end();
     let plain = world.run(&["artifact", "get", "x"]);
-    assert!(plain.stdout.contains("\x1b]52;"), "the control: it is in there");
+    assert!(
+        plain.stdout.contains("\x1b]52;"),
+        "the control: it is in there"
+    );
     let script = format!("{} artifact get x", airlock().display());
     let mut command = Command::new("script");
-    command.args(["--quiet", "--return", "--command", &script, "/dev/null"]).stdin(Stdio::null());
-    let shown = command.env_clear().envs(world.variables()).output().expect("script starts");
+    command
+        .args(["--quiet", "--return", "--command", &script, "/dev/null"])
+        .stdin(Stdio::null());
+    let shown = command
+        .env_clear()
+        .envs(world.variables())
+        .output()
+        .expect("script starts");
     let text = String::from_utf8_lossy(&shown.stdout);
-    assert!(text.contains("^[]52;c;eA==^G") && !text.contains(char::is_control), "{text:?}");
+    assert!(
+        text.contains("^[]52;c;eA==^G") && !text.contains(char::is_control),
+        "{text:?}"
+    );
 }
 
 #[test]
@@ -381,12 +456,24 @@ fn a_secret_is_asked_for_and_not_shown() {
     let kept = sitting.world.run(&["secrets", "list", "--json"]);
     assert_eq!(kept.json()["secrets"][0]["name"], "api");
     let script = "test \"$T\" = sk-canary";
-    let ran =
-        sitting.world.run(&["run", "--profile", "agent", "--secret", "api=T", "--", "sh", "-c", script]);
+    let ran = sitting.world.run(&[
+        "run",
+        "--profile",
+        "agent",
+        "--secret",
+        "api=T",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
     assert_eq!(ran.status, Some(0), "{}", ran.stderr);
     let (status, rest) = sitting.end();
     assert_eq!(status, Some(0));
-    assert!(!rest.contains("canar") && !rest.contains("typo"), "{rest:?}");
+    assert!(
+        !rest.contains("canar") && !rest.contains("typo"),
+        "{rest:?}"
+    );
 }
 
 #[test]

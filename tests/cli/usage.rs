@@ -30,7 +30,13 @@ fn used() -> World {
         ..Call::default()
     };
     let served = |money, overrun| Outcome {
-        usage: Usage { input: 1200, cache_read: 800, output: 350, reasoning: 50, ..Usage::default() },
+        usage: Usage {
+            input: 1200,
+            cache_read: 800,
+            output: 350,
+            reasoning: 50,
+            ..Usage::default()
+        },
         source: Source::Final,
         money: Money(money),
         overrun: Money(overrun),
@@ -39,14 +45,25 @@ fn used() -> World {
         duration_ms: 900,
     };
     let first = ledger(&world, "run-first");
-    for (model, money, overrun) in
-        [("claude-sonnet-4-5", 9_840_000, 0), ("claude-haiku-4-5", 3_280_001, 280_001)]
-    {
-        let n = first.reserve(&call("first", model), Money(10_000_000), 5000).expect("it is written");
-        first.settle(n, &served(money, overrun)).expect("it is written");
+    for (model, money, overrun) in [
+        ("claude-sonnet-4-5", 9_840_000, 0),
+        ("claude-haiku-4-5", 3_280_001, 280_001),
+    ] {
+        let n = first
+            .reserve(&call("first", model), Money(10_000_000), 5000)
+            .expect("it is written");
+        first
+            .settle(n, &served(money, overrun))
+            .expect("it is written");
     }
     let second = ledger(&world, "run-second");
-    second.reserve(&call("second", "claude-haiku-4-5"), Money(500_000_000), 5000).expect("it is written");
+    second
+        .reserve(
+            &call("second", "claude-haiku-4-5"),
+            Money(500_000_000),
+            5000,
+        )
+        .expect("it is written");
     world
 }
 
@@ -66,7 +83,9 @@ total       3   4000    1600     800  0.513120001       0.50  0.000280001
 "#]],
     );
     same(
-        world.run(&["usage", "--by", "model", "--run", "first", "--csv"]).stdout,
+        world
+            .run(&["usage", "--by", "model", "--run", "first", "--csv"])
+            .stdout,
         str![[r#"
 model,calls,input_tokens,cached_tokens,output_tokens,cost_nano_usd,overrun_nano_usd,unsettled_calls,unsettled_nano_usd,runs,sandboxes,cpu_ms,may_change
 "claude-sonnet-4-5",1,2000,800,400,9840000,0,0,0,,,,true
@@ -76,19 +95,37 @@ model,calls,input_tokens,cached_tokens,output_tokens,cost_nano_usd,overrun_nano_
     );
     let json = world.run(&["usage", "--by", "provider", "--json"]).json();
     same(format!("{json:#}\n"), written("answers/usage.json"));
-    assert_eq!(world.run(&["usage", "--since", "2999-01-01"]).stderr, "airlock: note: no model was used\n");
-    assert!(world.run(&["usage", "--by", "day"]).stdout.lines().nth(1).expect("a day").starts_with("20"));
+    assert_eq!(
+        world.run(&["usage", "--since", "2999-01-01"]).stderr,
+        "airlock: note: no model was used\n"
+    );
+    assert!(
+        world
+            .run(&["usage", "--by", "day"])
+            .stdout
+            .lines()
+            .nth(1)
+            .expect("a day")
+            .starts_with("20")
+    );
 }
 
 #[test]
 fn where_nothing_was_used_it_says_so() {
     let world = World::new();
-    let Answer { status, stdout, stderr } = world.run(&["usage"]);
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&["usage"]);
     assert_eq!(
         (status, stdout.as_str(), stderr.as_str()),
         (Some(0), "", "airlock: note: no model was used\n")
     );
-    assert_eq!(world.run(&["usage", "--verify"]).stdout, "0 ledgers read, nothing is wrong\n");
+    assert_eq!(
+        world.run(&["usage", "--verify"]).stdout,
+        "0 ledgers read, nothing is wrong\n"
+    );
 }
 
 #[test]
@@ -96,12 +133,19 @@ fn a_changed_ledger_is_named_with_its_line_and_fails() {
     let world = used();
     assert_eq!(world.run(&["usage"]).status, Some(0));
     let sound = world.run(&["usage", "--verify"]);
-    assert_eq!((sound.status, sound.stdout.as_str()), (Some(0), "2 ledgers read, nothing is wrong\n"));
+    assert_eq!(
+        (sound.status, sound.stdout.as_str()),
+        (Some(0), "2 ledgers read, nothing is wrong\n")
+    );
     let path = file(&world, "run-first");
     let text = fs::read_to_string(&path).expect("a ledger");
     fs::write(&path, text.replacen("9840000", "0000001", 1)).expect("it is changed");
     fs::remove_file(file(&world, "run-second")).expect("it is removed");
-    let Answer { status, stdout, stderr } = world.run(&["usage", "--verify"]);
+    let Answer {
+        status,
+        stdout,
+        stderr,
+    } = world.run(&["usage", "--verify"]);
     assert_eq!((status, stdout.as_str()), (Some(1), ""));
     same(
         stderr,
@@ -113,12 +157,21 @@ airlock: hint: keep the file as it is, and put a copy from a backup in its place
 "#]],
     );
     let json = world.run(&["usage", "--verify", "--json"]);
-    assert_eq!((json.status, json.json()["problems"][0]["line"].as_u64()), (Some(1), Some(3)));
+    assert_eq!(
+        (json.status, json.json()["problems"][0]["line"].as_u64()),
+        (Some(1), Some(3))
+    );
 }
 
 #[test]
 fn a_day_that_is_none_is_refused() {
     let answer = World::new().run(&["usage", "--since", "2026-02-30"]);
     assert_eq!(answer.status, Some(125));
-    assert!(answer.stderr.contains("`2026-02-30` is no day such as 2026-01-31"), "{}", answer.stderr);
+    assert!(
+        answer
+            .stderr
+            .contains("`2026-02-30` is no day such as 2026-01-31"),
+        "{}",
+        answer.stderr
+    );
 }

@@ -22,8 +22,13 @@ enum Place {
     PodmanOfUser,
 }
 
-const PLACES: [Place; 5] =
-    [Place::Native, Place::NativeOfUser, Place::Docker, Place::Podman, Place::PodmanOfUser];
+const PLACES: [Place; 5] = [
+    Place::Native,
+    Place::NativeOfUser,
+    Place::Docker,
+    Place::Podman,
+    Place::PodmanOfUser,
+];
 
 /// One for all tests here; they end with this process.
 fn engines() -> &'static Daemons {
@@ -32,9 +37,14 @@ fn engines() -> &'static Daemons {
 }
 
 fn number(option: &str) -> u32 {
-    let told = Command::new("id").args([option, &daemons::user()]).output().expect("id starts");
+    let told = Command::new("id")
+        .args([option, &daemons::user()])
+        .output()
+        .expect("id starts");
     let text = String::from_utf8(told.stdout).expect("a number");
-    text.trim().parse().expect("the ordinary user of the tests is there")
+    text.trim()
+        .parse()
+        .expect("the ordinary user of the tests is there")
 }
 
 impl Place {
@@ -52,18 +62,29 @@ impl Place {
     }
 
     fn options(self) -> Vec<&'static str> {
-        self.kind().map_or(Vec::new(), |kind| vec!["--backend", kind.backend(), "--image", IMAGE])
+        self.kind().map_or(Vec::new(), |kind| {
+            vec!["--backend", kind.backend(), "--image", IMAGE]
+        })
     }
 
     /// A world whose files are the ordinary user's, but where root works on his own.
     fn world(self) -> World {
         let world = World::new();
         fs::create_dir(world.state()).expect("a state folder");
-        world.write("work/kept", "kept").write("work/changed", "before").write("work/gone/below", "x");
+        world
+            .write("work/kept", "kept")
+            .write("work/changed", "before")
+            .write("work/gone/below", "x");
         symlink("kept", world.here("work/link")).expect("a link");
         if self != Place::Native {
             let (user, group) = (Some(number("-u")), Some(number("-g")));
-            for path in ["work", "work/kept", "work/changed", "work/gone", "work/gone/below"] {
+            for path in [
+                "work",
+                "work/kept",
+                "work/changed",
+                "work/gone",
+                "work/gone/below",
+            ] {
                 chown(world.here(path), user, group).expect("it becomes the user's");
             }
             if self.is_users() {
@@ -81,14 +102,22 @@ impl Place {
                 let [user, group] = ["-u", "-g"].map(|option| number(option).to_string());
                 let mut command = Command::new("setpriv");
                 command.args(["--reuid", &user, "--regid", &group, "--clear-groups"]);
-                command.arg(plain.get_program()).args(plain.get_args()).current_dir(world.here(""));
-                command.env_clear().envs(world.variables()).stdin(Stdio::null());
+                command
+                    .arg(plain.get_program())
+                    .args(plain.get_args())
+                    .current_dir(world.here(""));
+                command
+                    .env_clear()
+                    .envs(world.variables())
+                    .stdin(Stdio::null());
                 command
             }
         };
         if let Some(kind) = self.kind() {
             let host = engines().host(kind);
-            command.env("DOCKER_HOST", &host).env("CONTAINER_HOST", &host);
+            command
+                .env("DOCKER_HOST", &host)
+                .env("CONTAINER_HOST", &host);
         }
         command
     }
@@ -99,7 +128,14 @@ impl Place {
 
     /// Runs a shell script on the folder, copied on writing, as the run `try`.
     fn change(self, world: &World, script: &str) -> Answer {
-        let mut words = vec!["run", "--workspace", "work", "--copy-on-write", "--run-id", "try"];
+        let mut words = vec![
+            "run",
+            "--workspace",
+            "work",
+            "--copy-on-write",
+            "--run-id",
+            "try",
+        ];
         words.extend(self.options());
         words.extend(["--", "sh", "-c", script]);
         self.airlock(world, &words)
@@ -115,34 +151,60 @@ fn changes_are_kept_apart_shown_taken_over_and_dropped_everywhere() {
         let world = place.world();
         let before = world.contents();
         let ran = place.change(&world, SCRIPT);
-        assert_eq!((ran.status, ran.stdout.as_str()), (Some(0), "keptbefore"), "{place:?} {ran:?}");
-        assert!(ran.stderr.contains("`airlock workspace diff try`"), "{place:?} {ran:?}");
+        assert_eq!(
+            (ran.status, ran.stdout.as_str()),
+            (Some(0), "keptbefore"),
+            "{place:?} {ran:?}"
+        );
+        assert!(
+            ran.stderr.contains("`airlock workspace diff try`"),
+            "{place:?} {ran:?}"
+        );
         let here = world.here("work");
         let of_folder = |world: &World| {
             let contents = world.contents();
-            contents.into_iter().filter(|(path, _)| path.starts_with(&here)).collect::<Vec<_>>()
+            contents
+                .into_iter()
+                .filter(|(path, _)| path.starts_with(&here))
+                .collect::<Vec<_>>()
         };
-        let untouched: Vec<_> = before.into_iter().filter(|(path, _)| path.starts_with(&here)).collect();
+        let untouched: Vec<_> = before
+            .into_iter()
+            .filter(|(path, _)| path.starts_with(&here))
+            .collect();
         assert_eq!(of_folder(&world), untouched, "{place:?}");
 
         let shown = place.airlock(&world, &["workspace", "diff", "try"]);
-        let expected = "~ changed\n- gone/\n- gone/below\n+ new/\n+ new/file\n+ shortcut -> new/file\n";
+        let expected =
+            "~ changed\n- gone/\n- gone/below\n+ new/\n+ new/file\n+ shortcut -> new/file\n";
         assert_eq!(shown.stdout, expected, "{place:?} {shown:?}");
         let stat = place.airlock(&world, &["workspace", "diff", "try", "--stat"]);
         assert_eq!(stat.stdout, "3 added, 1 changed, 2 removed\n");
 
-        let committed = place.airlock(&world, &["workspace", "commit", "try", "--json"]).json();
+        let committed = place
+            .airlock(&world, &["workspace", "commit", "try", "--json"])
+            .json();
         assert_eq!(
             (&committed["left_out"], &committed["discarded"]),
             (&json!([]), &json!(true)),
             "{place:?}"
         );
-        assert_eq!(fs::read_to_string(world.here("work/changed")).unwrap(), "after");
+        assert_eq!(
+            fs::read_to_string(world.here("work/changed")).unwrap(),
+            "after"
+        );
         assert!(!world.here("work/gone").exists());
         let file = fs::metadata(world.here("work/new/file")).unwrap();
         let owner = fs::metadata(world.here("work")).unwrap().uid();
-        assert_eq!((file.mode() & 0o7777, file.uid()), (0o700, owner), "{place:?}");
-        assert_eq!(fs::read_link(world.here("work/shortcut")).unwrap().to_str(), Some("new/file"));
+        assert_eq!(
+            (file.mode() & 0o7777, file.uid()),
+            (0o700, owner),
+            "{place:?}"
+        );
+        assert_eq!(
+            fs::read_link(world.here("work/shortcut")).unwrap().to_str(),
+            Some("new/file")
+        );
         assert_eq!(place.airlock(&world, &["workspace", "list"]).stdout, "");
 
         place.change(&world, "rm kept");
@@ -153,7 +215,13 @@ fn changes_are_kept_apart_shown_taken_over_and_dropped_everywhere() {
             "{place:?} {dropped:?}"
         );
         assert!(world.here("work/kept").exists());
-        assert_eq!(fs::read_dir(world.state().join("workspaces")).unwrap().count(), 0, "{place:?}");
+        assert_eq!(
+            fs::read_dir(world.state().join("workspaces"))
+                .unwrap()
+                .count(),
+            0,
+            "{place:?}"
+        );
     }
 }
 
@@ -171,14 +239,32 @@ fn a_hostile_program_makes_no_commit_write_elsewhere_or_lend_power() {
         let refused = place.airlock(&world, &["workspace", "commit", "try", "--json"]);
         assert_eq!(refused.status, Some(125), "{place:?} {refused:?}");
         let told = refused.json();
-        let named: Vec<_> = told["left_out"].as_array().unwrap().iter().map(|left| &left["path"]).collect();
+        let named: Vec<_> = told["left_out"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|left| &left["path"])
+            .collect();
         assert_eq!(named, ["changed", "gone", "pipe"], "{place:?} {told}");
-        assert_eq!(fs::read_to_string(world.here("work/changed")).unwrap(), "before");
+        assert_eq!(
+            fs::read_to_string(world.here("work/changed")).unwrap(),
+            "before"
+        );
 
-        let partial = place.airlock(&world, &["workspace", "commit", "try", "--partial", "--force"]);
+        let partial = place.airlock(
+            &world,
+            &["workspace", "commit", "try", "--partial", "--force"],
+        );
         assert_eq!(partial.status, Some(1), "{place:?} {partial:?}");
-        assert_eq!(fs::read_to_string(world.here("outside")).unwrap(), "theirs", "{place:?}");
-        assert_eq!(fs::read_to_string(world.here("work/changed")).unwrap(), "before");
+        assert_eq!(
+            fs::read_to_string(world.here("outside")).unwrap(),
+            "theirs",
+            "{place:?}"
+        );
+        assert_eq!(
+            fs::read_to_string(world.here("work/changed")).unwrap(),
+            "before"
+        );
         let shell = fs::metadata(world.here("work/shell")).unwrap();
         assert_eq!(shell.mode() & 0o7777, 0o755, "{place:?}");
         for absent in ["work/pipe", "work/.git", "work/.envrc"] {
@@ -196,7 +282,11 @@ fn a_program_sees_no_more_of_a_folder_than_where_that_is_mounted() {
     fs::set_permissions(world.here("work/secret"), fs::Permissions::from_mode(0o600)).unwrap();
     for place in [place, Place::Native] {
         let ran = place.change(&world, "cat kept; cat secret 2>/dev/null || true");
-        assert_eq!((ran.status, ran.stdout.as_str()), (Some(0), "kept"), "{place:?} {ran:?}");
+        assert_eq!(
+            (ran.status, ran.stdout.as_str()),
+            (Some(0), "kept"),
+            "{place:?} {ran:?}"
+        );
     }
 }
 
@@ -206,7 +296,10 @@ fn what_changed_meanwhile_is_named_and_kept_unless_forced() {
     place.change(&world, "printf after > changed");
     world.write("work/changed", "of the user");
     let shown = place.airlock(&world, &["workspace", "diff", "try"]);
-    assert_eq!(shown.stdout, "~ changed  (it was changed in the folder meanwhile)\n");
+    assert_eq!(
+        shown.stdout,
+        "~ changed  (it was changed in the folder meanwhile)\n"
+    );
     let refused = place.airlock(&world, &["workspace", "commit", "try"]);
     assert_eq!(refused.status, Some(125));
     assert_eq!(
@@ -215,9 +308,20 @@ fn what_changed_meanwhile_is_named_and_kept_unless_forced() {
          airlock: error: 1 of the changes cannot be taken over as they are\n\
          airlock: hint: --partial takes over the rest; --force also what conflicts\n"
     );
-    assert_eq!(fs::read_to_string(world.here("work/changed")).unwrap(), "of the user");
-    assert_eq!(place.airlock(&world, &["workspace", "commit", "try", "--force"]).status, Some(0));
-    assert_eq!(fs::read_to_string(world.here("work/changed")).unwrap(), "after");
+    assert_eq!(
+        fs::read_to_string(world.here("work/changed")).unwrap(),
+        "of the user"
+    );
+    assert_eq!(
+        place
+            .airlock(&world, &["workspace", "commit", "try", "--force"])
+            .status,
+        Some(0)
+    );
+    assert_eq!(
+        fs::read_to_string(world.here("work/changed")).unwrap(),
+        "after"
+    );
 }
 
 #[test]
@@ -225,15 +329,45 @@ fn a_run_that_changes_nothing_or_never_starts_leaves_no_workspace() {
     let (place, world) = (Place::Native, Place::Native.world());
     let idle = place.change(&world, "cat kept > /dev/null");
     assert_eq!((idle.status, idle.stderr.as_str()), (Some(0), ""));
-    let words = ["run", "--workspace", "work", "--copy-on-write", "--", "/no/such/program"];
+    let words = [
+        "run",
+        "--workspace",
+        "work",
+        "--copy-on-write",
+        "--",
+        "/no/such/program",
+    ];
     assert_eq!(place.airlock(&world, &words).status, Some(127));
-    assert_eq!(place.airlock(&world, &["workspace", "list", "--json"]).json(), json!({ "workspaces": [] }));
+    assert_eq!(
+        place
+            .airlock(&world, &["workspace", "list", "--json"])
+            .json(),
+        json!({ "workspaces": [] })
+    );
     // The control: one that does leaves one, and says so in its result.
-    let words =
-        ["run", "--json", "--workspace", "work", "--copy-on-write", "--run-id", "one", "--", "touch", "x"];
+    let words = [
+        "run",
+        "--json",
+        "--workspace",
+        "work",
+        "--copy-on-write",
+        "--run-id",
+        "one",
+        "--",
+        "touch",
+        "x",
+    ];
     let told: Value = place.airlock(&world, &words).json();
-    assert_eq!(told["workspace"], json!({ "id": "one", "added": 1, "changed": 0, "removed": 0 }));
-    assert!(place.airlock(&world, &["workspace", "list"]).stdout.starts_with("one  "));
+    assert_eq!(
+        told["workspace"],
+        json!({ "id": "one", "added": 1, "changed": 0, "removed": 0 })
+    );
+    assert!(
+        place
+            .airlock(&world, &["workspace", "list"])
+            .stdout
+            .starts_with("one  ")
+    );
 }
 
 #[test]
@@ -241,12 +375,25 @@ fn what_cannot_be_is_refused() {
     let (place, world) = (Place::Native, Place::Native.world());
     let state = world.state();
     let rows: [(&[&str], &str); 4] = [
-        (&["run", "--copy-on-write", "--", "true"], "--workspace <DIR>"),
         (
-            &["run", "--copy-on-write", "--workspace", state.to_str().unwrap(), "--", "true"],
+            &["run", "--copy-on-write", "--", "true"],
+            "--workspace <DIR>",
+        ),
+        (
+            &[
+                "run",
+                "--copy-on-write",
+                "--workspace",
+                state.to_str().unwrap(),
+                "--",
+                "true",
+            ],
             "lies in Airlock's state folder",
         ),
-        (&["workspace", "diff", "nobody"], "there is no workspace `nobody`"),
+        (
+            &["workspace", "diff", "nobody"],
+            "there is no workspace `nobody`",
+        ),
         (&["workspace", "discard", "../runs"], "../runs"),
     ];
     for (words, said) in rows {
@@ -257,7 +404,10 @@ fn what_cannot_be_is_refused() {
     place.change(&world, "touch x");
     let again = place.change(&world, "touch y");
     assert_eq!(again.status, Some(125));
-    assert!(again.stderr.contains("there is a workspace `try` already"), "{again:?}");
+    assert!(
+        again.stderr.contains("there is a workspace `try` already"),
+        "{again:?}"
+    );
     // Nor can another run be shown what lies in the state folder.
     let tree = state.join("workspaces/try/tree");
     let words = ["run", "--workspace", tree.to_str().unwrap(), "--", "true"];
@@ -268,11 +418,31 @@ fn what_cannot_be_is_refused() {
 fn changes_outlive_a_killed_engine_and_nothing_else_does() {
     for place in [Place::Native, Place::NativeOfUser] {
         let world = place.world();
-        let words = ["run", "--workspace", "work", "--copy-on-write", "--run-id", "try", "--", "sh", "-c"];
-        let words = [&words[..], &["printf after > changed; echo ready; sleep 1000"]].concat();
-        let mut run = place.command(&world, &words).stdout(Stdio::piped()).spawn().expect("airlock starts");
+        let words = [
+            "run",
+            "--workspace",
+            "work",
+            "--copy-on-write",
+            "--run-id",
+            "try",
+            "--",
+            "sh",
+            "-c",
+        ];
+        let words = [
+            &words[..],
+            &["printf after > changed; echo ready; sleep 1000"],
+        ]
+        .concat();
+        let mut run = place
+            .command(&world, &words)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("airlock starts");
         let mut line = String::new();
-        BufReader::new(run.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(run.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         assert_eq!(line, "ready\n", "{place:?}");
         let listed = place.airlock(&world, &["workspace", "list"]).stdout;
         assert!(listed.ends_with("in use\n"), "{listed}");
@@ -284,8 +454,14 @@ fn changes_outlive_a_killed_engine_and_nothing_else_does() {
         assert_eq!(shown.stdout, "~ changed\n", "{place:?} {shown:?}");
         let committed = place.airlock(&world, &["workspace", "commit", "try"]);
         assert_eq!(committed.status, Some(0), "{place:?} {committed:?}");
-        assert_eq!(fs::read_to_string(world.here("work/changed")).unwrap(), "after");
+        assert_eq!(
+            fs::read_to_string(world.here("work/changed")).unwrap(),
+            "after"
+        );
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        assert!(!mounts.contains(world.state().to_str().unwrap()), "{mounts}");
+        assert!(
+            !mounts.contains(world.state().to_str().unwrap()),
+            "{mounts}"
+        );
     }
 }

@@ -47,11 +47,20 @@ pub struct Answer {
 
 /// A request; the body is left away if it is null.
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> Vec<u8> {
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let body = if body.is_null() {
+        String::new()
+    } else {
+        body.to_string()
+    };
+    let headers: String = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
     let length = body.len();
-    format!("{method} {path} HTTP/1.1\r\nhost: door\r\n{headers}content-length: {length}\r\n\r\n{body}")
-        .into_bytes()
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: door\r\n{headers}content-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
 }
 
 trait Connection: Read + Write + Send + std::fmt::Debug {
@@ -60,13 +69,15 @@ trait Connection: Read + Write + Send + std::fmt::Debug {
 
 impl Connection for TcpStream {
     fn wait(&self, patience: Duration) {
-        self.set_read_timeout(Some(patience)).expect("a timeout can be set");
+        self.set_read_timeout(Some(patience))
+            .expect("a timeout can be set");
     }
 }
 
 impl Connection for UnixStream {
     fn wait(&self, patience: Duration) {
-        self.set_read_timeout(Some(patience)).expect("a timeout can be set");
+        self.set_read_timeout(Some(patience))
+            .expect("a timeout can be set");
     }
 }
 
@@ -99,14 +110,21 @@ impl Door {
         connection.wait(PATIENCE);
         // Refused early, it may not have been read to its end.
         _ = connection.write_all(request);
-        Stream { connection, came: Vec::new() }
+        Stream {
+            connection,
+            came: Vec::new(),
+        }
     }
 
     /// Sends a request and reads the one answer.
     pub fn ask(&self, request: &[u8]) -> Answer {
-        let end = request.windows(2).position(|two| two == b"\r\n").expect("a request has lines");
+        let end = request
+            .windows(2)
+            .position(|two| two == b"\r\n")
+            .expect("a request has lines");
         let (first, rest) = request.split_at(end);
-        self.open(&[first, b"\r\nconnection: close", rest].concat()).finish()
+        self.open(&[first, b"\r\nconnection: close", rest].concat())
+            .finish()
     }
 }
 
@@ -119,9 +137,17 @@ impl Stream {
     /// Reads until these words have come.
     pub fn until(&mut self, words: &str) {
         let mut buffer = [0; 4096];
-        while !self.came.windows(words.len()).any(|part| part == words.as_bytes()) {
+        while !self
+            .came
+            .windows(words.len())
+            .any(|part| part == words.as_bytes())
+        {
             let count = self.connection.read(&mut buffer).expect("it goes on");
-            assert!(count > 0, "it ended before `{words}`: {}", String::from_utf8_lossy(&self.came));
+            assert!(
+                count > 0,
+                "it ended before `{words}`: {}",
+                String::from_utf8_lossy(&self.came)
+            );
             self.came.extend_from_slice(&buffer[..count]);
         }
     }
@@ -163,7 +189,10 @@ impl Stream {
         let reset = match self.connection.read_to_end(&mut self.came) {
             Ok(_) => false,
             Err(error) if error.kind() == ErrorKind::ConnectionReset => true,
-            Err(error) => panic!("it does not end: {error}: {}", String::from_utf8_lossy(&self.came)),
+            Err(error) => panic!(
+                "it does not end: {error}: {}",
+                String::from_utf8_lossy(&self.came)
+            ),
         };
         let mut answer = Answer::parse(&self.came);
         if reset {
@@ -176,12 +205,16 @@ impl Stream {
 impl Answer {
     /// Its header, if it came.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(one, _)| one == name).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(one, _)| one == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// Its body.
     pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
     /// Its body.
@@ -191,7 +224,12 @@ impl Answer {
 
     /// Status, headers and body, without what the clock says.
     pub fn without_date(&self) -> (u16, Vec<(String, String)>, String) {
-        let headers = self.headers.iter().filter(|(name, _)| name != "date").cloned().collect();
+        let headers = self
+            .headers
+            .iter()
+            .filter(|(name, _)| name != "date")
+            .cloned()
+            .collect();
         (self.status, headers, self.text())
     }
 
@@ -203,16 +241,30 @@ impl Answer {
             ending: Ending::Short,
             raw: bytes.to_vec(),
         };
-        let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { return answer };
+        let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+            return answer;
+        };
         let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
         answer.status = head[9..12].parse().expect("a status");
-        let fields = head.lines().skip(1).filter_map(|line| line.split_once(": "));
-        answer.headers = fields.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
+        let fields = head
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_once(": "));
+        answer.headers = fields
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
         let rest = &bytes[end + 4..];
-        match answer.header("content-length").map(|length| length.parse::<usize>().expect("a length")) {
+        match answer
+            .header("content-length")
+            .map(|length| length.parse::<usize>().expect("a length"))
+        {
             Some(length) => {
                 answer.body = rest[..length.min(rest.len())].to_vec();
-                answer.ending = if rest.len() >= length { Ending::Whole } else { Ending::Short };
+                answer.ending = if rest.len() >= length {
+                    Ending::Whole
+                } else {
+                    Ending::Short
+                };
             }
             None => answer.dechunk(rest),
         }
@@ -222,8 +274,12 @@ impl Answer {
     fn dechunk(&mut self, mut rest: &[u8]) {
         while let Some(line) = rest.windows(2).position(|two| two == b"\r\n") {
             let size = std::str::from_utf8(&rest[..line]).ok();
-            let size = size.and_then(|text| usize::from_str_radix(text, 16).ok()).expect("a chunk");
-            let Some(chunk) = rest.get(line + 2..line + 2 + size) else { return };
+            let size = size
+                .and_then(|text| usize::from_str_radix(text, 16).ok())
+                .expect("a chunk");
+            let Some(chunk) = rest.get(line + 2..line + 2 + size) else {
+                return;
+            };
             self.body.extend_from_slice(chunk);
             rest = rest.get(line + 4 + size..).unwrap_or_default();
             if size == 0 {

@@ -39,9 +39,16 @@ impl Folder {
     #[allow(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("airlock-doors-{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-doors-{}.{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let path = std::env::temp_dir().join(name);
-        fs::DirBuilder::new().mode(0o755).create(&path).expect("a folder for the test");
+        fs::DirBuilder::new()
+            .mode(0o755)
+            .create(&path)
+            .expect("a folder for the test");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its rights");
         Folder(path)
     }
@@ -55,14 +62,24 @@ impl Folder {
     pub fn holding(&self, needle: &str) -> Vec<PathBuf> {
         let (mut found, mut left) = (Vec::new(), vec![self.0.clone()]);
         while let Some(path) = left.pop() {
-            let kind = fs::symlink_metadata(&path).expect("it was listed").file_type();
-            let bytes = if kind.is_file() { fs::read(&path).expect("it can be read") } else { Vec::new() };
+            let kind = fs::symlink_metadata(&path)
+                .expect("it was listed")
+                .file_type();
+            let bytes = if kind.is_file() {
+                fs::read(&path).expect("it can be read")
+            } else {
+                Vec::new()
+            };
             if kind.is_dir() {
                 let entries = fs::read_dir(&path).expect("it can be listed");
                 left.extend(entries.map(|entry| entry.expect("it can be listed").path()));
             }
             let named = path.to_string_lossy().contains(needle);
-            if named || bytes.windows(needle.len()).any(|part| part == needle.as_bytes()) {
+            if named
+                || bytes
+                    .windows(needle.len())
+                    .any(|part| part == needle.as_bytes())
+            {
                 found.push(path);
             }
         }
@@ -125,9 +142,16 @@ pub fn configuration(provider: &Provider, folder: &Folder) -> String {
             key.display()
         )
     };
-    let all = [("openai", "openai"), ("claude", "anthropic"), ("gemini", "gemini"), ("ollama", "ollama")];
+    let all = [
+        ("openai", "openai"),
+        ("claude", "anthropic"),
+        ("gemini", "gemini"),
+        ("ollama", "ollama"),
+    ];
     let providers: String = all.map(one).concat();
-    format!("{providers}[inference]\nbase = \"{base}\"\n[prices.\"*\"]\ninput = 1.0\noutput = 2.0\n")
+    format!(
+        "{providers}[inference]\nbase = \"{base}\"\n[prices.\"*\"]\ninput = 1.0\noutput = 2.0\n"
+    )
 }
 
 /// A chat request.
@@ -161,12 +185,19 @@ impl House {
     /// With the configuration of all tests, shaped by this one, and more options.
     pub fn shaped(shape: impl FnOnce(String) -> String, options: &[&str]) -> House {
         let keys = vec![REAL_KEY.to_owned(), OWN_KEY.to_owned()];
-        let provider = Provider::start(Settings { keys, ..Settings::default() });
+        let provider = Provider::start(Settings {
+            keys,
+            ..Settings::default()
+        });
         let folder = Folder::new();
         let text = shape(configuration(&provider, &folder));
         fs::write(folder.at("config.toml"), text).expect("a configuration");
         let proxy = Proxy::start(&mut proxy(&folder, options));
-        House { provider, proxy, folder }
+        House {
+            provider,
+            proxy,
+            folder,
+        }
     }
 
     /// Ends the proxy however it ends, and starts another on the same state.
@@ -197,7 +228,9 @@ impl House {
     /// Calls a model with this token, as OpenAI's clients do.
     pub fn call(&self, token: &str, path: &str, body: &Value) -> Answer {
         let bearer = format!("Bearer {token}");
-        self.proxy.listen.ask(&request("POST", path, &[("authorization", &bearer)], body))
+        self.proxy
+            .listen
+            .ask(&request("POST", path, &[("authorization", &bearer)], body))
     }
 
     /// The status of a plain call with this token.
@@ -207,16 +240,21 @@ impl House {
 
     /// Sends these bytes with the token wherever they say `TOKEN`, and reads until the door hangs up.
     pub fn raw(&self, token: &str, bytes: &str) -> Answer {
-        self.proxy.listen.open(bytes.replace("TOKEN", token).as_bytes()).finish()
+        self.proxy
+            .listen
+            .open(bytes.replace("TOKEN", token).as_bytes())
+            .finish()
     }
 
     /// The records of the ledger of this kind.
     pub fn ledger(&self, kind: &str) -> Vec<Value> {
-        let text = fs::read_to_string(self.folder.at("state/ledger/owner.jsonl")).expect("a ledger");
+        let text =
+            fs::read_to_string(self.folder.at("state/ledger/owner.jsonl")).expect("a ledger");
         // Of the last the reader may see a part while it is written.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let records =
-            whole.lines().map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
+        let records = whole
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
         records.filter(|record| record["kind"] == kind).collect()
     }
 
@@ -228,7 +266,10 @@ impl House {
             if settled.len() >= count {
                 return settled;
             }
-            assert!(std::time::Instant::now() < until, "{count} calls are to be settled: {settled:#?}");
+            assert!(
+                std::time::Instant::now() < until,
+                "{count} calls are to be settled: {settled:#?}"
+            );
             std::thread::yield_now();
         }
     }
@@ -249,26 +290,45 @@ impl House {
 /// `airlock proxy` on the folder's configuration and state, not started yet.
 pub fn proxy(folder: &Folder, options: &[&str]) -> Command {
     let mut command = Command::new("/usr/bin/env");
-    command.arg("--default-signal").arg(cli::airlock()).args(["proxy", "--json"]);
+    command
+        .arg("--default-signal")
+        .arg(cli::airlock())
+        .args(["proxy", "--json"]);
     if !options.contains(&"--listen") {
         command.args(["--listen", "127.0.0.1:0"]);
     }
-    command.arg("--config").arg(folder.at("config.toml")).arg("--state").arg(folder.at("state"));
-    command.args(options).current_dir(&folder.0).env_clear().stdin(Stdio::null());
+    command
+        .arg("--config")
+        .arg(folder.at("config.toml"))
+        .arg("--state")
+        .arg(folder.at("state"));
+    command
+        .args(options)
+        .current_dir(&folder.0)
+        .env_clear()
+        .stdin(Stdio::null());
     command
 }
 
 impl Proxy {
     /// Starts it and waits until it says that it is ready.
     pub fn start(command: &mut Command) -> Proxy {
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
         let mut child = child.expect("airlock starts");
         let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("its output is ours");
-        BufReader::new(stdout).read_line(&mut line).expect("it says where it listens");
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("it says where it listens");
         if line.is_empty() {
             let output = child.wait_with_output().expect("it has ended");
-            panic!("airlock proxy did not start: {}", String::from_utf8_lossy(&output.stderr));
+            panic!(
+                "airlock proxy did not start: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         let told: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("JSON: {line}"));
         let tcp = |name: &str| {
@@ -287,16 +347,25 @@ impl Proxy {
 
     /// What it says instead of starting; panics if it starts.
     pub fn refusal(command: &mut Command) -> String {
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
         let mut child = child.expect("airlock starts");
         let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("its output is ours");
-        BufReader::new(stdout).read_line(&mut line).expect("it writes text");
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("it writes text");
         if line.contains("admin_socket") {
             child.kill().expect("it is ours");
         }
         let output = child.wait_with_output().expect("it ends");
-        assert_eq!(output.status.code(), Some(125), "it did not refuse to start");
+        assert_eq!(
+            output.status.code(),
+            Some(125),
+            "it did not refuse to start"
+        );
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
@@ -305,7 +374,12 @@ impl Proxy {
         let mut child = self.child.take().expect("it runs");
         kill_process(Pid::from_child(&child), signal).expect("it is ours");
         let mut said = String::new();
-        child.stderr.as_mut().expect("it is ours").read_to_string(&mut said).expect("it writes text");
+        child
+            .stderr
+            .as_mut()
+            .expect("it is ours")
+            .read_to_string(&mut said)
+            .expect("it writes text");
         (child.wait().expect("it ends"), said)
     }
 }

@@ -46,9 +46,15 @@ pub struct Told {
 impl Told {
     /// Reads it out of an answer that has it.
     pub fn of(told: &Value) -> Told {
-        let number = |name: &str| told[name].as_u64().unwrap_or_else(|| panic!("`{name}`: {told}"));
+        let number = |name: &str| {
+            told[name]
+                .as_u64()
+                .unwrap_or_else(|| panic!("`{name}`: {told}"))
+        };
         let nanos = |name: &str| {
-            let dollars = told[name].as_f64().unwrap_or_else(|| panic!("`{name}`: {told}"));
+            let dollars = told[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("`{name}`: {told}"));
             (dollars * 1e9).round() as u64
         };
         Told {
@@ -117,7 +123,9 @@ impl Way {
             (Way::Chat, _) => "/v1/chat/completions".to_owned(),
             (Way::Responses, _) => "/v1/responses".to_owned(),
             (Way::Messages, _) => "/v1/messages".to_owned(),
-            (Way::Gemini | Way::GeminiArray, false) => format!("/v1beta/models/{model}:generateContent"),
+            (Way::Gemini | Way::GeminiArray, false) => {
+                format!("/v1beta/models/{model}:generateContent")
+            }
             (Way::Gemini, true) => format!("/v1beta/models/{model}:streamGenerateContent?alt=sse"),
             (Way::GeminiArray, true) => format!("/v1beta/models/{model}:streamGenerateContent"),
             (Way::OllamaChat, _) => "/api/chat".to_owned(),
@@ -127,9 +135,12 @@ impl Way {
 
     /// What it is asked.
     pub fn body(self, model: &str, stream: bool, cap: Option<u64>) -> Value {
-        let messages = json!([{ "role": "user", "content": "hello, this is a prompt of some length" }]);
+        let messages =
+            json!([{ "role": "user", "content": "hello, this is a prompt of some length" }]);
         let mut body = match self {
-            Way::Chat | Way::Messages | Way::OllamaChat => json!({ "model": model, "messages": messages }),
+            Way::Chat | Way::Messages | Way::OllamaChat => {
+                json!({ "model": model, "messages": messages })
+            }
             Way::Responses => json!({ "model": model, "input": "hello" }),
             Way::OllamaGenerate => json!({ "model": model, "prompt": "hello" }),
             Way::Gemini | Way::GeminiArray => {
@@ -150,7 +161,9 @@ impl Way {
             Way::Chat => body["max_completion_tokens"] = cap.into(),
             Way::Responses => body["max_output_tokens"] = cap.into(),
             Way::Messages => body["max_tokens"] = cap.into(),
-            Way::Gemini | Way::GeminiArray => body["generationConfig"]["maxOutputTokens"] = cap.into(),
+            Way::Gemini | Way::GeminiArray => {
+                body["generationConfig"]["maxOutputTokens"] = cap.into()
+            }
             Way::OllamaChat | Way::OllamaGenerate => body["options"]["num_predict"] = cap.into(),
         }
     }
@@ -173,8 +186,14 @@ impl Way {
         let bearer = format!("Bearer {token}");
         let headers: &[_] = match self.provider() {
             "claude" => &[("x-api-key", token), ("content-type", "application/json")],
-            "gemini" => &[("x-goog-api-key", token), ("content-type", "application/json")],
-            _ => &[("authorization", &bearer), ("content-type", "application/json")],
+            "gemini" => &[
+                ("x-goog-api-key", token),
+                ("content-type", "application/json"),
+            ],
+            _ => &[
+                ("authorization", &bearer),
+                ("content-type", "application/json"),
+            ],
         };
         request("POST", &self.path(model, stream), headers, body)
     }
@@ -189,14 +208,20 @@ impl House {
     /// Calls the model `m`.
     pub fn ask(&self, session: &Session, way: Way, stream: bool, cap: Option<u64>) -> Answer {
         let body = way.body("m", stream, cap);
-        self.proxy.listen.ask(&way.request(&session.token, "m", stream, &body))
+        self.proxy
+            .listen
+            .ask(&way.request(&session.token, "m", stream, &body))
     }
 
     /// What the service says of a session once nothing of it is under way. Nothing tells when that is.
     pub fn told(&self, session: &Session) -> Told {
         let patience = Instant::now() + Duration::from_secs(40);
         loop {
-            let answer = self.admin("GET", &format!("/v1/sessions/{}/usage", session.id), &Value::Null);
+            let answer = self.admin(
+                "GET",
+                &format!("/v1/sessions/{}/usage", session.id),
+                &Value::Null,
+            );
             let told = Told::of(&answer.json());
             if told.held == 0 {
                 return told;
@@ -230,23 +255,34 @@ impl House {
             .arg("--state")
             .arg(self.folder.at("state"));
         let output = command.output().expect("airlock starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
     /// The rows of the service's ledger of this kind.
     pub fn rows(&self, kind: &str) -> Vec<Value> {
-        let text = fs::read_to_string(self.folder.at("state/ledger/owner.jsonl")).expect("a ledger");
+        let text =
+            fs::read_to_string(self.folder.at("state/ledger/owner.jsonl")).expect("a ledger");
         // Of the last the reader may see a part while it is written.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let rows = whole.lines().map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
+        let rows = whole
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
         rows.filter(|row| row["kind"] == kind).collect()
     }
 }
 
 /// How often a claim is put to the test: more often with `AIRLOCK_FULL=1`.
 pub fn times(quick: u64, full: u64) -> u64 {
-    if std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1") { full } else { quick }
+    if std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1") {
+        full
+    } else {
+        quick
+    }
 }
 
 /// Numbers without a pattern; the same ones for the same seed.
@@ -256,8 +292,14 @@ pub struct Dice(u64);
 impl Dice {
     /// From `AIRLOCK_SEED`, else from the clock; says which, so that it can be done again.
     pub fn new() -> Dice {
-        let clock = std::time::UNIX_EPOCH.elapsed().expect("it is later").as_nanos() as u64;
-        let seed = std::env::var("AIRLOCK_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(clock);
+        let clock = std::time::UNIX_EPOCH
+            .elapsed()
+            .expect("it is later")
+            .as_nanos() as u64;
+        let seed = std::env::var("AIRLOCK_SEED")
+            .ok()
+            .and_then(|seed| seed.parse().ok())
+            .unwrap_or(clock);
         eprintln!("AIRLOCK_SEED={seed}");
         Dice(seed | 1)
     }

@@ -60,14 +60,22 @@ impl Engine {
     /// A command to this engine.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.command[0]);
-        command.args(&self.command[1..]).args(arguments).env("CONTAINERS_CONF", &self.settings);
-        command.env("DOCKER_CONFIG", &self.folder).stdin(Stdio::null());
+        command
+            .args(&self.command[1..])
+            .args(arguments)
+            .env("CONTAINERS_CONF", &self.settings);
+        command
+            .env("DOCKER_CONFIG", &self.folder)
+            .stdin(Stdio::null());
         command
     }
 
     /// Does it, and expects it to work.
     pub(crate) fn must(&self, arguments: &[&str]) -> String {
-        let output = self.command(arguments).output().expect("the engine's command starts");
+        let output = self
+            .command(arguments)
+            .output()
+            .expect("the engine's command starts");
         let told = ended(output);
         assert_eq!(told.status, 0, "{arguments:?}: {told:?}");
         told.stdout.trim_end().to_owned()
@@ -108,8 +116,16 @@ impl Engine {
         all.push(image);
         all.extend(arguments);
         let mut command = self.command(&all);
-        let attached = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-        Running { engine: self, name, attached }
+        let attached = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        Running {
+            engine: self,
+            name,
+            attached,
+        }
     }
 }
 
@@ -117,16 +133,28 @@ impl Running<'_> {
     /// Its pid on the host, once it runs.
     pub(crate) fn pid(&self) -> i32 {
         until("the container runs", || {
-            let told =
-                self.engine.command(&["inspect", "--format", "{{.State.Pid}}", &self.name]).output().ok()?;
-            String::from_utf8_lossy(&told.stdout).trim().parse().ok().filter(|pid| *pid > 0)
+            let told = self
+                .engine
+                .command(&["inspect", "--format", "{{.State.Pid}}", &self.name])
+                .output()
+                .ok()?;
+            String::from_utf8_lossy(&told.stdout)
+                .trim()
+                .parse()
+                .ok()
+                .filter(|pid| *pid > 0)
         })
     }
 
     /// Runs a command in it, as a user.
     pub(crate) fn exec(&self, user: &str, arguments: &[&str]) -> Ended {
         let command = [&["exec", "--user", user, &self.name][..], arguments].concat();
-        ended(self.engine.command(&command).output().expect("the engine's command starts"))
+        ended(
+            self.engine
+                .command(&command)
+                .output()
+                .expect("the engine's command starts"),
+        )
     }
 
     /// Sends its first process a signal.
@@ -145,7 +173,12 @@ impl Running<'_> {
                 .expect("stdout is a pipe")
                 .read(&mut byte)
                 .expect("a pipe can be read");
-            assert_eq!(count, 1, "the container ended after `{line}`: {:?}", self.complaint());
+            assert_eq!(
+                count,
+                1,
+                "the container ended after `{line}`: {:?}",
+                self.complaint()
+            );
             match byte[0] {
                 b'\n' => break,
                 other => line.push(char::from(other)),
@@ -169,11 +202,21 @@ impl Running<'_> {
                 String::from_utf8_lossy(&bytes).into_owned()
             })
         }
-        let (out, error) = (all(self.attached.stdout.take()), all(self.attached.stderr.take()));
-        let status = until("the container ends", || self.attached.try_wait().expect("it is our child"));
-        let text =
-            |thread: std::thread::JoinHandle<String>| thread.join().expect("the reader does not panic");
-        Ended { status: status.code().unwrap_or(-1), stdout: text(out), stderr: text(error) }
+        let (out, error) = (
+            all(self.attached.stdout.take()),
+            all(self.attached.stderr.take()),
+        );
+        let status = until("the container ends", || {
+            self.attached.try_wait().expect("it is our child")
+        });
+        let text = |thread: std::thread::JoinHandle<String>| {
+            thread.join().expect("the reader does not panic")
+        };
+        Ended {
+            status: status.code().unwrap_or(-1),
+            stdout: text(out),
+            stderr: text(error),
+        }
     }
 }
 
@@ -192,7 +235,10 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(Instant::now() < deadline, "in a minute it did not come to pass that {what}");
+        assert!(
+            Instant::now() < deadline,
+            "in a minute it did not come to pass that {what}"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -229,7 +275,11 @@ impl Engines {
         let folder = PathBuf::from(format!("/tmp/airlock-entry-{}", std::process::id()));
         fs::create_dir(&folder).map_err(|error| error.to_string())?;
         let tar = image::make(&folder);
-        let mut engines = Engines { folder, dockerd: None, engines: Vec::new() };
+        let mut engines = Engines {
+            folder,
+            dockerd: None,
+            engines: Vec::new(),
+        };
         if wanted("docker") {
             engines.start_docker();
         }
@@ -237,7 +287,8 @@ impl Engines {
             engines.add_podman();
         }
         for engine in &engines.engines {
-            tar.iter().for_each(|(name, file)| _ = engine.must(&["import", path(file), name]));
+            tar.iter()
+                .for_each(|(name, file)| _ = engine.must(&["import", path(file), name]));
         }
         Ok(engines)
     }
@@ -251,26 +302,54 @@ impl Engines {
         fs::create_dir_all(&folder).expect("a folder can be made");
         // Not the credentials of whoever runs the tests.
         fs::write(folder.join("config.json"), "{}").expect("a file can be written");
-        Engine { name, command, settings: self.folder.join("containers.conf"), folder }
+        Engine {
+            name,
+            command,
+            settings: self.folder.join("containers.conf"),
+            folder,
+        }
     }
 
     fn start_docker(&mut self) {
         let at = |name: &str| self.folder.join(name).display().to_string();
         let log = fs::File::create(at("dockerd.log")).expect("a file can be made");
         let mut command = Command::new("dockerd");
-        command.args(["--iptables=false", "--bridge=none", "--storage-driver=vfs", "--log-level=warn"]);
-        command.args(["--data-root", &at("docker-data"), "--exec-root", &at("docker-exec")]);
-        command.args(["--pidfile", &at("docker.pid"), "--host", &format!("unix://{}", at("docker.sock"))]);
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a file can be shared")).stderr(log);
+        command.args([
+            "--iptables=false",
+            "--bridge=none",
+            "--storage-driver=vfs",
+            "--log-level=warn",
+        ]);
+        command.args([
+            "--data-root",
+            &at("docker-data"),
+            "--exec-root",
+            &at("docker-exec"),
+        ]);
+        command.args([
+            "--pidfile",
+            &at("docker.pid"),
+            "--host",
+            &format!("unix://{}", at("docker.sock")),
+        ]);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a file can be shared"))
+            .stderr(log);
         self.dockerd = Some(command.spawn().expect("dockerd starts"));
         let socket = at("docker.sock");
         until("dockerd listens", || UnixStream::connect(&socket).ok());
-        let client = ["docker".to_owned(), "--host".to_owned(), format!("unix://{socket}")];
+        let client = [
+            "docker".to_owned(),
+            "--host".to_owned(),
+            format!("unix://{socket}"),
+        ];
         self.engines.push(self.engine("docker", client.to_vec()));
     }
 
     fn add_podman(&mut self) {
-        fs::write(self.folder.join("containers.conf"), PODMAN_SETTINGS).expect("a file can be written");
+        fs::write(self.folder.join("containers.conf"), PODMAN_SETTINGS)
+            .expect("a file can be written");
         let at = |name: &str| self.folder.join(name).display().to_string();
         let client = [
             "podman".to_owned(),
@@ -286,15 +365,18 @@ impl Engines {
     pub(crate) fn stop(mut self) -> Vec<String> {
         if let Some(mut dockerd) = self.dockerd.take() {
             let pid = rustix::process::Pid::from_child(&dockerd);
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+                .expect("it is our child");
             dockerd.wait().expect("it is our child");
         }
         // The engines leave mounts of their own folders; those of containers would be a leak, and are told.
         let mut left = Vec::new();
         for place in mounts(&self.folder).into_iter().rev() {
             let of_container = place.contains("/merged") || place.contains("/vfs/dir");
-            let gone =
-                Command::new("umount").args(["--lazy", &place]).status().is_ok_and(|status| status.success());
+            let gone = Command::new("umount")
+                .args(["--lazy", &place])
+                .status()
+                .is_ok_and(|status| status.success());
             if of_container || !gone {
                 left.push(place);
             }
@@ -309,7 +391,10 @@ impl Engines {
 fn mounts(below: &Path) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mounts").expect("mounts can be listed");
     let places = text.lines().filter_map(|line| line.split(' ').nth(1));
-    places.filter(|place| Path::new(place).starts_with(below)).map(str::to_owned).collect()
+    places
+        .filter(|place| Path::new(place).starts_with(below))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// A path as an argument.

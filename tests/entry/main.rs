@@ -27,28 +27,42 @@ type Claim = (&'static str, fn(&Engine));
 
 fn claims(words: &[String]) -> Vec<Claim> {
     let all = [start::CLAIMS, tree::CLAIMS, door::CLAIMS, tokens::CLAIMS].concat();
-    let chosen = |claim: &Claim| words.is_empty() || words.iter().any(|word| claim.0.contains(word.as_str()));
+    let chosen = |claim: &Claim| {
+        words.is_empty() || words.iter().any(|word| claim.0.contains(word.as_str()))
+    };
     all.into_iter().filter(chosen).collect()
 }
 
 fn main() -> ExitCode {
-    let words: Vec<_> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let words: Vec<_> = std::env::args()
+        .skip(1)
+        .filter(|word| !word.starts_with('-'))
+        .collect();
     let is_engine = |word: &String| word == "docker" || word == "podman";
     let (names, words): (Vec<_>, Vec<_>) = words.into_iter().partition(is_engine);
     let claims = claims(&words);
-    let engines = match Engines::start(|name| names.is_empty() || names.iter().any(|other| other == name)) {
-        Ok(engines) => engines,
-        Err(missing) => return without(&missing),
-    };
+    let engines =
+        match Engines::start(|name| names.is_empty() || names.iter().any(|other| other == name)) {
+            Ok(engines) => engines,
+            Err(missing) => return without(&missing),
+        };
     let failed: usize = engines.all().map(|engine| run(engine, &claims)).sum();
     let left = engines.stop();
     left.iter().for_each(|what| println!("left behind: {what}"));
-    if failed == 0 && left.is_empty() && !claims.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed == 0 && left.is_empty() && !claims.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn without(missing: &str) -> ExitCode {
     println!("entry: NOTHING TESTED: {missing}");
-    if std::env::var_os("AIRLOCK_TEST_ALL").is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if std::env::var_os("AIRLOCK_TEST_ALL").is_some() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 /// Runs the claims on two threads; how many failed.
@@ -74,6 +88,11 @@ fn run(engine: &Engine, claims: &[Claim]) -> usize {
         scope.spawn(work);
     });
     let failed = failed.into_inner().expect("no thread panics here");
-    println!("{}: {} proofs, {} failed {failed:?}", engine.name, claims.len(), failed.len());
+    println!(
+        "{}: {} proofs, {} failed {failed:?}",
+        engine.name,
+        claims.len(),
+        failed.len()
+    );
     failed.len()
 }

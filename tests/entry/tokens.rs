@@ -12,13 +12,31 @@ use std::{
 };
 
 pub(crate) const CLAIMS: &[Claim] = &[
-    ("48 the control plane gets the token, the program never sees it", added),
-    ("48 the token is in no environment, file or memory that the program can read", hidden),
-    ("49 what the program says it is, is overwritten", overwritten),
-    ("49 what two readers could read differently goes nowhere", smuggled),
+    (
+        "48 the control plane gets the token, the program never sees it",
+        added,
+    ),
+    (
+        "48 the token is in no environment, file or memory that the program can read",
+        hidden,
+    ),
+    (
+        "49 what the program says it is, is overwritten",
+        overwritten,
+    ),
+    (
+        "49 what two readers could read differently goes nowhere",
+        smuggled,
+    ),
     ("24 streams come through as they come", streamed),
-    ("46 the control plane is reached by address, by hosts file and by a name server", names),
-    ("47 what cannot be bridged ends the start, and what cannot be reached is 502", unreachable),
+    (
+        "46 the control plane is reached by address, by hosts file and by a name server",
+        names,
+    ),
+    (
+        "47 what cannot be bridged ends the start, and what cannot be reached is 502",
+        unreachable,
+    ),
 ];
 
 const TOKEN: &str = "session-0123456789abcdef";
@@ -26,9 +44,18 @@ const TOKEN: &str = "session-0123456789abcdef";
 fn options(folder: &Path) -> Vec<String> {
     let mount = format!("{}:/plane", path(folder));
     let token = format!("SESSION_TOKEN={TOKEN}");
-    ["-v", &mount, "-e", &token, "-e", "CONTROL_PLANE_URL=unix:///plane/s", "-e", "SESSION_ID=session-7"]
-        .map(str::to_owned)
-        .to_vec()
+    [
+        "-v",
+        &mount,
+        "-e",
+        &token,
+        "-e",
+        "CONTROL_PLANE_URL=unix:///plane/s",
+        "-e",
+        "SESSION_ID=session-7",
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 fn run(engine: &Engine, options: &[String], line: &str) -> Ended {
@@ -46,22 +73,30 @@ fn added(engine: &Engine) {
     let folder = engine.folder();
     let asked = upstream::on_socket(&folder.join("s"), "plane", None);
     let post = send("POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\nbody & more");
-    let line =
-        &format!("{} | tail -n 1; {post} | tail -n 1", send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n"));
+    let line = &format!(
+        "{} | tail -n 1; {post} | tail -n 1",
+        send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    );
     let ended = run(engine, &options(&folder), line);
-    assert_eq!((ended.status, ended.stdout.as_str(), ended.stderr.as_str()), (0, "plane\nbody & more", ""));
+    assert_eq!(
+        (ended.status, ended.stdout.as_str(), ended.stderr.as_str()),
+        (0, "plane\nbody & more", "")
+    );
     let asked = asked.all();
     assert_eq!(asked.len(), 2, "{asked:?}");
     for request in asked.iter() {
         assert_eq!(
-            request.matches(&format!("\r\nAuthorization: Bearer {TOKEN}\r\n")).count(),
+            request
+                .matches(&format!("\r\nAuthorization: Bearer {TOKEN}\r\n"))
+                .count(),
             1,
             "{request}"
         );
     }
     // Started as an ordinary user it is the same.
-    let hardened: Vec<_> =
-        ["--user", "1000:1000", "--cap-drop", "ALL", "--read-only"].map(str::to_owned).into();
+    let hardened: Vec<_> = ["--user", "1000:1000", "--cap-drop", "ALL", "--read-only"]
+        .map(str::to_owned)
+        .into();
     let ended = run(engine, &[options(&folder), hardened].concat(), line);
     assert_eq!(ended.stdout, "plane\nbody & more", "{ended:?}");
 }
@@ -74,11 +109,23 @@ fn hidden(engine: &Engine) {
         dd if=$p/$f bs=65536 count=64 2>/dev/null; done; ls -l $p/fd 2>/dev/null; done; \
         find / -xdev -type f -readable -not -path '/bin/*' -size -2000 2>/dev/null | xargs cat 2>/dev/null; \
         echo control-$CONTROL";
-    let line = &format!("{line}; {} | tail -n 1", send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n"));
+    let line = &format!(
+        "{line}; {} | tail -n 1",
+        send("GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    );
     for start in [&[][..], &["--user", "1000:1000"]] {
-        let extra =
-            ["-e", "CONTROL=found", "-e", "AGENT_LOG=1"].iter().chain(start).map(|text| (*text).to_owned());
-        let ended = run(engine, &options(&folder).into_iter().chain(extra).collect::<Vec<_>>(), line);
+        let extra = ["-e", "CONTROL=found", "-e", "AGENT_LOG=1"]
+            .iter()
+            .chain(start)
+            .map(|text| (*text).to_owned());
+        let ended = run(
+            engine,
+            &options(&folder)
+                .into_iter()
+                .chain(extra)
+                .collect::<Vec<_>>(),
+            line,
+        );
         for secret in [TOKEN, "session-7", "unix:///plane"] {
             assert!(
                 !ended.stdout.contains(secret) && !ended.stderr.contains(secret),
@@ -86,14 +133,28 @@ fn hidden(engine: &Engine) {
                 ended.stderr
             );
         }
-        assert!(ended.stdout.ends_with("control-found\nplane\n"), "{}", ended.stderr);
-        assert!(ended.stdout.contains("CONTROL=found\0"), "environments were read");
+        assert!(
+            ended.stdout.ends_with("control-found\nplane\n"),
+            "{}",
+            ended.stderr
+        );
+        assert!(
+            ended.stdout.contains("CONTROL=found\0"),
+            "environments were read"
+        );
     }
     // A copy that was given to the program on purpose stays, and is told of by its name alone.
     let copy = ["-e".to_owned(), format!("OPENAI_API_KEY={TOKEN}")];
-    let ended = run(engine, &[options(&folder), copy.to_vec()].concat(), "echo $OPENAI_API_KEY");
+    let ended = run(
+        engine,
+        &[options(&folder), copy.to_vec()].concat(),
+        "echo $OPENAI_API_KEY",
+    );
     assert_eq!(ended.stdout, format!("{TOKEN}\n"));
-    assert!(ended.stderr.contains("OPENAI_API_KEY") && !ended.stderr.contains(TOKEN), "{ended:?}");
+    assert!(
+        ended.stderr.contains("OPENAI_API_KEY") && !ended.stderr.contains(TOKEN),
+        "{ended:?}"
+    );
 }
 
 fn overwritten(engine: &Engine) {
@@ -102,7 +163,10 @@ fn overwritten(engine: &Engine) {
     let spoofed = "GET /health HTTP/1.1\r\nHost: evil\r\nAuthorization: Bearer other\r\nauthorization: Basic x\r\n\
         X-Api-Key: other\r\nProxy-Authorization: other\r\nConnection: keep-alive\r\nX-Kept: yes\r\n\r\n";
     let ended = run(engine, &options(&folder), &send(spoofed));
-    assert!(ended.stdout.contains("Connection: close") && !ended.stdout.contains("keep-alive"), "{ended:?}");
+    assert!(
+        ended.stdout.contains("Connection: close") && !ended.stdout.contains("keep-alive"),
+        "{ended:?}"
+    );
     let expected = format!(
         "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {TOKEN}\r\nX-Kept: yes\r\n\r\n"
     );
@@ -123,13 +187,19 @@ fn smuggled(engine: &Engine) {
     let line: Vec<_> = wrong.iter().map(|request| send(request)).collect();
     let line = line.join(" | head -n 1; ") + " | head -n 1";
     let ended = run(engine, &options(&folder), &line);
-    assert_eq!(ended.stdout, "HTTP/1.1 400 Bad Request\r\n".repeat(wrong.len()), "{ended:?}");
+    assert_eq!(
+        ended.stdout,
+        "HTTP/1.1 400 Bad Request\r\n".repeat(wrong.len()),
+        "{ended:?}"
+    );
     assert_eq!(asked.all().len(), 0);
-    let upgrade = send("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+    let upgrade =
+        send("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
     let ended = run(engine, &options(&folder), &upgrade);
     assert!(ended.stdout.starts_with("HTTP/1.1 501 "), "{ended:?}");
     // A second request behind the first is not passed on; the first and chunks are.
-    let chunks = head("Transfer-Encoding: chunked") + "5\r\nhello\r\n0\r\n\r\n" + &head("Content-Length: 0");
+    let chunks =
+        head("Transfer-Encoding: chunked") + "5\r\nhello\r\n0\r\n\r\n" + &head("Content-Length: 0");
     let ended = run(engine, &options(&folder), &send(&chunks));
     assert!(ended.stdout.ends_with("\r\n\r\nhello"), "{ended:?}");
     assert_eq!(asked.all().len(), 1);
@@ -177,15 +247,23 @@ fn free_port() -> u16 {
 fn names(engine: &Engine) {
     let (port, asked) = upstream::on_port("by name");
     let folder = engine.folder();
-    std::fs::write(folder.join("resolv.conf"), format!("nameserver {}\n", name_server()))
-        .expect("it can be written");
+    std::fs::write(
+        folder.join("resolv.conf"),
+        format!("nameserver {}\n", name_server()),
+    )
+    .expect("it can be written");
     std::fs::write(folder.join("hosts"), "127.0.0.1 in-hosts\n").expect("it can be written");
     let (resolv, hosts) = (folder.join("resolv.conf"), folder.join("hosts"));
-    let mounts =
-        [format!("{}:/etc/resolv.conf:ro", path(&resolv)), format!("{}:/etc/hosts:ro", path(&hosts))];
+    let mounts = [
+        format!("{}:/etc/resolv.conf:ro", path(&resolv)),
+        format!("{}:/etc/hosts:ro", path(&hosts)),
+    ];
     let request = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
     for host in ["127.0.0.1", "in-hosts", "by.name.server"] {
-        let (bridge, url) = (free_port(), format!("CONTROL_PLANE_URL=http://{host}:{port}"));
+        let (bridge, url) = (
+            free_port(),
+            format!("CONTROL_PLANE_URL=http://{host}:{port}"),
+        );
         let options: Vec<_> = [
             "--network",
             "host",
@@ -205,31 +283,64 @@ fn names(engine: &Engine) {
         let ended = run(
             engine,
             &options,
-            &format!("{} | tail -n 1", send(request).replace("8080", &bridge.to_string())),
+            &format!(
+                "{} | tail -n 1",
+                send(request).replace("8080", &bridge.to_string())
+            ),
         );
         assert_eq!(ended.stdout, "by name\n", "{host}: {ended:?}");
     }
     let asked = asked.all();
-    assert!(asked.len() == 3 && asked[2].contains(&format!("Host: by.name.server:{port}\r\n")), "{asked:?}");
+    assert!(
+        asked.len() == 3 && asked[2].contains(&format!("Host: by.name.server:{port}\r\n")),
+        "{asked:?}"
+    );
 }
 
 fn unreachable(engine: &Engine) {
     let with = |url: &str, extra: &[&str]| -> Vec<String> {
-        let (url, token) = (format!("CONTROL_PLANE_URL={url}"), format!("SESSION_TOKEN={TOKEN}"));
-        ["-e", &url, "-e", &token].iter().chain(extra).map(|text| (*text).to_owned()).collect()
+        let (url, token) = (
+            format!("CONTROL_PLANE_URL={url}"),
+            format!("SESSION_TOKEN={TOKEN}"),
+        );
+        ["-e", &url, "-e", &token]
+            .iter()
+            .chain(extra)
+            .map(|text| (*text).to_owned())
+            .collect()
     };
     let refused = |options: &[String], why: &str| {
         let ended = run(engine, options, "echo ran");
-        assert_eq!((ended.status, ended.stdout.as_str()), (125, ""), "{ended:?}");
-        assert!(ended.stderr.contains(why) && !ended.stderr.contains(TOKEN), "{ended:?}");
+        assert_eq!(
+            (ended.status, ended.stdout.as_str()),
+            (125, ""),
+            "{ended:?}"
+        );
+        assert!(
+            ended.stderr.contains(why) && !ended.stderr.contains(TOKEN),
+            "{ended:?}"
+        );
     };
     refused(&with("https://plane", &[]), "end TLS in front of it");
     refused(&with("unix:///plane/absent", &[]), "No such file");
     refused(&with("http://u:p@plane", &[]), "holds a user");
-    refused(&with("http://plane", &["-e", "LLM_PROXY_SOCKET=/a"]), "both LLM_PROXY_SOCKET and SESSION_TOKEN");
-    refused(&with("http://no.such.name", &[]), "the host of CONTROL_PLANE_URL cannot be found");
-    let ended = run(engine, &with("http://127.0.0.1:9", &[]), &send("GET / HTTP/1.1\r\nHost: a\r\n\r\n"));
-    assert!(ended.stdout.starts_with("HTTP/1.1 502 Bad Gateway\r\n"), "{ended:?}");
+    refused(
+        &with("http://plane", &["-e", "LLM_PROXY_SOCKET=/a"]),
+        "both LLM_PROXY_SOCKET and SESSION_TOKEN",
+    );
+    refused(
+        &with("http://no.such.name", &[]),
+        "the host of CONTROL_PLANE_URL cannot be found",
+    );
+    let ended = run(
+        engine,
+        &with("http://127.0.0.1:9", &[]),
+        &send("GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+    );
+    assert!(
+        ended.stdout.starts_with("HTTP/1.1 502 Bad Gateway\r\n"),
+        "{ended:?}"
+    );
     // One of the two alone names nothing to bridge to.
     let ended = run(
         engine,

@@ -30,7 +30,11 @@ impl Asked {
 
 /// Serves on a socket that everybody may use. It says its name at `/health`, has `/v1/models`, streams at `/stream`
 /// (each event when `next` is told), echoes bodies at `/echo`, and knows nothing else.
-pub(crate) fn on_socket(path: &Path, name: &'static str, next: Option<mpsc::Receiver<()>>) -> Asked {
+pub(crate) fn on_socket(
+    path: &Path,
+    name: &'static str,
+    next: Option<mpsc::Receiver<()>>,
+) -> Asked {
     let listener = UnixListener::bind(path).expect("a socket can be made");
     fs::set_permissions(path, fs::Permissions::from_mode(0o666)).expect("its mode can be set");
     let (asked, next) = (Asked::default(), Arc::new(Mutex::new(next)));
@@ -69,7 +73,9 @@ fn answer(
     next: &Mutex<Option<mpsc::Receiver<()>>>,
 ) {
     let mut from = BufReader::new(from);
-    let Ok((head, body)) = read(&mut from) else { return };
+    let Ok((head, body)) = read(&mut from) else {
+        return;
+    };
     let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
     asked.keep(format!("{head}{body}"));
     let (status, text) = match path.as_str() {
@@ -108,7 +114,9 @@ fn read(from: &mut impl BufRead) -> io::Result<(String, String)> {
         }
     }
     let lower = head.to_ascii_lowercase();
-    let length = lower.lines().find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok());
+    let length = lower
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     from.read_exact(&mut body)?;
     if lower.contains("transfer-encoding: chunked") {

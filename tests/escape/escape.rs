@@ -34,9 +34,9 @@ struct Setting {
 
 /// The cases that depend on who makes the box; in all others it is our own first process that holds.
 const OF_MAKERS: [&str; 31] = [
-    "A7", "A8", "A9", "A12", "A17", "A18", "A19", "A20", "B25", "B26", "B27", "B45", "B46", "C49", "C49d",
-    "C50d", "C51", "C52", "C53", "C53d", "C66", "C67d", "C68", "E80", "E81", "E83", "E84", "E87", "E89",
-    "X1", "X10",
+    "A7", "A8", "A9", "A12", "A17", "A18", "A19", "A20", "B25", "B26", "B27", "B45", "B46", "C49",
+    "C49d", "C50d", "C51", "C52", "C53", "C53d", "C66", "C67d", "C68", "E80", "E81", "E83", "E84",
+    "E87", "E89", "X1", "X10",
 ];
 
 type Reasons = BTreeMap<&'static str, &'static str>;
@@ -53,7 +53,10 @@ fn not_applicable(setting: Setting) -> Reasons {
         ("E86", "this build makes no snapshots"),
     ]);
     if !setting.cgroup {
-        all.extend([("B27", "a cgroup for the box"), ("E81", "a cgroup for memory")]);
+        all.extend([
+            ("B27", "a cgroup for the box"),
+            ("E81", "a cgroup for memory"),
+        ]);
     }
     if !(setting.guest && setting.root) {
         all.extend([("X8", "huge pages that are set aside and free")]);
@@ -66,9 +69,18 @@ fn not_applicable(setting: Setting) -> Reasons {
     }
     if setting.maker.is_some() {
         all.extend([
-            ("A21", "a folder as an image, which is refused for a container"),
-            ("B42", "the host's network, which is refused for a container"),
-            ("X4", "quotas of a user namespace of its own, which no container engine sets"),
+            (
+                "A21",
+                "a folder as an image, which is refused for a container",
+            ),
+            (
+                "B42",
+                "the host's network, which is refused for a container",
+            ),
+            (
+                "X4",
+                "quotas of a user namespace of its own, which no container engine sets",
+            ),
         ]);
     }
     all
@@ -112,19 +124,38 @@ fn not_controlled(setting: Setting) -> Reasons {
 fn main() {
     let told = |name: &str| std::env::var(name).ok();
     let guest = told("AIRLOCK_GUEST").is_some_and(|value| value == "1");
-    let root =
-        std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    let root = std::fs::metadata("/proc/self")
+        .is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
     let own_cgroup = told("AIRLOCK_EXPECT_CGROUP").map_or(root, |value| value != "none");
     let engines = (root && !guest).then(start_engines).flatten();
     let mut good = true;
     let mut check =
         |setting: Setting, pooled: bool, command: Command| good &= judge(setting, pooled, command);
-    let native = Setting { root, cgroup: own_cgroup, guest, maker: None };
-    every_way(native, engines.as_ref(), || Command::new(binary()), &mut check);
+    let native = Setting {
+        root,
+        cgroup: own_cgroup,
+        guest,
+        maker: None,
+    };
+    every_way(
+        native,
+        engines.as_ref(),
+        || Command::new(binary()),
+        &mut check,
+    );
     if root {
         let cgroup = told("AIRLOCK_EXPECT_USER_CGROUP").is_some_and(|value| value != "none");
         let user = User::prepare();
-        every_way(Setting { root: false, cgroup, ..native }, engines.as_ref(), || user.command(), &mut check);
+        every_way(
+            Setting {
+                root: false,
+                cgroup,
+                ..native
+            },
+            engines.as_ref(),
+            || user.command(),
+            &mut check,
+        );
         std::fs::remove_dir_all(user.folder).expect("our own folder");
     }
     drop(engines);
@@ -136,8 +167,9 @@ fn wanted(backend: &str) -> bool {
 }
 
 fn start_engines() -> Option<Daemons> {
-    let kinds =
-        [Kind::Docker, Kind::Podman, Kind::Rootless].into_iter().filter(|kind| wanted(kind.backend()));
+    let kinds = [Kind::Docker, Kind::Podman, Kind::Rootless]
+        .into_iter()
+        .filter(|kind| wanted(kind.backend()));
     let kinds: Vec<_> = kinds.collect();
     (!kinds.is_empty()).then(|| Daemons::start(&kinds))
 }
@@ -150,24 +182,47 @@ fn every_way(
     check: &mut impl FnMut(Setting, bool, Command),
 ) {
     if wanted("native") {
-        let ways: &[bool] = if native.guest { &[false] } else { &[false, true] };
-        ways.iter().for_each(|pooled| check(native, *pooled, command()));
+        let ways: &[bool] = if native.guest {
+            &[false]
+        } else {
+            &[false, true]
+        };
+        ways.iter()
+            .for_each(|pooled| check(native, *pooled, command()));
     }
-    let kinds: &[Kind] = if native.root { &[Kind::Docker, Kind::Podman] } else { &[Kind::Rootless] };
+    let kinds: &[Kind] = if native.root {
+        &[Kind::Docker, Kind::Podman]
+    } else {
+        &[Kind::Rootless]
+    };
     for kind in kinds.iter().copied().filter(|kind| wanted(kind.backend())) {
         let Some(engines) = engines else { continue };
         let mut command = command();
-        let variable = if kind == Kind::Docker { "DOCKER_HOST" } else { "CONTAINER_HOST" };
+        let variable = if kind == Kind::Docker {
+            "DOCKER_HOST"
+        } else {
+            "CONTAINER_HOST"
+        };
         command.env(variable, engines.host(kind));
-        check(Setting { maker: Some(kind), ..native }, false, command);
+        check(
+            Setting {
+                maker: Some(kind),
+                ..native
+            },
+            false,
+            command,
+        );
     }
 }
 
 fn binary() -> PathBuf {
     let told = std::env::var_os("AIRLOCK_BIN").map(PathBuf::from);
     let test = std::env::current_exe().expect("this test has a path");
-    let beside =
-        test.parent().and_then(Path::parent).expect("tests lie in target/PROFILE/deps").join("airlock");
+    let beside = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("tests lie in target/PROFILE/deps")
+        .join("airlock");
     let path = told.unwrap_or(beside);
     assert!(
         path.is_file(),
@@ -197,7 +252,8 @@ impl User {
         let (uid, gid) = found.unwrap_or_else(|| {
             panic!("prerequisite: there is no user `{name}`, and `useradd` cannot make it")
         });
-        let folder = std::env::temp_dir().join(format!("airlock-escape-test-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("airlock-escape-test-{}", std::process::id()));
         std::fs::create_dir(&folder).expect("a fresh folder");
         std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).expect("mode");
         std::fs::copy(binary(), folder.join("airlock")).expect("a copy of the binary");
@@ -206,21 +262,29 @@ impl User {
 
     fn command(&self) -> Command {
         let mut command = Command::new(self.folder.join("airlock"));
-        command.uid(self.uid).gid(self.gid).current_dir("/").env("HOME", "/nonexistent");
+        command
+            .uid(self.uid)
+            .gid(self.gid)
+            .current_dir("/")
+            .env("HOME", "/nonexistent");
         command
     }
 }
 
 fn user(name: &str) -> Option<(u32, u32)> {
     let users = std::fs::read_to_string("/etc/passwd").ok()?;
-    let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+    let line = users
+        .lines()
+        .find(|line| line.split(':').next() == Some(name))?;
     let mut ids = line.split(':').skip(2).map(|id| id.parse().ok());
     Some((ids.next()??, ids.next()??))
 }
 
 /// Runs the suite, prints its rows, and counts those that do not hold.
 fn judge(setting: Setting, pooled: bool, mut command: Command) -> bool {
-    command.args(["escape-test", "--json"]).args(pooled.then_some("--pooled"));
+    command
+        .args(["escape-test", "--json"])
+        .args(pooled.then_some("--pooled"));
     let full = std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1");
     if full && setting.maker.is_none() {
         command.arg("--full");
@@ -237,22 +301,35 @@ fn judge(setting: Setting, pooled: bool, mut command: Command) -> bool {
         command.arg("--dangerously-harm-this-machine");
     }
     let done = command.output().expect("airlock starts");
-    let (told, errors) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    let answer: Value =
-        serde_json::from_str(&told).unwrap_or_else(|error| panic!("no JSON ({error}): {told}{errors}"));
+    let (told, errors) = (
+        String::from_utf8_lossy(&done.stdout),
+        String::from_utf8_lossy(&done.stderr),
+    );
+    let answer: Value = serde_json::from_str(&told)
+        .unwrap_or_else(|error| panic!("no JSON ({error}): {told}{errors}"));
     let rows = answer["cases"].as_array().expect("a list of cases");
     let mut failed: Vec<_> = rows.iter().filter_map(|row| wrong(row, setting)).collect();
     if rows.len() != cases {
         failed.push(format!("expected {cases} cases, ran {}", rows.len()));
     }
     if (done.status.code() == Some(0)) != (answer["holds"] == Value::Bool(true)) {
-        failed.push(format!("exit status {:?}, but holds is {}", done.status.code(), answer["holds"]));
+        failed.push(format!(
+            "exit status {:?}, but holds is {}",
+            done.status.code(),
+            answer["holds"]
+        ));
     }
     failed.iter().for_each(|why| println!("FAIL {why}"));
     let who = if setting.root { "Root" } else { "User" };
-    let maker = setting.maker.map_or(String::new(), |kind| format!("{kind:?}"));
+    let maker = setting
+        .maker
+        .map_or(String::new(), |kind| format!("{kind:?}"));
     let who = [who, if pooled { "Pooled" } else { "" }, &maker].concat();
-    println!("{who}: {} proofs, {} failed", rows.len().max(failed.len()), failed.len());
+    println!(
+        "{who}: {} proofs, {} failed",
+        rows.len().max(failed.len()),
+        failed.len()
+    );
     failed.is_empty()
 }
 
@@ -260,8 +337,12 @@ fn judge(setting: Setting, pooled: bool, mut command: Command) -> bool {
 fn wrong(row: &Value, setting: Setting) -> Option<String> {
     let text = |column: &str, part: &str| row[column][part].as_str().unwrap_or_default().to_owned();
     let id = row["id"].as_str().unwrap_or_default();
-    let [airlock, control, peer] = ["airlock", "control", "bwrap"].map(|column| text(column, "verdict"));
-    println!("{id:<4} {:?} {airlock:<14} {control:<9} {peer}", if setting.root { "Root" } else { "User" });
+    let [airlock, control, peer] =
+        ["airlock", "control", "bwrap"].map(|column| text(column, "verdict"));
+    println!(
+        "{id:<4} {:?} {airlock:<14} {control:<9} {peer}",
+        if setting.root { "Root" } else { "User" }
+    );
     let missing = not_applicable(setting).get(id).copied();
     let expected = match (missing, not_controlled(setting).get(id)) {
         (Some(_), _) => airlock == "not_applicable",
@@ -269,7 +350,11 @@ fn wrong(row: &Value, setting: Setting) -> Option<String> {
         (None, None) => ["blocked", "detected"].contains(&&*airlock) && control == "succeeded",
     };
     let reason = missing.or(not_controlled(setting).get(id).copied());
-    let column = if missing.is_some() { "airlock" } else { "control" };
+    let column = if missing.is_some() {
+        "airlock"
+    } else {
+        "control"
+    };
     let as_told = reason.is_none_or(|reason| text(column, "why").starts_with(reason));
     (!expected || !as_told).then(|| row.to_string())
 }

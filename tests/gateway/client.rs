@@ -52,11 +52,28 @@ impl Client {
     }
 
     /// A request; the body is left away if it is null. A `host` among the headers stands for the usual one.
-    pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> Vec<u8> {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Vec<u8> {
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
         let own = headers.iter().any(|(name, _)| *name == "host");
-        let host = if own { String::new() } else { format!("host: {}\r\n", self.host()) };
-        let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let host = if own {
+            String::new()
+        } else {
+            format!("host: {}\r\n", self.host())
+        };
+        let headers: String = headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"))
+            .collect();
         let length = body.len();
         format!("{method} {path} HTTP/1.1\r\n{host}{headers}content-length: {length}\r\n\r\n{body}")
             .into_bytes()
@@ -83,7 +100,10 @@ impl Client {
         };
         // A server that refuses early may not read all of it.
         _ = connection.write_all(bytes);
-        Ok(Stream { connection, rest: Vec::new() })
+        Ok(Stream {
+            connection,
+            rest: Vec::new(),
+        })
     }
 }
 
@@ -133,11 +153,22 @@ impl Stream {
     /// The whole answer; the connection can be used again.
     pub fn answer(&mut self) -> Answer {
         let Some((status, headers)) = self.head() else {
-            return Answer { status: 0, headers: Vec::new(), body: std::mem::take(&mut self.rest) };
+            return Answer {
+                status: 0,
+                headers: Vec::new(),
+                body: std::mem::take(&mut self.rest),
+            };
         };
-        let find =
-            |name: &str| headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-        let body = match (find("content-length").and_then(|length| length.parse::<usize>().ok()), status) {
+        let find = |name: &str| {
+            headers
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value.clone())
+        };
+        let body = match (
+            find("content-length").and_then(|length| length.parse::<usize>().ok()),
+            status,
+        ) {
             (Some(length), _) => {
                 while self.rest.len() < length && self.read() {}
                 self.rest.drain(..length.min(self.rest.len())).collect()
@@ -149,7 +180,11 @@ impl Stream {
                 std::mem::take(&mut self.rest)
             }
         };
-        Answer { status, headers, body }
+        Answer {
+            status,
+            headers,
+            body,
+        }
     }
 
     /// The next piece of a body that comes in pieces; none at its end.
@@ -194,6 +229,9 @@ impl Answer {
 
     /// A header.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
     }
 }

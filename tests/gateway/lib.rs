@@ -37,9 +37,16 @@ impl Folder {
     #[allow(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("airlock-gateway-{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-gateway-{}.{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let path = std::env::temp_dir().join(name);
-        fs::DirBuilder::new().mode(0o755).create(&path).expect("a folder for the test");
+        fs::DirBuilder::new()
+            .mode(0o755)
+            .create(&path)
+            .expect("a folder for the test");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its rights");
         Folder(path)
     }
@@ -78,7 +85,10 @@ pub const LOUD: &str = "loud";
 pub fn serve(folder: &Folder, configuration: &str, options: &[&str]) -> Command {
     fs::write(folder.at("config.toml"), configuration).expect("a configuration");
     let mut command = Command::new("/usr/bin/env");
-    command.arg("--default-signal").arg(cli::airlock()).args(["serve", "--json"]);
+    command
+        .arg("--default-signal")
+        .arg(cli::airlock())
+        .args(["serve", "--json"]);
     if !options.contains(&LOUD) {
         command.arg("--quiet");
     }
@@ -88,7 +98,11 @@ pub fn serve(folder: &Folder, configuration: &str, options: &[&str]) -> Command 
     if !options.contains(&"--pool") {
         command.args(["--pool", "0"]);
     }
-    command.arg("--config").arg(folder.at("config.toml")).arg("--state").arg(folder.at("state"));
+    command
+        .arg("--config")
+        .arg(folder.at("config.toml"))
+        .arg("--state")
+        .arg(folder.at("state"));
     command
         .args(options.iter().filter(|option| **option != LOUD))
         .current_dir(&folder.0)
@@ -112,7 +126,12 @@ impl Server {
     }
 
     /// On a folder that may have been used before; then the admin's key is known.
-    pub fn on(folder: Folder, configuration: &str, options: &[&str], admin: Option<String>) -> Server {
+    pub fn on(
+        folder: Folder,
+        configuration: &str,
+        options: &[&str],
+        admin: Option<String>,
+    ) -> Server {
         let command = serve(&folder, configuration, options);
         Server::started(command, folder, admin)
     }
@@ -122,10 +141,15 @@ impl Server {
         let mut child = command.spawn().expect("airlock starts");
         let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("its output is ours");
-        BufReader::new(stdout).read_line(&mut line).expect("it says where it listens");
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .expect("it says where it listens");
         if line.is_empty() || line.contains("\"error\"") {
             let output = child.wait_with_output().expect("it has ended");
-            panic!("airlock serve did not start: {}", String::from_utf8_lossy(&output.stderr));
+            panic!(
+                "airlock serve did not start: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
         let told: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("JSON: {line}"));
         let listen = told["listen"].as_str().expect("an address");
@@ -135,14 +159,22 @@ impl Server {
         };
         let made = told["admin_key"].as_str().map(str::to_owned);
         let admin = admin.or(made).unwrap_or_default();
-        Server { client, admin, pid: child.id(), child: Some(child), folder }
+        Server {
+            client,
+            admin,
+            pid: child.id(),
+            child: Some(child),
+            folder,
+        }
     }
 
     /// Ends it however it ends, and starts another on the same state.
     pub fn restart(mut self, signal: Signal, configuration: &str) -> Server {
         self.end(signal);
-        let (folder, admin) =
-            (std::mem::replace(&mut self.folder, Folder(PathBuf::new())), self.admin.clone());
+        let (folder, admin) = (
+            std::mem::replace(&mut self.folder, Folder(PathBuf::new())),
+            self.admin.clone(),
+        );
         Server::on(folder, configuration, &[], Some(admin))
     }
 
@@ -161,11 +193,21 @@ impl Server {
             child.wait().expect("it ends");
             panic!("the server did not end within {LONGEST_END:?}");
         };
-        (child.wait().expect("it ends"), said.expect("it writes text"))
+        (
+            child.wait().expect("it ends"),
+            said.expect("it writes text"),
+        )
     }
 
     /// Asks with this key, or with none if it is empty, and these headers; the body is left away if it is null.
-    pub fn ask(&self, key: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+    pub fn ask(
+        &self,
+        key: &str,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Answer {
         let bytes = self.request(key, method, path, headers, body);
         self.client.open(&bytes).answer()
     }
@@ -223,12 +265,18 @@ pub fn refusal(command: &mut Command) -> String {
     let mut child = command.spawn().expect("airlock starts");
     let mut line = String::new();
     let stdout = child.stdout.as_mut().expect("its output is ours");
-    BufReader::new(stdout).read_line(&mut line).expect("it writes text");
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .expect("it writes text");
     if line.contains("\"listen\"") {
         child.kill().expect("it is ours");
     }
     let output = child.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(125), "it did not refuse to start");
+    assert_eq!(
+        output.status.code(),
+        Some(125),
+        "it did not refuse to start"
+    );
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 

@@ -54,7 +54,10 @@ impl Receiver {
     pub fn at(address: SocketAddr) -> Receiver {
         let listener = TcpListener::bind(address).expect("a listener");
         let address = listener.local_addr().expect("an address");
-        let (seen, answers) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(VecDeque::new())));
+        let (seen, answers) = (
+            Arc::new(Mutex::new(Vec::new())),
+            Arc::new(Mutex::new(VecDeque::new())),
+        );
         let (log, orders) = (seen.clone(), answers.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -63,7 +66,11 @@ impl Receiver {
                 std::thread::spawn(move || serve(stream, &log, &orders));
             }
         });
-        Receiver { address, seen, answers }
+        Receiver {
+            address,
+            seen,
+            answers,
+        }
     }
 
     /// An address where nobody listens.
@@ -74,7 +81,10 @@ impl Receiver {
 
     /// How the next request is answered that none was told for yet.
     pub fn answers(&self, answer: &str) {
-        self.answers.lock().expect("whole").push_back(format!("{answer}\r\n"));
+        self.answers
+            .lock()
+            .expect("whole")
+            .push_back(format!("{answer}\r\n"));
     }
 
     /// Where notices are to go.
@@ -89,11 +99,16 @@ impl Receiver {
 }
 
 fn serve(stream: TcpStream, log: &Mutex<Vec<Seen>>, orders: &Mutex<VecDeque<String>>) {
-    let Some((request, mut stream)) = take(stream) else { return };
+    let Some((request, mut stream)) = take(stream) else {
+        return;
+    };
     log.lock().expect("whole").push(request);
     let order = orders.lock().expect("whole").pop_front();
     let answer = order.unwrap_or_else(|| "200 OK\r\n".to_owned());
-    _ = write!(stream, "HTTP/1.1 {answer}content-length: 0\r\nconnection: close\r\n\r\n");
+    _ = write!(
+        stream,
+        "HTTP/1.1 {answer}content-length: 0\r\nconnection: close\r\n\r\n"
+    );
 }
 
 fn take(mut stream: TcpStream) -> Option<(Seen, TcpStream)> {
@@ -112,13 +127,25 @@ fn take(mut stream: TcpStream) -> Option<(Seen, TcpStream)> {
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
         .collect();
-    let length = headers.iter().find(|(name, _)| name == "content-length")?.1.parse::<usize>().ok()?;
+    let length = headers
+        .iter()
+        .find(|(name, _)| name == "content-length")?
+        .1
+        .parse::<usize>()
+        .ok()?;
     while bytes.len() < head + 4 + length {
         let count = stream.read(&mut buffer).ok().filter(|count| *count > 0)?;
         bytes.extend_from_slice(&buffer[..count]);
     }
     let body = String::from_utf8(bytes[head + 4..].to_vec()).ok()?;
-    Some((Seen { line, headers, body }, stream))
+    Some((
+        Seen {
+            line,
+            headers,
+            body,
+        },
+        stream,
+    ))
 }
 
 /// Which of the signatures of a notice fit this secret, by an implementation that is not ours.
@@ -146,7 +173,12 @@ pub fn all_fitting(notices: &[Seen], secret: &str) -> Vec<Vec<bool>> {
         .stdout(Stdio::piped())
         .spawn()
         .expect("prerequisite: python3");
-    child.stdin.take().expect("ours").write_all(given.to_string().as_bytes()).expect("it reads");
+    child
+        .stdin
+        .take()
+        .expect("ours")
+        .write_all(given.to_string().as_bytes())
+        .expect("it reads");
     let output = child.wait_with_output().expect("it ends");
     serde_json::from_slice(&output.stdout).expect("a list of lists")
 }

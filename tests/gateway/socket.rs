@@ -32,7 +32,8 @@ impl Socket {
             ("sec-websocket-version", "13"),
             ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
         ];
-        let mut stream = client.open(&client.request("GET", path, &[headers, &own].concat(), &Value::Null));
+        let mut stream =
+            client.open(&client.request("GET", path, &[headers, &own].concat(), &Value::Null));
         match stream.head() {
             Some((101, _)) => Ok(Socket { stream }),
             Some((status, _)) => Err(status),
@@ -65,7 +66,12 @@ impl Socket {
         }
         let mask = [1, 2, 3, 4];
         frame.extend(mask);
-        frame.extend(bytes.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask));
+        frame.extend(
+            bytes
+                .iter()
+                .zip(mask.iter().cycle())
+                .map(|(byte, mask)| byte ^ mask),
+        );
         self.stream.send(&frame);
     }
 
@@ -74,7 +80,9 @@ impl Socket {
         loop {
             let (kind, bytes) = self.raw()?;
             return match kind {
-                1 => Some(Frame::Text(serde_json::from_slice(&bytes).expect("text frames are JSON"))),
+                1 => Some(Frame::Text(
+                    serde_json::from_slice(&bytes).expect("text frames are JSON"),
+                )),
                 2 => Some(Frame::Bytes(bytes)),
                 8 => Some(Frame::Close),
                 9 => {
@@ -115,7 +123,10 @@ impl Socket {
             match self.frame().filter(|_| !late) {
                 Some(Frame::Bytes(bytes)) => shown.extend(bytes),
                 Some(Frame::Text(_) | Frame::Ping) => {}
-                end => panic!("`{wanted}` was not shown before {end:?}: {}", String::from_utf8_lossy(&shown)),
+                end => panic!(
+                    "`{wanted}` was not shown before {end:?}: {}",
+                    String::from_utf8_lossy(&shown)
+                ),
             }
         }
         String::from_utf8_lossy(&shown).into_owned()

@@ -20,8 +20,8 @@ use std::{
 pub const REAL_SHELL: &str = "/bin/dash";
 const BUSYBOX: &str = "/usr/bin/busybox";
 const APPLETS: [&str; 19] = [
-    "cat", "cp", "mv", "rm", "mkdir", "chmod", "chown", "find", "tar", "gzip", "gunzip", "unzip", "ps",
-    "env", "date", "uname", "nc", "ls", "sleep",
+    "cat", "cp", "mv", "rm", "mkdir", "chmod", "chown", "find", "tar", "gzip", "gunzip", "unzip",
+    "ps", "env", "date", "uname", "nc", "ls", "sleep",
 ];
 
 /// A root file system in a world of its own.
@@ -46,8 +46,20 @@ impl Tree {
     /// One that keeps the contract of `base-tools`.
     #[allow(clippy::new_without_default, reason = "it makes folders")]
     pub fn new() -> Tree {
-        let tree = Tree { world: World::new() };
-        for folder in ["bin", "etc/ssl/certs", "proc", "dev", "sys", "tmp", "usr", "root", "workspace"] {
+        let tree = Tree {
+            world: World::new(),
+        };
+        for folder in [
+            "bin",
+            "etc/ssl/certs",
+            "proc",
+            "dev",
+            "sys",
+            "tmp",
+            "usr",
+            "root",
+            "workspace",
+        ] {
             fs::create_dir_all(tree.path(folder)).expect("a folder of the tree");
         }
         fs::copy(BUSYBOX, tree.path("bin/busybox")).expect("busybox-static is installed");
@@ -56,19 +68,25 @@ impl Tree {
         }
         tree.install(Path::new("/usr/bin/dash"), "bin/dash");
         symlink("dash", tree.path("bin/sh")).expect("a link to the shell");
-        let certificate =
-            format!("-----BEGIN CERTIFICATE-----\nMII{}\n-----END CERTIFICATE-----\n", "A".repeat(61));
+        let certificate = format!(
+            "-----BEGIN CERTIFICATE-----\nMII{}\n-----END CERTIFICATE-----\n",
+            "A".repeat(61)
+        );
         tree.write("etc/ssl/certs/ca-certificates.crt", &certificate)
     }
 
     /// A program of this machine with the libraries it needs.
     fn install(&self, program: &Path, inside: &str) {
         fs::copy(program, self.path(inside)).expect("the program is installed");
-        let told = Command::new("ldd").arg(program).output().expect("ldd starts");
+        let told = Command::new("ldd")
+            .arg(program)
+            .output()
+            .expect("ldd starts");
         let told = String::from_utf8(told.stdout).expect("ldd writes text");
         for library in told.split_whitespace().filter(|word| word.starts_with('/')) {
             let place = self.path(library.trim_start_matches('/'));
-            fs::create_dir_all(place.parent().expect("a library lies in a folder")).expect("its folder");
+            fs::create_dir_all(place.parent().expect("a library lies in a folder"))
+                .expect("its folder");
             fs::copy(library, place).expect("a library");
         }
     }
@@ -94,8 +112,11 @@ impl Tree {
 
     /// With a script in the place of a program.
     pub fn wrapped(self, program: &str, script: &str) -> Tree {
-        let tree = self.without(program).write(program, &format!("#!{REAL_SHELL}\n{script}\n"));
-        fs::set_permissions(tree.path(program), fs::Permissions::from_mode(0o755)).expect("its rights");
+        let tree = self
+            .without(program)
+            .write(program, &format!("#!{REAL_SHELL}\n{script}\n"));
+        fs::set_permissions(tree.path(program), fs::Permissions::from_mode(0o755))
+            .expect("its rights");
         tree
     }
 
@@ -108,13 +129,27 @@ impl Tree {
     pub fn check_as_image(&self, config: ImageConfig, options: &[&str]) -> Checked {
         let layer = self.world.here("layer.tar");
         let mut tar = Command::new("tar");
-        tar.arg("-C").arg(self.path("")).args(["--owner=0", "--group=0", "-cf"]).arg(&layer).arg(".");
+        tar.arg("-C")
+            .arg(self.path(""))
+            .args(["--owner=0", "--group=0", "-cf"])
+            .arg(&layer)
+            .arg(".");
         assert!(tar.status().expect("tar starts").success());
         let bytes = fs::read(&layer).expect("the layer");
-        let hex: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = Sha256::digest(&bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         let digest = Digest::new(&format!("sha256:{hex}")).expect("a digest");
         let platform = Platform::here().expect("a known platform");
-        let built = Built { platform, config, layer, digest, bytes: bytes.len() as u64, epoch: 0 };
+        let built = Built {
+            platform,
+            config,
+            layer,
+            digest,
+            bytes: bytes.len() as u64,
+            epoch: 0,
+        };
         let archive = self.world.here("image.tar");
         let mut file = fs::File::create(&archive).expect("an archive");
         let name: ImageRef = "localhost/probe".parse().expect("a name");
@@ -127,7 +162,12 @@ impl Tree {
 /// Takes an archive into the store of a world; returns the root of its tree.
 pub fn load(world: &World, archive: &Path) -> PathBuf {
     let images = Images::open(world.state().join("images")).expect("a store");
-    let loaded = images.load(Source::Path(archive.to_owned()), None, &Limits::default(), &mut |_| {});
+    let loaded = images.load(
+        Source::Path(archive.to_owned()),
+        None,
+        &Limits::default(),
+        &mut |_| {},
+    );
     loaded.expect("it is loaded").image.root().to_owned()
 }
 
@@ -145,18 +185,35 @@ pub fn read(answer: &Answer) -> Checked {
     let all = answer.json();
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let lines = all["lines"].as_array().expect("lines").iter();
-    let lines = lines.map(|line| (text(&line["requirement"]), (text(&line["outcome"]), text(&line["seen"]))));
-    Checked { status: answer.status, lines: lines.collect(), all }
+    let lines = lines.map(|line| {
+        (
+            text(&line["requirement"]),
+            (text(&line["outcome"]), text(&line["seen"])),
+        )
+    });
+    Checked {
+        status: answer.status,
+        lines: lines.collect(),
+        all,
+    }
 }
 
 impl Checked {
     /// The requirements that came out so.
     pub fn with(&self, outcome: &str) -> Vec<&str> {
-        self.lines.iter().filter(|(_, (found, _))| found == outcome).map(|(name, _)| name.as_str()).collect()
+        self.lines
+            .iter()
+            .filter(|(_, (found, _))| found == outcome)
+            .map(|(name, _)| name.as_str())
+            .collect()
     }
 
     /// How one came out.
     pub fn outcome(&self, requirement: &str) -> &str {
-        &self.lines.get(requirement).unwrap_or_else(|| panic!("no {requirement} in {self:#?}")).0
+        &self
+            .lines
+            .get(requirement)
+            .unwrap_or_else(|| panic!("no {requirement} in {self:#?}"))
+            .0
     }
 }

@@ -64,7 +64,9 @@ pub fn configuration(base: &str, key: &str) -> String {
              allow_plain_http = true\nallow_private = true\n"
         )
     };
-    let providers = ["openai", "anthropic", "gemini", "ollama"].map(one).concat();
+    let providers = ["openai", "anthropic", "gemini", "ollama"]
+        .map(one)
+        .concat();
     format!(
         "{providers}[prices.\"*\"]\ninput = 1.0\noutput = 2.0\n[inference]\nbase = \"{base}\"\nkey = {key}\n"
     )
@@ -84,11 +86,19 @@ impl Desk {
 
     /// For somebody else.
     pub fn of(who: Who, more: &str) -> Desk {
-        let provider = Provider::start(Settings { keys: vec![REAL_KEY.into()], ..Settings::default() });
+        let provider = Provider::start(Settings {
+            keys: vec![REAL_KEY.into()],
+            ..Settings::default()
+        });
         let folder = Folder::new();
         let base = provider.base();
         let program = cli::airlock().to_owned();
-        let mut desk = Desk { provider, folder, who, program };
+        let mut desk = Desk {
+            provider,
+            folder,
+            who,
+            program,
+        };
         desk.give("key", REAL_KEY);
         let key = format!("{{ file = \"{}\" }}", desk.folder.at("key").display());
         desk.give("config.toml", &(configuration(&base, &key) + more));
@@ -120,10 +130,23 @@ impl Desk {
     /// Keeps a secret, as `airlock secrets set` does.
     pub fn keep(&self, name: &str, value: &str) {
         let mut command = self.command(&["secrets", "set", name]);
-        let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("airlock starts");
-        child.stdin.take().expect("a pipe").write_all(value.as_bytes()).expect("it reads");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("airlock starts");
+        child
+            .stdin
+            .take()
+            .expect("a pipe")
+            .write_all(value.as_bytes())
+            .expect("it reads");
         let output = child.wait_with_output().expect("it ends");
-        assert!(output.status.success() && !said(&output).contains(value), "{}", said(&output));
+        assert!(
+            output.status.success() && !said(&output).contains(value),
+            "{}",
+            said(&output)
+        );
     }
 
     /// The state folder.
@@ -134,10 +157,21 @@ impl Desk {
     /// `airlock` with these arguments, not started yet.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("/usr/bin/env");
-        command.arg("--default-signal").arg(&self.program).args(arguments);
-        command.arg0("env").current_dir(&self.folder.0).stdin(Stdio::null()).env_clear();
-        command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", &self.folder.0);
-        command.env("AIRLOCK_STATE", self.state()).env("AIRLOCK_CONFIG", self.folder.at("config.toml"));
+        command
+            .arg("--default-signal")
+            .arg(&self.program)
+            .args(arguments);
+        command
+            .arg0("env")
+            .current_dir(&self.folder.0)
+            .stdin(Stdio::null())
+            .env_clear();
+        command
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", &self.folder.0);
+        command
+            .env("AIRLOCK_STATE", self.state())
+            .env("AIRLOCK_CONFIG", self.folder.at("config.toml"));
         if let Who::Ordinary(user, group) = self.who {
             command.uid(user).gid(group);
         }
@@ -154,8 +188,19 @@ impl Desk {
     /// The same in a container: the image has no Python, so that of this machine is shown there.
     pub fn contained(&self, engine: (&str, &str), options: &[&str], script: &str) -> Command {
         let ((backend, host), text) = (engine, format!("{ASK}\n{script}"));
-        let libraries = format!("LD_LIBRARY_PATH=/host/lib/{}-linux-gnu", std::env::consts::ARCH);
-        let head = ["run", "--backend", backend, "--image", daemons::IMAGE, "--mount", "/usr:/host"];
+        let libraries = format!(
+            "LD_LIBRARY_PATH=/host/lib/{}-linux-gnu",
+            std::env::consts::ARCH
+        );
+        let head = [
+            "run",
+            "--backend",
+            backend,
+            "--image",
+            daemons::IMAGE,
+            "--mount",
+            "/usr:/host",
+        ];
         let python = ["--env", "PYTHONHOME=/host", "--env", &libraries];
         let tail = ["--", "/host/bin/python3", "-c", &text];
         let mut command = self.command(&[&head[..], &python, options, &tail].concat());
@@ -166,13 +211,21 @@ impl Desk {
     /// Runs the script inside; everything that it told. It must have ended well.
     #[track_caller]
     pub fn inside(&self, options: &[&str], script: &str) -> Vec<Value> {
-        lines(&self.python(options, script).output().expect("airlock starts"))
+        lines(
+            &self
+                .python(options, script)
+                .output()
+                .expect("airlock starts"),
+        )
     }
 
     /// The same as the one result in JSON, however it ended.
     #[track_caller]
     pub fn result(&self, options: &[&str], script: &str) -> Value {
-        let output = self.python(&[&["--json"], options].concat(), script).output().expect("airlock starts");
+        let output = self
+            .python(&[&["--json"], options].concat(), script)
+            .output()
+            .expect("airlock starts");
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", said(&output)))
     }
 
@@ -185,10 +238,17 @@ impl Desk {
 impl Live {
     /// Starts a command that was given `--stdin`.
     pub fn start(mut command: Command) -> Live {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut process = command.spawn().expect("airlock starts");
         let lines = BufReader::new(process.stdout.take().expect("it is ours"));
-        Live { input: process.stdin.take(), lines, process }
+        Live {
+            input: process.stdin.take(),
+            lines,
+            process,
+        }
     }
 
     /// The next thing that it tells.
@@ -200,7 +260,11 @@ impl Live {
 
     /// Lets a program go on that waits with `input()`.
     pub fn go_on(&mut self) {
-        self.input.as_mut().expect("it was not ended").write_all(b"\n").expect("it reads");
+        self.input
+            .as_mut()
+            .expect("it was not ended")
+            .write_all(b"\n")
+            .expect("it reads");
     }
 
     /// Waits for its end; what it said on stderr.
@@ -214,7 +278,11 @@ impl Live {
 
 /// Both streams, for whoever asks why.
 pub fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// What a program told, line by line.
@@ -222,18 +290,29 @@ pub fn said(output: &Output) -> String {
 pub fn lines(output: &Output) -> Vec<Value> {
     assert!(output.status.success(), "{}", said(output));
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{text}"))).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{text}")))
+        .collect()
 }
 
 /// The ordinary user of the tests; none, said aloud, where there is no root to become him.
 pub fn ordinary(claim: &str) -> Option<Who> {
     let number = |kind: &str| {
-        let told = Command::new("id").arg(kind).arg(daemons::user()).output().expect("id starts").stdout;
+        let told = Command::new("id")
+            .arg(kind)
+            .arg(daemons::user())
+            .output()
+            .expect("id starts")
+            .stdout;
         String::from_utf8_lossy(&told).trim().parse().ok()
     };
     let root = rustix::process::geteuid().is_root();
     let found = number("-u").zip(number("-g")).filter(|_| root);
-    lacking(found.is_none(), &format!("root and the user `{}`", daemons::user()), claim);
+    lacking(
+        found.is_none(),
+        &format!("root and the user `{}`", daemons::user()),
+        claim,
+    );
     found.map(|(user, group)| Who::Ordinary(user, group))
 }
 
@@ -250,7 +329,13 @@ pub fn lacking(missing: bool, what: &str, claim: &str) {
 
 /// Every record of the ledger.
 pub fn ledger(state: &Path) -> Vec<Value> {
-    let files = fs::read_dir(state.join("ledger")).expect("a ledger").flatten();
-    let text: String = files.map(|file| fs::read_to_string(file.path()).expect("text")).collect();
-    text.lines().map(|line| serde_json::from_str(line).expect("a record is JSON")).collect()
+    let files = fs::read_dir(state.join("ledger"))
+        .expect("a ledger")
+        .flatten();
+    let text: String = files
+        .map(|file| fs::read_to_string(file.path()).expect("text"))
+        .collect();
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("a record is JSON"))
+        .collect()
 }

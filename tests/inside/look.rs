@@ -9,12 +9,20 @@ pub const FOUND: &str = "[\"file\", \"memory\"]\n[]\n";
 /// The script. Before `FOUND` it tells 200 twice, when it used the door.
 pub fn look() -> String {
     let script = include_str!("look.py");
-    format!("REAL = {}\nTHERE = {}\n{script}", halves(REAL_KEY), halves("something-that-is-there"))
+    format!(
+        "REAL = {}\nTHERE = {}\n{script}",
+        halves(REAL_KEY),
+        halves("something-that-is-there")
+    )
 }
 
 /// As two halves that only the script puts together, while it looks.
 pub fn halves(text: &str) -> String {
-    let hex = |part: &str| part.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |part: &str| {
+        part.bytes()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
     let (first, second) = text.split_at(text.len() / 2);
     format!("['{}', '{}']", hex(first), hex(second))
 }

@@ -15,14 +15,21 @@ const AIMOCK: &str = "@copilotkit/aimock@1.43.0";
 /// A Python with the SDKs of all providers; none, said aloud, where they cannot be had.
 pub fn python(claim: &str) -> Option<PathBuf> {
     static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    had(MADE.get_or_init(|| kept("sdk", REQUIREMENTS, install_sdks)), "the SDKs of PyPI", claim)
+    had(
+        MADE.get_or_init(|| kept("sdk", REQUIREMENTS, install_sdks)),
+        "the SDKs of PyPI",
+        claim,
+    )
 }
 
 /// A server of others that speaks every dialect and checks keys: its program.
 pub fn aimock(claim: &str) -> Option<PathBuf> {
     static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let folder =
-        had(MADE.get_or_init(|| kept("aimock", AIMOCK, install_aimock)), "npm and its aimock", claim);
+    let folder = had(
+        MADE.get_or_init(|| kept("aimock", AIMOCK, install_aimock)),
+        "npm and its aimock",
+        claim,
+    );
     folder.map(|folder| folder.join("node_modules/.bin/llmock"))
 }
 
@@ -33,7 +40,11 @@ fn had(made: &Result<PathBuf, String>, what: &str, claim: &str) -> Option<PathBu
 }
 
 /// A folder in `target/`, made anew where what it should hold has changed.
-fn kept(name: &str, contents: &str, install: fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+fn kept(
+    name: &str,
+    contents: &str,
+    install: fn(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
     let folder = repository().join("target").join(name);
     let mark = folder.join("holds");
     if fs::read_to_string(&mark).is_ok_and(|held| held == contents) {
@@ -49,16 +60,34 @@ fn kept(name: &str, contents: &str, install: fn(&Path) -> Result<(), String>) ->
 fn install_sdks(folder: &Path) -> Result<(), String> {
     let requirements = repository().join("tests/inside/requirements.txt");
     // The one that there is inside, too.
-    carry_out(Command::new("/usr/bin/python3").args(["-m", "venv"]).arg(folder))?;
-    carry_out(Command::new(folder.join("bin/pip")).args(["install", "--quiet", "-r"]).arg(requirements))
+    carry_out(
+        Command::new("/usr/bin/python3")
+            .args(["-m", "venv"])
+            .arg(folder),
+    )?;
+    carry_out(
+        Command::new(folder.join("bin/pip"))
+            .args(["install", "--quiet", "-r"])
+            .arg(requirements),
+    )
 }
 
 fn install_aimock(folder: &Path) -> Result<(), String> {
     let mut npm = Command::new("npm");
-    carry_out(npm.args(["install", "--no-fund", "--no-audit", "--prefix"]).arg(folder).arg(AIMOCK))
+    carry_out(
+        npm.args(["install", "--no-fund", "--no-audit", "--prefix"])
+            .arg(folder)
+            .arg(AIMOCK),
+    )
 }
 
 fn carry_out(command: &mut Command) -> Result<(), String> {
-    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-    output.status.success().then_some(()).ok_or_else(|| said(&output))
+    let output = command
+        .output()
+        .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    output
+        .status
+        .success()
+        .then_some(())
+        .ok_or_else(|| said(&output))
 }

@@ -26,13 +26,25 @@ pub struct Payers {
 impl Payers {
     /// With these lines behind the configuration of all tests of doors. Each call costs [`cost`].
     pub fn new(more: &str) -> Payers {
-        let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
+        let provider = Provider::start(Settings {
+            keys: vec![REAL_KEY.to_owned()],
+            ..Settings::default()
+        });
         let folder = doors_tests::Folder::new();
         let configuration = doors_tests::configuration(&provider, &folder) + more;
         let server = Server::with(&configuration, &[]);
         let input = Some(body("m").to_string().len() as u64);
-        provider.set(Script { tokens: CAP, input, ..Script::default() });
-        Payers { server, provider, configuration, _folder: folder }
+        provider.set(Script {
+            tokens: CAP,
+            input,
+            ..Script::default()
+        });
+        Payers {
+            server,
+            provider,
+            configuration,
+            _folder: folder,
+        }
     }
 
     /// The answers to as many calls, by the statuses that the program saw.
@@ -44,7 +56,8 @@ impl Payers {
 
     /// The same, whatever the server says of it.
     pub fn ask(&self, key: &str, models: &[&str]) -> Answer {
-        self.server.ask(key, "POST", "/v1/runs", &[], &order(models))
+        self.server
+            .ask(key, "POST", "/v1/runs", &[], &order(models))
     }
 }
 

@@ -15,9 +15,16 @@ pub fn attempt(
     headers: &[(&str, &str)],
     body: &Value,
 ) -> Option<Answer> {
-    let answer = server.client.try_open(&server.request(key, method, path, headers, body)).ok()?.answer();
-    let length = answer.header("content-length").and_then(|length| length.parse::<usize>().ok());
-    (answer.status != 0 && length.is_none_or(|length| length == answer.body.len())).then_some(answer)
+    let answer = server
+        .client
+        .try_open(&server.request(key, method, path, headers, body))
+        .ok()?
+        .answer();
+    let length = answer
+        .header("content-length")
+        .and_then(|length| length.parse::<usize>().ok());
+    (answer.status != 0 && length.is_none_or(|length| length == answer.body.len()))
+        .then_some(answer)
 }
 
 /// Sends bytes as a body, which are no JSON.
@@ -27,13 +34,19 @@ pub fn upload(server: &Server, key: &str, path: &str, bytes: &[u8]) -> Option<An
         "PUT {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\r\n",
         bytes.len()
     );
-    let answer = server.client.try_open(&[head.as_bytes(), bytes].concat()).ok()?.answer();
+    let answer = server
+        .client
+        .try_open(&[head.as_bytes(), bytes].concat())
+        .ok()?
+        .answer();
     (answer.status != 0).then_some(answer)
 }
 
 /// Asks, and hangs up so soon without waiting for the answer.
 pub fn ask_and_leave(server: &Server, request: &[u8], milliseconds: u64) {
-    let gateway_tests::Client::Tcp(address) = &server.client else { panic!("it listens on TCP") };
+    let gateway_tests::Client::Tcp(address) = &server.client else {
+        panic!("it listens on TCP")
+    };
     let mut stream = TcpStream::connect(address).expect("the server listens");
     stream.write_all(request).expect("it takes the request");
     std::thread::sleep(Duration::from_millis(milliseconds));
@@ -47,9 +60,13 @@ pub fn memory_kib() -> u64 {
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
         // Not its program's: less of that is counted while strangers run the same one.
         let own = |line: &str| {
-            ["Pss_Anon:", "Pss_Shmem:"]
-                .iter()
-                .find_map(|name| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok())
+            ["Pss_Anon:", "Pss_Shmem:"].iter().find_map(|name| {
+                line.strip_prefix(name)?
+                    .split_whitespace()
+                    .next()?
+                    .parse::<u64>()
+                    .ok()
+            })
         };
         text.lines().filter_map(own).sum::<u64>()
     };

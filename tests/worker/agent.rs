@@ -84,7 +84,13 @@ impl Ask {
             "sandbox_profile": "standard",
         });
         let body = json!({"jsonrpc": "2.0", "id": id, "method": "sam_remote_tool/invoke", "params": params});
-        Ask { tool: tool.to_owned(), id, body, properties: BTreeMap::new(), left_out: Vec::new() }
+        Ask {
+            tool: tool.to_owned(),
+            id,
+            body,
+            properties: BTreeMap::new(),
+            left_out: Vec::new(),
+        }
     }
 
     /// With another value of one of `params`.
@@ -121,7 +127,8 @@ impl Ask {
 
     /// With a file of the store.
     pub fn reference(mut self, key: &str, filename: &str, version: Option<i64>) -> Ask {
-        self.body["params"]["artifact_references"][key] = json!({"filename": filename, "version": version});
+        self.body["params"]["artifact_references"][key] =
+            json!({"filename": filename, "version": version});
         self
     }
 
@@ -162,12 +169,19 @@ impl Message {
 
     /// The names, versions, types and sizes of what it made.
     pub fn created(&self) -> Vec<(String, i64, String, u64)> {
-        let created = self.result()["created_artifacts"].as_array().expect("a list");
+        let created = self.result()["created_artifacts"]
+            .as_array()
+            .expect("a list");
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         let one = |one: &Value| {
             let version = one["version"].as_i64().expect("a number");
             let size = one["size_bytes"].as_u64().expect("a number");
-            (text(&one["filename"]), version, text(&one["mime_type"]), size)
+            (
+                text(&one["filename"]),
+                version,
+                text(&one["mime_type"]),
+                size,
+            )
         };
         let mut all: Vec<_> = created.iter().map(one).collect();
         all.sort();
@@ -178,7 +192,10 @@ impl Message {
     pub fn error(&self) -> (&str, &str) {
         let error = &self.0["body"]["error"];
         assert!(error.is_object(), "it is an error: {}", self.0["body"]);
-        (error["code"].as_str().expect("a code"), error["message"].as_str().expect("a message"))
+        (
+            error["code"].as_str().expect("a code"),
+            error["message"].as_str().expect("a message"),
+        )
     }
 
     /// What travelled beside it.
@@ -232,14 +249,21 @@ impl Agent {
         settings["namespace"] = namespace.into();
         let mut command = Command::new(python(settings["way"] == "amqp"));
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        command.arg("-B").arg(here.join("client.py")).arg(settings.to_string());
+        command
+            .arg("-B")
+            .arg(here.join("client.py"))
+            .arg(settings.to_string());
         let mut child = start("KILL", &command);
         let told = Arc::new(Told::default());
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         listen(stdout.expect("it is ours"), told.clone(), |line| {
             serde_json::from_str(&line).unwrap_or_else(|_| json!({"event": "said", "words": line}))
         });
-        listen(stderr.expect("it is ours"), told.clone(), |line| json!({"event": "said", "words": line}));
+        listen(
+            stderr.expect("it is ours"),
+            told.clone(),
+            |line| json!({"event": "said", "words": line}),
+        );
         let agent = Agent {
             name: name.to_owned(),
             namespace: namespace.to_owned(),
@@ -249,7 +273,9 @@ impl Agent {
             orders: Mutex::new(child.stdin.take().expect("it is ours")),
             child,
         };
-        agent.find("the broker takes the agent", |event| event.0["event"] == "connected");
+        agent.find("the broker takes the agent", |event| {
+            event.0["event"] == "connected"
+        });
         agent
     }
 
@@ -260,22 +286,34 @@ impl Agent {
 
     /// Sends, and comes back when the broker has it.
     pub fn publish(&self, topic: &str, body: &Value, properties: &BTreeMap<String, Value>) {
-        self.order(json!({"do": "publish", "topic": topic, "body": body, "properties": properties}));
+        self.order(
+            json!({"do": "publish", "topic": topic, "body": body, "properties": properties}),
+        );
     }
 
     /// The same, of bytes that may be no JSON.
     pub fn publish_bytes(&self, topic: &str, bytes: &[u8], properties: &BTreeMap<String, Value>) {
         let bytes = BASE64_STANDARD.encode(bytes);
-        self.order(json!({"do": "publish", "topic": topic, "bytes": bytes, "properties": properties}));
+        self.order(
+            json!({"do": "publish", "topic": topic, "bytes": bytes, "properties": properties}),
+        );
     }
 
     fn order(&self, mut order: Value) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         order["number"] = number.into();
-        writeln!(self.orders.lock().expect("nobody failed with it"), "{order}").expect("the agent listens");
-        let sent = self.find("it is sent", |event| event.0["event"] == "sent" && event.0["number"] == number);
+        writeln!(
+            self.orders.lock().expect("nobody failed with it"),
+            "{order}"
+        )
+        .expect("the agent listens");
+        let sent = self.find("it is sent", |event| {
+            event.0["event"] == "sent" && event.0["number"] == number
+        });
         let mid = &sent.0["mid"];
-        self.find("the broker has it", |event| event.0["event"] == "published" && event.0["mid"] == *mid);
+        self.find("the broker has it", |event| {
+            event.0["event"] == "published" && event.0["mid"] == *mid
+        });
     }
 
     /// Listens to this, too.
@@ -283,8 +321,14 @@ impl Agent {
         let connected = |event: &Message| event.0["event"] == "connected";
         let before = self.count(connected);
         let order = json!({"do": "listen", "topic": self.topic(pattern)});
-        writeln!(self.orders.lock().expect("nobody failed with it"), "{order}").expect("the agent listens");
-        until("the broker takes it", || (self.count(connected) > before).then_some(()));
+        writeln!(
+            self.orders.lock().expect("nobody failed with it"),
+            "{order}"
+        )
+        .expect("the agent listens");
+        until("the broker takes it", || {
+            (self.count(connected) > before).then_some(())
+        });
     }
 
     /// What travels beside a request of this id.
@@ -292,14 +336,27 @@ impl Agent {
         if !self.has_properties {
             return BTreeMap::new();
         }
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("it is later");
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .expect("it is later");
         let of = |name: &str, value: Value| (name.to_owned(), value);
         BTreeMap::from([
-            of("replyTo", self.topic(&format!("response/{}/{id}", self.name)).into()),
-            of("statusTo", self.topic(&format!("status/{}/{id}", self.name)).into()),
+            of(
+                "replyTo",
+                self.topic(&format!("response/{}/{id}", self.name)).into(),
+            ),
+            of(
+                "statusTo",
+                self.topic(&format!("status/{}/{id}", self.name)).into(),
+            ),
             of("clientId", self.name.as_str().into()),
             of("userId", "ana".into()),
-            of("timestamp", u64::try_from(now.as_millis()).expect("it is not that late").into()),
+            of(
+                "timestamp",
+                u64::try_from(now.as_millis())
+                    .expect("it is not that late")
+                    .into(),
+            ),
         ])
     }
 
@@ -308,7 +365,11 @@ impl Agent {
         let mut properties = self.properties(&ask.id);
         properties.extend(ask.properties.clone());
         properties.retain(|name, _| !ask.left_out.contains(name));
-        self.publish(&self.topic(&format!("invoke/{}", ask.tool)), &ask.body, &properties);
+        self.publish(
+            &self.topic(&format!("invoke/{}", ask.tool)),
+            &ask.body,
+            &properties,
+        );
     }
 
     /// The answer to an invocation.
@@ -335,18 +396,32 @@ impl Agent {
     /// All messages of this kind and id, so far.
     pub fn all(&self, kind: &str, id: &str) -> Vec<Message> {
         let told = self.told.messages.lock().expect("nobody failed with it");
-        told.iter().filter(|event| event.is(kind, id)).cloned().collect()
+        told.iter()
+            .filter(|event| event.is(kind, id))
+            .cloned()
+            .collect()
     }
 
     /// The texts of all statuses of this id, so far.
     pub fn statuses(&self, id: &str) -> Vec<String> {
-        let text = |message: Message| message.body()["params"]["status_text"].as_str().map(str::to_owned);
-        self.all("status", id).into_iter().filter_map(text).collect()
+        let text = |message: Message| {
+            message.body()["params"]["status_text"]
+                .as_str()
+                .map(str::to_owned)
+        };
+        self.all("status", id)
+            .into_iter()
+            .filter_map(text)
+            .collect()
     }
 
     /// Everything that it was told, so far.
     pub fn everything(&self) -> Vec<Message> {
-        self.told.messages.lock().expect("nobody failed with it").clone()
+        self.told
+            .messages
+            .lock()
+            .expect("nobody failed with it")
+            .clone()
     }
 
     /// Asks what a tool is, in this generation's words (`init_request` or `init`).
@@ -356,17 +431,28 @@ impl Agent {
         let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": {"tool_name": tool, "tool_config": {}}});
         let mut properties = self.properties(&id);
         properties.remove("statusTo");
-        self.publish(&self.topic(&format!("{generation}/{tool}")), &body, &properties);
+        self.publish(
+            &self.topic(&format!("{generation}/{tool}")),
+            &body,
+            &properties,
+        );
         id
     }
 
     /// Wants no answer to this any more.
     pub fn cancel(&self, id: &str) {
-        self.publish(&self.topic(&format!("cancel/{id}")), &json!({}), &BTreeMap::new());
+        self.publish(
+            &self.topic(&format!("cancel/{id}")),
+            &json!({}),
+            &BTreeMap::new(),
+        );
     }
 
     fn count(&self, matches: impl Fn(&Message) -> bool) -> usize {
-        self.everything().iter().filter(|event| matches(event)).count()
+        self.everything()
+            .iter()
+            .filter(|event| matches(event))
+            .count()
     }
 
     /// Waits for the first event of which this holds.
@@ -377,7 +463,12 @@ impl Agent {
             if let Some(found) = told.iter().find(|event| matches(event)).cloned() {
                 // Others go on with what was told, whatever becomes of this test.
                 drop(told);
-                assert!(found.problem().is_none(), "agents refuse it, {:?}: {}", found.problem(), found.0);
+                assert!(
+                    found.problem().is_none(),
+                    "agents refuse it, {:?}: {}",
+                    found.problem(),
+                    found.0
+                );
                 return found;
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -386,14 +477,24 @@ impl Agent {
                 drop(told);
                 panic!("{what} does not come; the last that came: {last:#?}");
             }
-            told = self.told.more.wait_timeout(told, left).expect("nobody failed with it").0;
+            told = self
+                .told
+                .more
+                .wait_timeout(told, left)
+                .expect("nobody failed with it")
+                .0;
         }
     }
 }
 
 fn last(told: &[Message]) -> Vec<String> {
     let short = |message: &Message| message.0.to_string().chars().take(400).collect();
-    told.iter().rev().filter(|event| event.0["kind"] != "init").take(8).map(short).collect()
+    told.iter()
+        .rev()
+        .filter(|event| event.0["kind"] != "init")
+        .take(8)
+        .map(short)
+        .collect()
 }
 
 impl Drop for Agent {
@@ -411,7 +512,10 @@ fn listen(
 ) {
     std::thread::spawn(move || {
         for line in BufReader::new(said).lines().map_while(Result::ok) {
-            told.messages.lock().expect("nobody failed with it").push(Message(read(line)));
+            told.messages
+                .lock()
+                .expect("nobody failed with it")
+                .push(Message(read(line)));
             told.more.notify_all();
         }
     });
@@ -445,12 +549,21 @@ fn install(folder: &Path, mark: &str, wanted: &str) {
         return;
     }
     let run = |program: &Path, arguments: &[&str]| {
-        let done = Command::new(program).args(arguments).output().expect("it starts");
+        let done = Command::new(program)
+            .args(arguments)
+            .output()
+            .expect("it starts");
         let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "prerequisite: {wanted} from PyPI: {said}");
+        assert!(
+            done.status.success(),
+            "prerequisite: {wanted} from PyPI: {said}"
+        );
     };
     if !folder.join("bin/pip").exists() {
-        run(Path::new("/usr/bin/python3"), &["-m", "venv", &folder.to_string_lossy()]);
+        run(
+            Path::new("/usr/bin/python3"),
+            &["-m", "venv", &folder.to_string_lossy()],
+        );
     }
     let mut arguments = vec!["install", "--quiet"];
     arguments.extend(wanted.split(' '));

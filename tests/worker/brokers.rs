@@ -49,7 +49,12 @@ impl Mosquitto {
         );
         let (config, log) = (folder.at("mosquitto.conf"), folder.at("mosquitto.log"));
         fs::write(&config, text).expect("a configuration");
-        Mosquitto { child: run(&config, &log, port), port, config, log }
+        Mosquitto {
+            child: run(&config, &log, port),
+            port,
+            config,
+            log,
+        }
     }
 
     /// As `SAM_TRANSPORT` has it.
@@ -79,7 +84,10 @@ impl Drop for Mosquitto {
 
 fn run(config: &PathBuf, log: &PathBuf, port: u16) -> Child {
     let mut command = Command::new("mosquitto");
-    command.arg("-c").arg(config).env("PATH", "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin");
+    command
+        .arg("-c")
+        .arg(config)
+        .env("PATH", "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin");
     let mut child = start("KILL", &command);
     keep(child.stderr.take().expect("it is ours"), log);
     listens(&mut child, "mosquitto", port, log);
@@ -110,7 +118,9 @@ impl DevBroker {
         let port = free_port();
         let mut command = Command::new(cli::airlock());
         command.args(["worker", "broker", "--listen", &format!("127.0.0.1:{port}")]);
-        command.env("HOME", folder.path()).current_dir(folder.path());
+        command
+            .env("HOME", folder.path())
+            .current_dir(folder.path());
         let mut child = start("KILL", &command);
         let log = folder.at("broker.log");
         keep(child.stderr.take().expect("it is ours"), &log);

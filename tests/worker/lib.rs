@@ -31,15 +31,28 @@ pub const NAMESPACE: &str = "airlock/test";
 
 /// Full counts, or those that a change must wait for.
 pub fn count(full: usize, usual: usize) -> usize {
-    if std::env::var_os("AIRLOCK_FULL").is_some() { full } else { usual }
+    if std::env::var_os("AIRLOCK_FULL").is_some() {
+        full
+    } else {
+        usual
+    }
 }
 
 /// How many living processes go by this name; tools take one with `marked`.
 pub fn marks(name: &str) -> usize {
-    let entries = std::fs::read_dir("/proc").expect("it is mounted").filter_map(Result::ok);
-    let is_called =
-        |path: &PathBuf| std::fs::read_to_string(path.join("comm")).unwrap_or_default().trim_end() == name;
-    let found: Vec<_> = entries.map(|entry| entry.path()).filter(is_called).collect();
+    let entries = std::fs::read_dir("/proc")
+        .expect("it is mounted")
+        .filter_map(Result::ok);
+    let is_called = |path: &PathBuf| {
+        std::fs::read_to_string(path.join("comm"))
+            .unwrap_or_default()
+            .trim_end()
+            == name
+    };
+    let found: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(is_called)
+        .collect();
     // Whoever is still there lived at once with the others, which a first look alone does not say.
     found.iter().filter(|path| is_called(path)).count()
 }
@@ -72,10 +85,19 @@ impl Mesh {
         let sam = Sam::start(&folder, environment);
         let is_usual = sam.variables.contains_key("MANIFEST_PATH");
         // Whoever is told of a tool can call it.
-        for tool in USUAL.iter().filter(|tool| is_usual && **tool != "absent_module") {
+        for tool in USUAL
+            .iter()
+            .filter(|tool| is_usual && **tool != "absent_module")
+        {
             agent.wait("init", tool);
         }
-        Mesh { agent, sam, broker, tools, folder }
+        Mesh {
+            agent,
+            sam,
+            broker,
+            tools,
+            folder,
+        }
     }
 
     /// Where the worker keeps artifacts of the usual asker.

@@ -66,9 +66,16 @@ fn root() -> &'static Path {
         let path = std::env::temp_dir().join(format!("airlock-worker-{}", std::process::id()));
         make(&path);
         let mut sweep = Command::new("sh");
-        sweep.args(["-c", SWEEP, "sweep"]).arg(&path).stdin(Stdio::piped());
+        sweep
+            .args(["-c", SWEEP, "sweep"])
+            .arg(&path)
+            .stdin(Stdio::piped());
         // Not of our group: the signals of a terminal are not for it.
-        let sweep = sweep.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn();
+        let sweep = sweep
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn();
         (path, Mutex::new(sweep.expect("sh starts").stdin.take()))
     });
     root
@@ -77,14 +84,28 @@ fn root() -> &'static Path {
 /// Starts a program, with this signal when this process ends. It has no other signals of ours, and none that we ignore.
 pub fn start(signal: &str, command: &Command) -> Child {
     let mut bound = Command::new("setpriv");
-    bound.args(["--pdeathsig", signal, "--", "/usr/bin/env", "--default-signal"]);
+    bound.args([
+        "--pdeathsig",
+        signal,
+        "--",
+        "/usr/bin/env",
+        "--default-signal",
+    ]);
     bound.arg(command.get_program()).args(command.get_args());
     bound.env_clear();
-    bound.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    bound.envs(
+        command
+            .get_envs()
+            .filter_map(|(key, value)| Some((key, value?))),
+    );
     if let Some(folder) = command.get_current_dir() {
         bound.current_dir(folder);
     }
-    bound.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    bound
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let name = command.get_program().to_owned();
     spawned(bound).unwrap_or_else(|error| panic!("cannot start {}: {error}", name.display()))
 }
@@ -112,8 +133,11 @@ fn spawned(command: Command) -> io::Result<Child> {
 
 /// Copies what a program says into a file as it comes, and waits for a line that says that it runs.
 pub(crate) fn keep(said: impl Read + Send + 'static, at: &Path) {
-    let mut file =
-        fs::OpenOptions::new().create(true).append(true).open(at).expect("a file for what is said");
+    let mut file = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(at)
+        .expect("a file for what is said");
     let mut said = io::BufReader::new(said);
     std::thread::spawn(move || {
         let mut bytes = [0; 8192];

@@ -43,7 +43,10 @@ impl Rabbit {
         fs::write(folder.at("plugins"), "[rabbitmq_amqp1_0].\n").expect("a list of plugins");
         fs::write(folder.at("definitions.json"), definitions().to_string()).expect("what there is");
         let definitions = folder.at("definitions.json");
-        let config = format!("loopback_users = none\nload_definitions = {}\n", definitions.display());
+        let config = format!(
+            "loopback_users = none\nload_definitions = {}\n",
+            definitions.display()
+        );
         fs::write(folder.at("rabbit.conf"), config).expect("a configuration");
         let mut names = Command::new("epmd");
         names.args(["-address", "127.0.0.1", "-port", &names_port.to_string()]);
@@ -56,9 +59,17 @@ impl Rabbit {
         listens(&mut broker, "RabbitMQ", port, &log);
         // It listens a little before it takes callers.
         until_started("RabbitMQ has started", || {
-            fs::read_to_string(&log).ok()?.contains("completed with").then_some(())
+            fs::read_to_string(&log)
+                .ok()?
+                .contains("completed with")
+                .then_some(())
         });
-        Rabbit { port, _folder: folder, _names: names, _broker: broker }
+        Rabbit {
+            port,
+            _folder: folder,
+            _names: names,
+            _broker: broker,
+        }
     }
 }
 
@@ -67,7 +78,10 @@ fn definitions() -> Value {
     // Of the password `guest`.
     let hash = "AQIDBEMMOXwY6PKx/JKP9PAqfsb4ozuD0Ta3pxxa9gEYBMmD";
     let queue = format!("{NAMESPACE}/q/str/worker-of-tests");
-    let key = format!("{}.a2a.v1.sam_remote_tool.invoke.#", NAMESPACE.replace('/', "."));
+    let key = format!(
+        "{}.a2a.v1.sam_remote_tool.invoke.#",
+        NAMESPACE.replace('/', ".")
+    );
     json!({
         "users": [{"name": "guest", "password_hash": hash, "hashing_algorithm": "rabbit_password_hashing_sha256", "tags": "administrator"}],
         "vhosts": [{"name": "/"}],
@@ -84,7 +98,10 @@ fn server(folder: &Folder, port: u16, names_port: u16) -> Command {
     let set: [(&str, std::ffi::OsString); 15] = [
         ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin".into()),
         ("HOME", PathBuf::from(folder.path()).into()),
-        ("RABBITMQ_NODENAME", format!("airlock{port}@localhost").into()),
+        (
+            "RABBITMQ_NODENAME",
+            format!("airlock{port}@localhost").into(),
+        ),
         ("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1".into()),
         ("RABBITMQ_NODE_PORT", number(port)),
         ("RABBITMQ_DIST_PORT", number(free_port())),

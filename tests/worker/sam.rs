@@ -86,15 +86,26 @@ impl Sam {
     /// Does not wait for anything.
     pub fn begin(folder: &Folder, variables: Variables) -> Sam {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let log = folder.at(&format!("worker-{}.log", NEXT.fetch_add(1, Ordering::Relaxed)));
-        let mut sam = Sam { child: None, variables, place: folder.path().to_owned(), log };
+        let log = folder.at(&format!(
+            "worker-{}.log",
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        ));
+        let mut sam = Sam {
+            child: None,
+            variables,
+            place: folder.path().to_owned(),
+            log,
+        };
         sam.run();
         sam
     }
 
     fn run(&mut self) {
         let mut command = Command::new(cli::airlock());
-        command.args(["worker", "sam"]).envs(&self.variables).current_dir(&self.place);
+        command
+            .args(["worker", "sam"])
+            .envs(&self.variables)
+            .current_dir(&self.place);
         let mut child = start("TERM", &command);
         keep(child.stderr.take().expect("it is ours"), &self.log);
         keep(child.stdout.take().expect("it is ours"), &self.log);
@@ -116,7 +127,9 @@ impl Sam {
     pub fn await_ready(&self) {
         until("the worker is ready", || {
             assert!(is_alive(self.pid()), "the worker ended: {}", self.log());
-            self.get("/readyz").is_some_and(|(status, _)| status == 200).then_some(())
+            self.get("/readyz")
+                .is_some_and(|(status, _)| status == 200)
+                .then_some(())
         });
     }
 
@@ -124,7 +137,11 @@ impl Sam {
     pub fn get(&self, path: &str) -> Option<(u16, String)> {
         let port = self.variables["HEALTH_PORT"].parse().expect("a port");
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        )
+        .ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         let status = answer.split(' ').nth(1)?.parse().ok()?;
@@ -138,7 +155,9 @@ impl Sam {
 
     /// Waits until it has said this.
     pub fn await_log(&self, words: &str) {
-        until(&format!("`{words}` in the log"), || self.log().contains(words).then_some(()));
+        until(&format!("`{words}` in the log"), || {
+            self.log().contains(words).then_some(())
+        });
     }
 
     /// By SIGKILL.
@@ -156,7 +175,9 @@ impl Sam {
     /// Waits until it has ended by itself.
     pub fn await_end(&mut self) -> ExitStatus {
         let mut child = self.child.take().expect("it runs");
-        let end = until("the end of the worker", || child.try_wait().expect("it is ours"));
+        let end = until("the end of the worker", || {
+            child.try_wait().expect("it is ours")
+        });
         // What it said last is on its way into the file.
         std::thread::yield_now();
         end
@@ -171,8 +192,10 @@ impl Sam {
 
 /// Whether a process lives and is no corpse.
 fn is_alive(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    let stat =
+        fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
 impl Drop for Sam {
@@ -182,7 +205,9 @@ impl Drop for Sam {
         } else if let Some(mut child) = self.child.take() {
             _ = kill_process(Pid::from_child(&child), Signal::TERM);
             let end = std::time::Instant::now() + std::time::Duration::from_secs(15);
-            while child.try_wait().is_ok_and(|ended| ended.is_none()) && std::time::Instant::now() < end {
+            while child.try_wait().is_ok_and(|ended| ended.is_none())
+                && std::time::Instant::now() < end
+            {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
             _ = child.kill();
@@ -191,7 +216,9 @@ impl Drop for Sam {
         if std::thread::panicking() {
             let log = self.log();
             let from = log.len().saturating_sub(4000);
-            let from = (from..=log.len()).find(|at| log.is_char_boundary(*at)).unwrap_or(0);
+            let from = (from..=log.len())
+                .find(|at| log.is_char_boundary(*at))
+                .unwrap_or(0);
             eprintln!("the worker said, at last:\n{}", &log[from..]);
         }
     }

@@ -88,10 +88,14 @@ impl Tools {
                 format!("  absent_module: {{module: no_such_module, function: anything, {SAID}}}\n")
             }
             "absent_function" => {
-                format!("  absent_function: {{module: toolbox, function: no_such_function, {SAID}}}\n")
+                format!(
+                    "  absent_function: {{module: toolbox, function: no_such_function, {SAID}}}\n"
+                )
             }
             "imports_nothing" => {
-                format!("  imports_nothing: {{module: broken, function: imports_nothing, {SAID}}}\n")
+                format!(
+                    "  imports_nothing: {{module: broken, function: imports_nothing, {SAID}}}\n"
+                )
             }
             // What agents are told of it must be made simpler for them.
             "echo" => format!("  echo:\n    module: toolbox\n    function: echo\n{ECHO}"),

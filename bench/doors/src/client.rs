@@ -72,7 +72,11 @@ impl Connection {
     pub(crate) async fn open(address: SocketAddr) -> io::Result<Connection> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
-        Ok(Connection { socket, buffer: Vec::with_capacity(16 << 10), end: None })
+        Ok(Connection {
+            socket,
+            buffer: Vec::with_capacity(16 << 10),
+            end: None,
+        })
     }
 
     /// Asks and waits for the whole answer, which must be a good one; how many tokens it has.
@@ -128,7 +132,9 @@ impl Connection {
     async fn read(&mut self) -> io::Result<()> {
         let read = timeout(PATIENCE, self.socket.read_buf(&mut self.buffer)).await;
         match read.map_err(|_| io::Error::other("nothing came for a minute"))?? {
-            0 => Err(io::Error::other("the connection ended before the answer did")),
+            0 => Err(io::Error::other(
+                "the connection ended before the answer did",
+            )),
             _ => Ok(()),
         }
     }
@@ -147,13 +153,17 @@ impl Connection {
 fn end(answer: &[u8]) -> Option<End> {
     let end = find(answer, b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length:"));
     let length = length.and_then(|length| length.trim().parse::<usize>().ok());
     Some(length.map_or(End::LastChunk, |length| End::At(end + 4 + length)))
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes.windows(wanted.len()).position(|window| window == wanted)
+    bytes
+        .windows(wanted.len())
+        .position(|window| window == wanted)
 }
 
 fn check(answer: &[u8]) -> io::Result<()> {
@@ -161,21 +171,32 @@ fn check(answer: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&answer[..answer.len().min(400)]).into_owned();
-    Err(io::Error::other(format!("not what was asked for: {}", text.replace("\r\n", " | "))))
+    Err(io::Error::other(format!(
+        "not what was asked for: {}",
+        text.replace("\r\n", " | ")
+    )))
 }
 
 /// The body without its chunks.
 fn decoded(answer: &[u8]) -> Vec<u8> {
-    let Some(end) = find(answer, b"\r\n\r\n") else { return Vec::new() };
+    let Some(end) = find(answer, b"\r\n\r\n") else {
+        return Vec::new();
+    };
     let (head, mut rest) = (&answer[..end], &answer[end + 4..]);
-    if !String::from_utf8_lossy(head).to_ascii_lowercase().contains("transfer-encoding: chunked") {
+    if !String::from_utf8_lossy(head)
+        .to_ascii_lowercase()
+        .contains("transfer-encoding: chunked")
+    {
         return rest.to_vec();
     }
     let mut body = Vec::with_capacity(rest.len());
     while let Some(line) = find(rest, b"\r\n") {
         let size = String::from_utf8_lossy(&rest[..line]);
         let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
-        let Some(chunk) = rest.get(line + 2..line + 2 + size).filter(|chunk| !chunk.is_empty()) else {
+        let Some(chunk) = rest
+            .get(line + 2..line + 2 + size)
+            .filter(|chunk| !chunk.is_empty())
+        else {
             break;
         };
         body.extend_from_slice(chunk);
@@ -186,7 +207,9 @@ fn decoded(answer: &[u8]) -> Vec<u8> {
 
 /// Tokens: `tok` with a digit behind.
 fn count(body: &[u8]) -> usize {
-    body.windows(4).filter(|four| four.starts_with(b"tok") && four[3].is_ascii_digit()).count()
+    body.windows(4)
+        .filter(|four| four.starts_with(b"tok") && four[3].is_ascii_digit())
+        .count()
 }
 
 /// Stamps are the longest numbers that a token can have.
@@ -194,12 +217,19 @@ const STAMP: usize = 19;
 
 /// Notes how old the stamps are that came since last time. A stamp cut by a chunk is not noted; there is always the next.
 fn note_delays(answer: &[u8], seen: &mut usize, delays: &mut Vec<f64>) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos();
     while let Some(at) = find(&answer[*seen..], b"tok") {
         let start = *seen + at + 3;
-        let Some(digits) = answer.get(start..start + STAMP) else { return };
+        let Some(digits) = answer.get(start..start + STAMP) else {
+            return;
+        };
         *seen = start;
-        let stamp = std::str::from_utf8(digits).ok().and_then(|text| text.parse::<u128>().ok());
+        let stamp = std::str::from_utf8(digits)
+            .ok()
+            .and_then(|text| text.parse::<u128>().ok());
         delays.extend(stamp.map(|stamp| now.saturating_sub(stamp) as f64 / 1e3));
     }
 }
@@ -210,9 +240,18 @@ mod tests {
     use provider::{Fault, Provider, Script, Settings};
 
     fn ask(script: Script, body: &str) -> io::Result<Reply> {
-        let provider = Provider::start(Settings { script, ..Settings::default() });
-        let target = Target { address: provider.address(), token: "any".to_owned() };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let provider = Provider::start(Settings {
+            script,
+            ..Settings::default()
+        });
+        let target = Target {
+            address: provider.address(),
+            token: "any".to_owned(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let mut connection = Connection::open(target.address).await?;
             // Twice: a kept connection begins anew.
@@ -227,22 +266,51 @@ mod tests {
     fn every_token_of_a_stream_is_counted_however_it_is_cut() {
         let body = body("mock-tokens-64", true, 2000);
         assert_eq!(ask(Script::default(), &body).unwrap().tokens, 64);
-        let cut = Script { split: Some(3), ..Script::default() };
+        let cut = Script {
+            split: Some(3),
+            ..Script::default()
+        };
         assert_eq!(ask(cut, &body).unwrap().tokens, 64);
-        assert_eq!(ask(Fault::Cut(3).into(), &body).unwrap_err().to_string().split(' ').next(), Some("the"));
+        assert_eq!(
+            ask(Fault::Cut(3).into(), &body)
+                .unwrap_err()
+                .to_string()
+                .split(' ')
+                .next(),
+            Some("the")
+        );
     }
 
     #[test]
     fn an_answer_that_is_none_is_a_failure() {
-        let status = Fault::Status { code: 503, retry_after: None, bills: false };
-        assert!(ask(status.into(), &body("m", false, 10)).unwrap_err().to_string().contains("503"));
-        assert_eq!(ask(Script::default(), &body("m", false, 10)).unwrap().tokens, 8);
+        let status = Fault::Status {
+            code: 503,
+            retry_after: None,
+            bills: false,
+        };
+        assert!(
+            ask(status.into(), &body("m", false, 10))
+                .unwrap_err()
+                .to_string()
+                .contains("503")
+        );
+        assert_eq!(
+            ask(Script::default(), &body("m", false, 10))
+                .unwrap()
+                .tokens,
+            8
+        );
     }
 
     #[test]
     fn stamps_tell_how_long_tokens_were_under_way() {
         let reply = ask(Script::default(), &body("mock-tokens-5-stamp-1", true, 10)).unwrap();
         assert_eq!((reply.tokens, reply.delays.len()), (5, 5));
-        assert!(reply.delays.iter().all(|delay| *delay > 0.0 && *delay < 60e6));
+        assert!(
+            reply
+                .delays
+                .iter()
+                .all(|delay| *delay > 0.0 && *delay < 60e6)
+        );
     }
 }

@@ -70,30 +70,58 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<(), Trouble> {
     peers::allow_files()?;
     peers::move_aside()?;
-    let script = Script { tokens: measure::FRAMES as u64, reply_bytes: Some(600), ..Script::default() };
+    let script = Script {
+        tokens: measure::FRAMES as u64,
+        reply_bytes: Some(600),
+        ..Script::default()
+    };
     let keys = vec![ways::KEY.to_owned()];
-    let provider = Provider::start(Settings { keys, script, lean: true, ..Settings::default() });
+    let provider = Provider::start(Settings {
+        keys,
+        script,
+        lean: true,
+        ..Settings::default()
+    });
     let folder = Folder::new("doors")?;
     let programs = Programs {
         nginx: options.nginx.clone(),
         litellm: options.litellm.clone(),
         airlock: options.airlock.clone(),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let (ways, mut missing) = ways::start(&programs, provider.address(), &folder.0);
     let (ways, silent) = ways::that_answer(ways, &runtime);
     missing.extend(silent);
-    let amount =
-        Amount { rounds: options.rounds, time: Duration::from_millis(options.time), pairs: options.pairs };
+    let amount = Amount {
+        rounds: options.rounds,
+        time: Duration::from_millis(options.time),
+        pairs: options.pairs,
+    };
     let before = peers::load_average();
-    let mut bench =
-        Bench { runtime: &runtime, provider: &provider, ways: &ways, amount, samples: Samples::default() };
+    let mut bench = Bench {
+        runtime: &runtime,
+        provider: &provider,
+        ways: &ways,
+        amount,
+        samples: Samples::default(),
+    };
     bench.run();
     let report = Report {
-        about: peers::about(options.rounds, &before, "only ratios of CPU time say something"),
+        about: peers::about(
+            options.rounds,
+            &before,
+            "only ratios of CPU time say something",
+        ),
         ways: ways.iter().map(|way| (way.name, way.duties)).collect(),
         missing,
         samples: bench.samples,
     };
-    Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)
+    Ok(peers::tell(
+        &report,
+        &report.json(),
+        options.text.as_ref(),
+        options.json.as_ref(),
+    )?)
 }

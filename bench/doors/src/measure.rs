@@ -63,13 +63,26 @@ impl Bench<'_> {
             let large = body("mock-reply_bytes-65536", false, LARGE_PROMPT);
             let stream = body("mock", true, SMALL_PROMPT);
             let paced = body("mock-pace-20", true, SMALL_PROMPT);
-            self.in_turns(round, |bench, way| bench.closed_loop(way, Metric::Unary, &unary, 32, 0));
-            self.in_turns(round, |bench, way| bench.closed_loop(way, Metric::Large, &large, 8, 0));
-            self.in_turns(round, |bench, way| bench.closed_loop(way, Metric::Stream, &stream, 8, FRAMES));
+            self.in_turns(round, |bench, way| {
+                bench.closed_loop(way, Metric::Unary, &unary, 32, 0)
+            });
+            self.in_turns(round, |bench, way| {
+                bench.closed_loop(way, Metric::Large, &large, 8, 0)
+            });
+            self.in_turns(round, |bench, way| {
+                bench.closed_loop(way, Metric::Stream, &stream, 8, FRAMES)
+            });
             self.in_turns(round, |bench, way| bench.paced(way, &paced));
             self.in_turns(round, |bench, way| bench.delays(way));
-            self.paired(Metric::AddedUnary, Metric::AddedUnaryP99, &unary, |reply| reply.whole);
-            self.paired(Metric::AddedFirst, Metric::AddedFirstP99, &stream, |reply| reply.first);
+            self.paired(Metric::AddedUnary, Metric::AddedUnaryP99, &unary, |reply| {
+                reply.whole
+            });
+            self.paired(
+                Metric::AddedFirst,
+                Metric::AddedFirstP99,
+                &stream,
+                |reply| reply.first,
+            );
         }
         for way in self.ways {
             self.note_memory(way, Metric::LoadedMemory);
@@ -85,10 +98,19 @@ impl Bench<'_> {
     }
 
     fn note<T>(&mut self, way: &Way, metric: Metric, result: io::Result<T>) -> Option<T> {
-        result.map_err(|error| self.samples.fail(way.name, metric, &error.to_string())).ok()
+        result
+            .map_err(|error| self.samples.fail(way.name, metric, &error.to_string()))
+            .ok()
     }
 
-    fn closed_loop(&mut self, way: &Way, metric: Metric, body: &str, clients: usize, tokens: usize) {
+    fn closed_loop(
+        &mut self,
+        way: &Way,
+        metric: Metric,
+        body: &str,
+        clients: usize,
+        tokens: usize,
+    ) {
         let request: Arc<[u8]> = way.target.chat(body).into();
         let time = self.amount.time;
         let load = self.load(way, clients, move |mut connection, start| {
@@ -104,7 +126,8 @@ impl Bench<'_> {
             }
         });
         if let Some(load) = self.note(way, metric, load) {
-            self.samples.add(way.name, metric, load.processor_us / load.done as f64);
+            self.samples
+                .add(way.name, metric, load.processor_us / load.done as f64);
             let rate = load.done as f64 / load.wall.as_secs_f64();
             match metric {
                 Metric::Unary => self.samples.add(way.name, Metric::UnaryRate, rate),
@@ -116,7 +139,9 @@ impl Bench<'_> {
 
     fn paced(&mut self, way: &Way, body: &str) {
         if way.most_streams < PACED_AT_ONCE {
-            return self.samples.fail(way.name, Metric::Paced, "not asked for so many at once");
+            return self
+                .samples
+                .fail(way.name, Metric::Paced, "not asked for so many at once");
         }
         let request: Arc<[u8]> = way.target.chat(body).into();
         let load = self.load(way, PACED_AT_ONCE, move |mut connection, _| {
@@ -124,12 +149,21 @@ impl Bench<'_> {
             async move { expect(connection.ask(&request).await?, FRAMES).map(|()| 1) }
         });
         if let Some(load) = self.note(way, Metric::Paced, load) {
-            self.samples.add(way.name, Metric::Paced, load.processor_us / load.done as f64);
+            self.samples.add(
+                way.name,
+                Metric::Paced,
+                load.processor_us / load.done as f64,
+            );
         }
     }
 
     /// Runs this on so many connections at once, each of which has already served a call.
-    fn load<F>(&self, way: &Way, clients: usize, work: impl Fn(Connection, Instant) -> F) -> io::Result<Load>
+    fn load<F>(
+        &self,
+        way: &Way,
+        clients: usize,
+        work: impl Fn(Connection, Instant) -> F,
+    ) -> io::Result<Load>
     where
         F: Future<Output = io::Result<usize>> + Send + 'static,
     {
@@ -142,44 +176,73 @@ impl Bench<'_> {
                 connections.push(connection);
             }
             let (before, start) = (processor_time(way)?, Instant::now());
-            let tasks = connections.into_iter().map(|connection| tokio::spawn(work(connection, start)));
+            let tasks = connections
+                .into_iter()
+                .map(|connection| tokio::spawn(work(connection, start)));
             let done = all(tasks.collect()).await?.iter().sum();
-            Ok(Load { done, processor_us: processor_time(way)? - before, wall: start.elapsed() })
+            Ok(Load {
+                done,
+                processor_us: processor_time(way)? - before,
+                wall: start.elapsed(),
+            })
         })
     }
 
     /// How late frames of paced streams are, by the stamps in them.
     fn delays(&mut self, way: &Way) {
-        let request: Arc<[u8]> = way.target.chat(&body("mock-pace-20-stamp-1", true, SMALL_PROMPT)).into();
+        let request: Arc<[u8]> = way
+            .target
+            .chat(&body("mock-pace-20-stamp-1", true, SMALL_PROMPT))
+            .into();
         let replies = self.runtime.block_on(async {
             let mut tasks = Vec::new();
             for _ in 0..8 {
                 let (mut connection, request) =
                     (Connection::open(way.target.address).await?, request.clone());
-                tasks.push(tokio::spawn(async move { connection.ask_timed(&request).await }));
+                tasks.push(tokio::spawn(
+                    async move { connection.ask_timed(&request).await },
+                ));
             }
             all(tasks).await
         });
-        let Some(replies) = self.note(way, Metric::FrameDelay, replies) else { return };
-        let lost: usize = replies.iter().map(|reply| FRAMES.saturating_sub(reply.tokens)).sum();
+        let Some(replies) = self.note(way, Metric::FrameDelay, replies) else {
+            return;
+        };
+        let lost: usize = replies
+            .iter()
+            .map(|reply| FRAMES.saturating_sub(reply.tokens))
+            .sum();
         let mut delays: Vec<f64> = replies.into_iter().flat_map(|reply| reply.delays).collect();
         delays.sort_by(f64::total_cmp);
         self.samples.add(way.name, Metric::LostFrames, lost as f64);
-        for (metric, part) in
-            [(Metric::FrameDelay, 0.5), (Metric::FrameDelayP99, 0.99), (Metric::FrameDelayWorst, 1.0)]
-        {
-            rank(&delays, part).into_iter().for_each(|value| self.samples.add(way.name, metric, value));
+        for (metric, part) in [
+            (Metric::FrameDelay, 0.5),
+            (Metric::FrameDelayP99, 0.99),
+            (Metric::FrameDelayWorst, 1.0),
+        ] {
+            rank(&delays, part)
+                .into_iter()
+                .for_each(|value| self.samples.add(way.name, metric, value));
         }
     }
 
     /// One call after the other, each by every way in turn; what each adds to the direct one of the same turn.
-    fn paired(&mut self, median: Metric, slowest: Metric, body: &str, part: fn(&Reply) -> Duration) {
+    fn paired(
+        &mut self,
+        median: Metric,
+        slowest: Metric,
+        body: &str,
+        part: fn(&Reply) -> Duration,
+    ) {
         let ways = self.ways;
         let mut added: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
         let measured = self.runtime.block_on(async {
             let mut connections = Vec::new();
             for way in ways {
-                connections.push((Connection::open(way.target.address).await?, way.target.chat(body)));
+                connections.push((
+                    Connection::open(way.target.address).await?,
+                    way.target.chat(body),
+                ));
             }
             for turn in 0..self.amount.pairs {
                 let mut times = vec![0.0; ways.len()];
@@ -188,7 +251,10 @@ impl Bench<'_> {
                     times[index] = part(&connection.ask_timed(request).await?).as_secs_f64() * 1e6;
                 }
                 // The first is the direct one.
-                times.iter().zip(&mut added).for_each(|(time, added)| added.push(time - times[0]));
+                times
+                    .iter()
+                    .zip(&mut added)
+                    .for_each(|(time, added)| added.push(time - times[0]));
             }
             Ok(())
         });
@@ -197,8 +263,12 @@ impl Bench<'_> {
         }
         for (way, mut added) in ways.iter().zip(added) {
             added.sort_by(f64::total_cmp);
-            rank(&added, 0.5).into_iter().for_each(|value| self.samples.add(way.name, median, value));
-            rank(&added, 0.99).into_iter().for_each(|value| self.samples.add(way.name, slowest, value));
+            rank(&added, 0.5)
+                .into_iter()
+                .for_each(|value| self.samples.add(way.name, median, value));
+            rank(&added, 0.99)
+                .into_iter()
+                .for_each(|value| self.samples.add(way.name, slowest, value));
         }
     }
 
@@ -207,18 +277,32 @@ impl Bench<'_> {
             return;
         }
         let first = way.target.chat(&body("mock", false, SMALL_PROMPT));
-        let asked =
-            self.runtime.block_on(async { Connection::open(way.target.address).await?.ask(&first).await });
+        let asked = self.runtime.block_on(async {
+            Connection::open(way.target.address)
+                .await?
+                .ask(&first)
+                .await
+        });
         if self.note(way, Metric::IdleMemory, asked).is_none() {
             return;
         }
-        let Some(idle) = self.note_memory(way, Metric::IdleMemory) else { return };
+        let Some(idle) = self.note_memory(way, Metric::IdleMemory) else {
+            return;
+        };
         if way.most_streams < OPEN_STREAMS {
-            return self.samples.fail(way.name, Metric::StreamMemory, "not asked for so many at once");
+            return self.samples.fail(
+                way.name,
+                Metric::StreamMemory,
+                "not asked for so many at once",
+            );
         }
         let held = self.open_streams(way);
         if let Some(held) = self.note(way, Metric::StreamMemory, held) {
-            self.samples.add(way.name, Metric::StreamMemory, (held - idle) / OPEN_STREAMS as f64);
+            self.samples.add(
+                way.name,
+                Metric::StreamMemory,
+                (held - idle) / OPEN_STREAMS as f64,
+            );
         }
     }
 
@@ -231,7 +315,9 @@ impl Bench<'_> {
 
     /// What it holds while so many streams wait for their second token.
     fn open_streams(&self, way: &Way) -> io::Result<f64> {
-        let request = way.target.chat(&body("mock-tokens-2-hold-1", true, SMALL_PROMPT));
+        let request = way
+            .target
+            .chat(&body("mock-tokens-2-hold-1", true, SMALL_PROMPT));
         let held = self.runtime.block_on(async {
             let mut connections = Vec::new();
             for _ in 0..OPEN_STREAMS {
@@ -239,8 +325,12 @@ impl Bench<'_> {
                 connection.ask_for_first(&request).await?;
                 connections.push(connection);
             }
-            let held = way.gateway.as_ref().map_or(Ok(0.0), |gateway| gateway.memory());
-            self.provider.await_served(|served| served.held == OPEN_STREAMS as u64);
+            let held = way
+                .gateway
+                .as_ref()
+                .map_or(Ok(0.0), |gateway| gateway.memory());
+            self.provider
+                .await_served(|served| served.held == OPEN_STREAMS as u64);
             self.provider.release();
             for connection in &mut connections {
                 connection.rest().await?;
@@ -300,7 +390,10 @@ mod tests {
     #[test]
     fn ranks_are_values_that_occurred() {
         let values: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!([0.5, 0.99, 1.0].map(|part| rank(&values, part)), [Some(50.0), Some(99.0), Some(100.0)]);
+        assert_eq!(
+            [0.5, 0.99, 1.0].map(|part| rank(&values, part)),
+            [Some(50.0), Some(99.0), Some(100.0)]
+        );
         assert_eq!((rank(&[7.0], 0.5), rank(&[], 0.5)), (Some(7.0), None));
     }
 }

@@ -81,7 +81,10 @@ impl Metric {
 
     /// Whether rounds must agree for it to count.
     fn is_primary(self) -> bool {
-        matches!(self, Metric::Unary | Metric::Large | Metric::Stream | Metric::Paced)
+        matches!(
+            self,
+            Metric::Unary | Metric::Large | Metric::Stream | Metric::Paced
+        )
     }
 
     fn has_ratio(self) -> bool {
@@ -107,15 +110,21 @@ fn void(samples: &Samples<Metric>, way: &'static str, metric: Metric) -> Vec<Str
     if let Some((count, why)) = samples.failed(way, metric) {
         reasons.push(format!("failed {count} times, first: {why}"));
     }
-    let spread = samples.spread(way, metric).filter(|spread| metric.is_primary() && *spread > LARGEST_SPREAD);
+    let spread = samples
+        .spread(way, metric)
+        .filter(|spread| metric.is_primary() && *spread > LARGEST_SPREAD);
     if let Some(spread) = spread {
         reasons.push(format!("rounds differ by {:.0} %", spread * 100.0));
     }
     let is_rate = matches!(metric, Metric::UnaryRate | Metric::StreamRate) && way != "direct";
-    let part = samples.ratio(way, "direct", metric).filter(|part| is_rate && *part > NEAR_THE_CEILING);
+    let part = samples
+        .ratio(way, "direct", metric)
+        .filter(|part| is_rate && *part > NEAR_THE_CEILING);
     if let Some(part) = part {
         let part = part * 100.0;
-        reasons.push(format!("{part:.0} % of what provider and load do alone: it shows these"));
+        reasons.push(format!(
+            "{part:.0} % of what provider and load do alone: it shows these"
+        ));
     }
     reasons
 }
@@ -138,22 +147,41 @@ impl Report {
 
     /// The same for programs.
     pub(crate) fn json(&self) -> Value {
-        let about: BTreeMap<_, _> = self.about.iter().map(|(name, value)| (*name, value)).collect();
-        let rows = self.ways.iter().flat_map(|(way, _)| Metric::ALL.map(|metric| (*way, metric)));
+        let about: BTreeMap<_, _> = self
+            .about
+            .iter()
+            .map(|(name, value)| (*name, value))
+            .collect();
+        let rows = self
+            .ways
+            .iter()
+            .flat_map(|(way, _)| Metric::ALL.map(|metric| (*way, metric)));
         let rows = rows.filter(|(way, metric)| {
             !self.samples.of(way, *metric).is_empty() || self.samples.failed(way, *metric).is_some()
         });
-        let rows: Vec<_> = rows.map(|(way, metric)| self.json_row(way, metric)).collect();
-        let ways: Vec<_> =
-            self.ways.iter().map(|(name, duties)| json!({ "name": name, "duties": duties })).collect();
-        let missing: Vec<_> =
-            self.missing.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect();
+        let rows: Vec<_> = rows
+            .map(|(way, metric)| self.json_row(way, metric))
+            .collect();
+        let ways: Vec<_> = self
+            .ways
+            .iter()
+            .map(|(name, duties)| json!({ "name": name, "duties": duties }))
+            .collect();
+        let missing: Vec<_> = self
+            .missing
+            .iter()
+            .map(|(name, why)| json!({ "name": name, "why": why }))
+            .collect();
         json!({ "about": about, "ways": ways, "rows": rows, "not_run": missing })
     }
 
     fn json_row(&self, way: &'static str, metric: Metric) -> Value {
         let samples = &self.samples;
-        let ratio = |to| samples.ratio(way, to, metric).filter(|_| metric.has_ratio());
+        let ratio = |to| {
+            samples
+                .ratio(way, to, metric)
+                .filter(|_| metric.has_ratio())
+        };
         json!({
             "way": way,
             "metric": metric,
@@ -169,13 +197,31 @@ impl Report {
     fn line(&self, metric: Metric, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{:<40}", metric.title())?;
         for (way, _) in &self.ways {
-            let number = self.samples.median(way, metric).map_or("-".to_owned(), number);
-            let mark = if void(&self.samples, way, metric).is_empty() { ' ' } else { '!' };
+            let number = self
+                .samples
+                .median(way, metric)
+                .map_or("-".to_owned(), number);
+            let mark = if void(&self.samples, way, metric).is_empty() {
+                ' '
+            } else {
+                '!'
+            };
             write!(f, "{number:>11}{mark}")?;
         }
-        let ratio = |to| self.samples.ratio("ours", to, metric).filter(|_| metric.has_ratio());
-        for to in ["nginx", "nginx-log"].into_iter().filter(|_| self.has("ours")) {
-            write!(f, "{:>9}", ratio(to).map_or(String::new(), |ratio| format!("{ratio:.2}")))?;
+        let ratio = |to| {
+            self.samples
+                .ratio("ours", to, metric)
+                .filter(|_| metric.has_ratio())
+        };
+        for to in ["nginx", "nginx-log"]
+            .into_iter()
+            .filter(|_| self.has("ours"))
+        {
+            write!(
+                f,
+                "{:>9}",
+                ratio(to).map_or(String::new(), |ratio| format!("{ratio:.2}"))
+            )?;
         }
         if let Some((most, unit)) = metric.target() {
             write!(f, "  <= {most} {unit}")?;
@@ -185,7 +231,11 @@ impl Report {
 }
 
 fn number(value: f64) -> String {
-    if value.abs() < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+    if value.abs() < 100.0 {
+        format!("{value:.1}")
+    } else {
+        format!("{value:.0}")
+    }
 }
 
 impl Display for Report {
@@ -198,12 +248,16 @@ impl Display for Report {
             writeln!(f, "{name}: {duties}")?;
         }
         write!(f, "\n{:<40}", "median of rounds; ! see below")?;
-        self.ways.iter().try_for_each(|(name, _)| write!(f, "{name:>11} "))?;
+        self.ways
+            .iter()
+            .try_for_each(|(name, _)| write!(f, "{name:>11} "))?;
         if self.has("ours") {
             write!(f, "{:>9}{:>9}  wanted", "/nginx", "/ng-log")?;
         }
         writeln!(f)?;
-        Metric::ALL.iter().try_for_each(|metric| self.line(*metric, f))?;
+        Metric::ALL
+            .iter()
+            .try_for_each(|metric| self.line(*metric, f))?;
         for (way, _) in &self.ways {
             for metric in Metric::ALL {
                 for reason in void(&self.samples, way, metric) {
@@ -211,7 +265,9 @@ impl Display for Report {
                 }
             }
         }
-        self.missing.iter().try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))
+        self.missing
+            .iter()
+            .try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))
     }
 }
 
@@ -221,8 +277,11 @@ mod tests {
 
     fn samples(ours: &[f64], nginx: &[f64]) -> Samples<Metric> {
         let mut samples = Samples::default();
-        ours.iter().for_each(|value| samples.add("ours", Metric::Unary, *value));
-        nginx.iter().for_each(|value| samples.add("nginx", Metric::Unary, *value));
+        ours.iter()
+            .for_each(|value| samples.add("ours", Metric::Unary, *value));
+        nginx
+            .iter()
+            .for_each(|value| samples.add("nginx", Metric::Unary, *value));
         samples
     }
 
@@ -230,9 +289,15 @@ mod tests {
     fn rounds_that_differ_and_rounds_that_failed_do_not_count() {
         let mut samples = samples(&[40.0, 41.0], &[40.0, 60.0]);
         assert!(void(&samples, "ours", Metric::Unary).is_empty());
-        assert_eq!(void(&samples, "nginx", Metric::Unary), ["rounds differ by 40 %"]);
+        assert_eq!(
+            void(&samples, "nginx", Metric::Unary),
+            ["rounds differ by 40 %"]
+        );
         samples.fail("ours", Metric::Unary, "gone");
-        assert_eq!(void(&samples, "ours", Metric::Unary), ["failed 1 times, first: gone"]);
+        assert_eq!(
+            void(&samples, "ours", Metric::Unary),
+            ["failed 1 times, first: gone"]
+        );
         assert_eq!(samples.ratio("ours", "nginx", Metric::Large), None);
     }
 
@@ -244,6 +309,9 @@ mod tests {
         }
         assert!(void(&samples, "ours", Metric::UnaryRate)[0].starts_with("90 % of"));
         assert!(void(&samples, "nginx", Metric::UnaryRate).is_empty());
-        assert!(void(&samples, "ours", Metric::Unary).is_empty(), "its CPU time is its own all the same");
+        assert!(
+            void(&samples, "ours", Metric::Unary).is_empty(),
+            "its CPU time is its own all the same"
+        );
     }
 }

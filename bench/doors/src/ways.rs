@@ -52,7 +52,10 @@ struct Place<'a> {
 impl Place<'_> {
     fn write(&self, name: &str, text: &str) -> Result<String, Trouble> {
         let path = self.folder.join(name);
-        fs::write(&path, text).map_err(|source| peers::Trouble::File { path: path.clone(), source })?;
+        fs::write(&path, text).map_err(|source| peers::Trouble::File {
+            path: path.clone(),
+            source,
+        })?;
         Ok(path.display().to_string())
     }
 }
@@ -65,21 +68,56 @@ pub(crate) fn start(
     provider: SocketAddr,
     folder: &Path,
 ) -> (Vec<Way>, Vec<(&'static str, String)>) {
-    let direct = Target { address: provider, token: KEY.to_owned() };
+    let direct = Target {
+        address: provider,
+        token: KEY.to_owned(),
+    };
     let many = usize::MAX;
-    let mut ways =
-        vec![Way { name: "direct", duties: "none", target: direct, most_streams: many, gateway: None }];
+    let mut ways = vec![Way {
+        name: "direct",
+        duties: "none",
+        target: direct,
+        most_streams: many,
+        gateway: None,
+    }];
     let mut missing = Vec::new();
     let rows: [(&str, &str, usize, &Option<PathBuf>, Start); 4] = [
         ("nginx", "key put in", many, &programs.nginx, nginx),
-        ("nginx-log", "key put in, JSON access log", many, &programs.nginx, nginx_with_log),
-        ("litellm", "session key, key put in, metering (no database)", 32, &programs.litellm, litellm),
-        ("ours", "session, key put in, metering, budget, ledger", many, &programs.airlock, ours),
+        (
+            "nginx-log",
+            "key put in, JSON access log",
+            many,
+            &programs.nginx,
+            nginx_with_log,
+        ),
+        (
+            "litellm",
+            "session key, key put in, metering (no database)",
+            32,
+            &programs.litellm,
+            litellm,
+        ),
+        (
+            "ours",
+            "session, key put in, metering, budget, ledger",
+            many,
+            &programs.airlock,
+            ours,
+        ),
     ];
     for (name, duties, most_streams, program, start) in rows {
-        match program.as_deref().map(|program| begin(name, program, provider, folder, start)) {
+        match program
+            .as_deref()
+            .map(|program| begin(name, program, provider, folder, start))
+        {
             Some(Ok((gateway, target))) => {
-                ways.push(Way { name, duties, target, most_streams, gateway: Some(gateway) });
+                ways.push(Way {
+                    name,
+                    duties,
+                    target,
+                    most_streams,
+                    gateway: Some(gateway),
+                });
             }
             Some(Err(trouble)) => missing.push((name, trouble.to_string())),
             None => missing.push((name, "its program was not found".to_owned())),
@@ -96,23 +134,41 @@ fn begin(
     start: Start,
 ) -> Result<(Process, Target), Trouble> {
     let folder = folder.join(name);
-    fs::create_dir_all(&folder).map_err(|source| peers::Trouble::File { path: folder.clone(), source })?;
+    fs::create_dir_all(&folder).map_err(|source| peers::Trouble::File {
+        path: folder.clone(),
+        source,
+    })?;
     let address = free_address()?;
-    let place = Place { provider, folder: &folder, listen: address };
+    let place = Place {
+        provider,
+        folder: &folder,
+        listen: address,
+    };
     let (mut gateway, token) = start(&place, program)?;
     peers::await_listener(name, address, &mut gateway, &folder, LONGEST_START)?;
     // Ours gives tokens out only when it runs.
-    let token = if token.is_empty() { session(&folder.join("admin.sock"))? } else { token };
+    let token = if token.is_empty() {
+        session(&folder.join("admin.sock"))?
+    } else {
+        token
+    };
     Ok((gateway, Target { address, token }))
 }
 
 /// Those that answer a call; beside them, what others said instead.
-pub(crate) fn that_answer(ways: Vec<Way>, runtime: &Runtime) -> (Vec<Way>, Vec<(&'static str, String)>) {
+pub(crate) fn that_answer(
+    ways: Vec<Way>,
+    runtime: &Runtime,
+) -> (Vec<Way>, Vec<(&'static str, String)>) {
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for way in ways {
         let request = way.target.chat(&body("mock", true, 16));
-        let asked =
-            runtime.block_on(async { Connection::open(way.target.address).await?.ask(&request).await });
+        let asked = runtime.block_on(async {
+            Connection::open(way.target.address)
+                .await?
+                .ask(&request)
+                .await
+        });
         match asked {
             Ok(_) => good.push(way),
             Err(error) => bad.push((way.name, error.to_string())),
@@ -133,7 +189,13 @@ fn run(
     arguments: &[String],
     environment: &[(&str, &str)],
 ) -> Result<Process, Trouble> {
-    Ok(Process::start(program, arguments, environment, place.folder, Processors::Apart)?)
+    Ok(Process::start(
+        program,
+        arguments,
+        environment,
+        place.folder,
+        Processors::Apart,
+    )?)
 }
 
 fn nginx(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble> {
@@ -143,12 +205,20 @@ fn nginx(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble
 fn nginx_with_log(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble> {
     let format = r#"log_format json escape=json '{"time":"$time_iso8601","request":"$request","status":$status,"sent":$bytes_sent,"seconds":$request_time,"upstream":"$upstream_addr"}';"#;
     let log = place.folder.join("access");
-    nginx_as(place, program, &format!("{format} access_log {} json;", log.display()))
+    nginx_as(
+        place,
+        program,
+        &format!("{format} access_log {} json;", log.display()),
+    )
 }
 
 fn nginx_as(place: &Place<'_>, program: &Path, log: &str) -> Result<(Process, String), Trouble> {
     let (folder, provider, listen) = (place.folder.display(), place.provider, place.listen);
-    let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
+    let user = if rustix::process::geteuid().is_root() {
+        "user root;"
+    } else {
+        ""
+    };
     let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|name| format!("{name}_temp_path {folder}/{name};\n"))
         .concat();
@@ -163,8 +233,15 @@ proxy_set_header Connection \"\"; proxy_set_header Authorization \"Bearer {KEY}\
 }}\n"
     );
     let config = place.write("nginx.conf", &config)?;
-    let arguments =
-        ["-e", &format!("{folder}/log"), "-p", &folder.to_string(), "-c", &config].map(str::to_owned);
+    let arguments = [
+        "-e",
+        &format!("{folder}/log"),
+        "-p",
+        &folder.to_string(),
+        "-c",
+        &config,
+    ]
+    .map(str::to_owned);
     Ok((run(place, program, &arguments, &[])?, "anybody".to_owned()))
 }
 
@@ -175,11 +252,26 @@ fn litellm(place: &Place<'_>, program: &Path) -> Result<(Process, String), Troub
          api_base: http://{provider}/v1\n      api_key: {KEY}\ngeneral_settings:\n  master_key: sk-bench\n"
     );
     let config = place.write("config.yaml", &config)?;
-    let arguments = ["--config", &config, "--host", "127.0.0.1", "--port", &port, "--num_workers", "1"]
-        .map(str::to_owned);
-    let environment =
-        [("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_TELEMETRY", "False"), ("LITELLM_LOG", "ERROR")];
-    Ok((run(place, program, &arguments, &environment)?, "sk-bench".to_owned()))
+    let arguments = [
+        "--config",
+        &config,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        &port,
+        "--num_workers",
+        "1",
+    ]
+    .map(str::to_owned);
+    let environment = [
+        ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+        ("LITELLM_TELEMETRY", "False"),
+        ("LITELLM_LOG", "ERROR"),
+    ];
+    Ok((
+        run(place, program, &arguments, &environment)?,
+        "sk-bench".to_owned(),
+    ))
 }
 
 /// Everything is on: session token, prices, metering, ledger.
@@ -203,7 +295,12 @@ fn ours(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble>
         "--admin-socket",
         &at("admin.sock"),
     ];
-    let gateway = run(place, program, &arguments.map(str::to_owned), &[("MOCK_KEY", KEY)])?;
+    let gateway = run(
+        place,
+        program,
+        &arguments.map(str::to_owned),
+        &[("MOCK_KEY", KEY)],
+    )?;
     Ok((gateway, String::new()))
 }
 
@@ -222,8 +319,14 @@ fn session(socket: &Path) -> Result<String, Trouble> {
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     };
-    let answer = ask().map_err(|source| peers::Trouble::File { path: socket.to_owned(), source })?;
+    let answer = ask().map_err(|source| peers::Trouble::File {
+        path: socket.to_owned(),
+        source,
+    })?;
     let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let told: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
-    told["token"].as_str().map(str::to_owned).ok_or(Trouble::NoSession { answer })
+    told["token"]
+        .as_str()
+        .map(str::to_owned)
+        .ok_or(Trouble::NoSession { answer })
 }

@@ -22,7 +22,9 @@ const PIECE: usize = 256 << 10;
 
 /// A connection to the server, by the name that a proxy is told.
 pub(crate) fn open(entry: Entry, server: SocketAddr, name: &str) -> io::Result<TcpStream> {
-    let (Entry::Server | Entry::Relay(_)) = entry else { return ask_proxy(entry, server, name) };
+    let (Entry::Server | Entry::Relay(_)) = entry else {
+        return ask_proxy(entry, server, name);
+    };
     connect(entry, server)
 }
 
@@ -49,7 +51,9 @@ fn ask_proxy(entry: Entry, server: SocketAddr, name: &str) -> io::Result<TcpStre
     }
     match head.get(8..12) {
         Some(b" 200") => Ok(stream),
-        _ => Err(io::Error::other(String::from_utf8_lossy(&head).into_owned())),
+        _ => Err(io::Error::other(
+            String::from_utf8_lossy(&head).into_owned(),
+        )),
     }
 }
 
@@ -76,7 +80,9 @@ pub(crate) fn echo(stream: &mut TcpStream, words: &[u8]) -> io::Result<()> {
 
 /// The first message of TLS, as programs send it.
 pub(crate) fn hello() -> io::Result<Vec<u8>> {
-    let config = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let config = ClientConfig::builder()
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
     // By an address, as tunnels are asked for here: without a name in it.
     let name = ServerName::from(IpAddr::from(Ipv4Addr::LOCALHOST));
     let mut connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
@@ -99,18 +105,28 @@ impl Secure {
         let mut roots = RootCertStore::empty();
         let certificates = CertificateDer::pem_file_iter(ca).map_err(io::Error::other)?;
         for certificate in certificates {
-            roots.add(certificate.map_err(io::Error::other)?).map_err(io::Error::other)?;
+            roots
+                .add(certificate.map_err(io::Error::other)?)
+                .map_err(io::Error::other)?;
         }
-        let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let config = ClientConfig::builder()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
         let server = ServerName::try_from(NAME).map_err(io::Error::other)?;
-        let connection = ClientConnection::new(Arc::new(config), server).map_err(io::Error::other)?;
+        let connection =
+            ClientConnection::new(Arc::new(config), server).map_err(io::Error::other)?;
         // Nobody between, nobody who puts the credential in.
         let key = match way.entry {
             Entry::Server | Entry::Relay(_) => format!("authorization: Bearer {KEY}\r\n"),
             Entry::Proxy(_) => String::new(),
         };
-        let request = format!("GET /one HTTP/1.1\r\nhost: {name}\r\naccept: */*\r\n{key}\r\n").into_bytes();
-        Ok(Secure { stream: StreamOwned::new(connection, stream), request, answer: Vec::new() })
+        let request =
+            format!("GET /one HTTP/1.1\r\nhost: {name}\r\naccept: */*\r\n{key}\r\n").into_bytes();
+        Ok(Secure {
+            stream: StreamOwned::new(connection, stream),
+            request,
+            answer: Vec::new(),
+        })
     }
 
     /// One request and its whole answer, which must be a good one.
@@ -122,13 +138,19 @@ impl Secure {
             let end = self.answer.windows(4).position(|four| four == b"\r\n\r\n");
             match end {
                 Some(_) if !self.answer.starts_with(b"HTTP/1.1 200") => {
-                    return Err(io::Error::other(String::from_utf8_lossy(&self.answer).into_owned()));
+                    return Err(io::Error::other(
+                        String::from_utf8_lossy(&self.answer).into_owned(),
+                    ));
                 }
                 Some(end) if self.answer.len() == end + 4 + BODY => return Ok(()),
                 _ => {}
             }
             match self.stream.read(&mut piece)? {
-                0 => return Err(io::Error::other("the connection ended before the answer did")),
+                0 => {
+                    return Err(io::Error::other(
+                        "the connection ended before the answer did",
+                    ));
+                }
                 bytes => self.answer.extend_from_slice(&piece[..bytes]),
             }
         }

@@ -47,30 +47,59 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
     let host = |text: &str| text.parse::<HostPattern>().map_err(|error| bad(&error));
     let rule = |name: &str, text: &str, port, mode| -> Result<EgressRule, Trouble> {
         let rule = EgressRule::tunnel(name, host(text)?, Ports::These(vec![port]));
-        Ok(EgressRule { mode, allow_private: true, ..rule })
+        Ok(EgressRule {
+            mode,
+            allow_private: true,
+            ..rule
+        })
     };
-    let looking =
-        EgressMode::Inspect { allow: Vec::new(), credential: Some("key".to_owned()), allow_upgrade: false };
+    let looking = EgressMode::Inspect {
+        allow: Vec::new(),
+        credential: Some("key".to_owned()),
+        allow_upgrade: false,
+    };
     let rules = vec![
-        rule("tunnel", &order.plain.ip().to_string(), order.plain.port(), EgressMode::Tunnel)?,
+        rule(
+            "tunnel",
+            &order.plain.ip().to_string(),
+            order.plain.port(),
+            EgressMode::Tunnel,
+        )?,
         rule("inspect", NAME, order.secure.port(), looking)?,
     ];
-    let credential =
-        Credential { key: KeySource::File(key), inject: Inject::Bearer, hosts: vec![host(NAME)?] };
+    let credential = Credential {
+        key: KeySource::File(key),
+        inject: Inject::Bearer,
+        hosts: vec![host(NAME)?],
+    };
     let settings = Settings {
         credentials: BTreeMap::from([("key".to_owned(), credential)]),
         ca: Some(order.ca.clone()),
         ..Settings::default()
     };
-    let ledger = Arc::new(Ledger::open(&order.folder.join("ledger"), "bench", Durability::Process)?);
-    let grant = EgressGrant { rules, ..EgressGrant::default() };
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let door = Egress::open("bench", &grant, &settings, &Secrets::default(), ledger).await;
-        let door = door.map_err(|error| bad(&error))?;
-        fs::write(order.folder.join(CERTIFICATE), door.certificate().unwrap_or_default())?;
-        door.serve(TcpListener::bind(order.listen)?).map_err(|error| bad(&error))?;
-        std::future::pending().await
-    })
+    let ledger = Arc::new(Ledger::open(
+        &order.folder.join("ledger"),
+        "bench",
+        Durability::Process,
+    )?);
+    let grant = EgressGrant {
+        rules,
+        ..EgressGrant::default()
+    };
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(async {
+            let door = Egress::open("bench", &grant, &settings, &Secrets::default(), ledger).await;
+            let door = door.map_err(|error| bad(&error))?;
+            fs::write(
+                order.folder.join(CERTIFICATE),
+                door.certificate().unwrap_or_default(),
+            )?;
+            door.serve(TcpListener::bind(order.listen)?)
+                .map_err(|error| bad(&error))?;
+            std::future::pending().await
+        })
 }
 
 fn write_key(path: &Path) -> io::Result<()> {

@@ -116,14 +116,32 @@ fn run(options: &Options) -> Result<(), Trouble> {
     let mut part = |processors, measure: fn(&mut Bench<'_>)| -> Result<_, Trouble> {
         let origin = Origin::start(&folder.0)?;
         let (ways, missing) = ways::start(&programs, &origin, &folder.0, processors)?;
-        measure(&mut Bench { origin: &origin, ways: &ways, amount, samples: &mut samples });
-        Ok((ways.iter().map(|way| (way.name, way.duties)).collect(), missing))
+        measure(&mut Bench {
+            origin: &origin,
+            ways: &ways,
+            amount,
+            samples: &mut samples,
+        });
+        Ok((
+            ways.iter().map(|way| (way.name, way.duties)).collect(),
+            missing,
+        ))
     };
     part(Processors::Shared, |bench| bench.sharing())?;
     // What is started from here on stays off the doors' processor.
     peers::move_aside()?;
     let (ways, missing) = part(Processors::Apart, |bench| bench.apart())?;
     let about = peers::about(options.rounds, &before, "only ratios say something");
-    let report = Report { about, ways, missing, samples };
-    Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)
+    let report = Report {
+        about,
+        ways,
+        missing,
+        samples,
+    };
+    Ok(peers::tell(
+        &report,
+        &report.json(),
+        options.text.as_ref(),
+        options.json.as_ref(),
+    )?)
 }

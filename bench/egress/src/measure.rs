@@ -39,23 +39,42 @@ impl Bench<'_> {
         for round in 0..self.amount.rounds {
             eprintln!("sharing, round {} of {}", round + 1, self.amount.rounds);
             let metric = Metric::SharedThroughput;
-            self.in_turns(round, metric, |way| way.tunnels, |bench, way| bench.throughput(way, metric));
+            self.in_turns(
+                round,
+                metric,
+                |way| way.tunnels,
+                |bench, way| bench.throughput(way, metric),
+            );
         }
     }
 
     /// Everything, where doors have a processor of their own.
     pub(crate) fn apart(&mut self) {
         // Before any load: what memory was freed by then would hide what tunnels take.
-        for way in self.ways.iter().filter(|way| way.tunnels && way.process.is_some()) {
+        for way in self
+            .ways
+            .iter()
+            .filter(|way| way.tunnels && way.process.is_some())
+        {
             let measured = self.idle_tunnels(way);
             self.note(way, Metric::IdleTunnels, measured);
         }
         for round in 0..self.amount.rounds {
             eprintln!("apart, round {} of {}", round + 1, self.amount.rounds);
             let metric = Metric::Throughput;
-            self.in_turns(round, metric, |way| way.tunnels, |bench, way| bench.throughput(way, metric));
+            self.in_turns(
+                round,
+                metric,
+                |way| way.tunnels,
+                |bench, way| bench.throughput(way, metric),
+            );
             self.set_up();
-            self.in_turns(round, Metric::RequestCost, |way| way.ca.is_some(), Bench::requests);
+            self.in_turns(
+                round,
+                Metric::RequestCost,
+                |way| way.ca.is_some(),
+                Bench::requests,
+            );
         }
     }
 
@@ -89,10 +108,12 @@ impl Bench<'_> {
         let before = processor_time(way)?;
         let took = client::take(&mut stream, self.amount.bytes)?;
         let gigabytes = self.amount.bytes as f64 / 1e9;
-        self.samples.add(way.name, metric, gigabytes * 1e3 / took.as_secs_f64());
+        self.samples
+            .add(way.name, metric, gigabytes * 1e3 / took.as_secs_f64());
         if way.process.is_some() && metric == Metric::Throughput {
             let processor = processor_time(way)? - before;
-            self.samples.add(way.name, Metric::TunnelCost, processor / gigabytes);
+            self.samples
+                .add(way.name, Metric::TunnelCost, processor / gigabytes);
         }
         Ok(())
     }
@@ -118,7 +139,9 @@ impl Bench<'_> {
         for (way, mut times) in ways.iter().zip(times) {
             times.sort_by(f64::total_cmp);
             for (metric, part) in [(Metric::SetUp, 0.5), (Metric::SetUpP99, 0.99)] {
-                rank(&times, part).into_iter().for_each(|value| self.samples.add(way.name, metric, value));
+                rank(&times, part)
+                    .into_iter()
+                    .for_each(|value| self.samples.add(way.name, metric, value));
             }
         }
     }
@@ -144,23 +167,34 @@ impl Bench<'_> {
                 Ok(done)
             }
         };
-        let threads: Vec<_> =
-            connections.into_iter().map(|connection| thread::spawn(asking(connection))).collect();
+        let threads: Vec<_> = connections
+            .into_iter()
+            .map(|connection| thread::spawn(asking(connection)))
+            .collect();
         let mut done = 0;
         for thread in threads {
-            done += thread.join().map_err(|_| io::Error::other("a client panicked"))??;
+            done += thread
+                .join()
+                .map_err(|_| io::Error::other("a client panicked"))??;
         }
-        self.samples.add(way.name, Metric::RequestRate, done as f64 / begun.elapsed().as_secs_f64());
+        self.samples.add(
+            way.name,
+            Metric::RequestRate,
+            done as f64 / begun.elapsed().as_secs_f64(),
+        );
         if way.process.is_some() {
             let processor = processor_time(way)? - before;
-            self.samples.add(way.name, Metric::RequestCost, processor * 1e6 / done as f64);
+            self.samples
+                .add(way.name, Metric::RequestCost, processor * 1e6 / done as f64);
         }
         Ok(())
     }
 
     /// What it holds before, and with so many tunnels that stand and are silent.
     fn idle_tunnels(&mut self, way: &Way) -> io::Result<()> {
-        let Some(process) = &way.process else { return Ok(()) };
+        let Some(process) = &way.process else {
+            return Ok(());
+        };
         let hello = client::hello()?;
         client::echo(&mut way.open(self.origin)?, &hello)?;
         self.samples.add(way.name, Metric::Idle, process.memory()?);
@@ -170,13 +204,16 @@ impl Bench<'_> {
             client::echo(&mut tunnel, &hello)?;
             tunnels.push(tunnel);
         }
-        self.samples.add(way.name, Metric::IdleTunnels, process.memory()?);
+        self.samples
+            .add(way.name, Metric::IdleTunnels, process.memory()?);
         Ok(())
     }
 }
 
 fn processor_time(way: &Way) -> io::Result<f64> {
-    way.process.as_ref().map_or(Ok(0.0), |process| process.processor_time())
+    way.process
+        .as_ref()
+        .map_or(Ok(0.0), |process| process.processor_time())
 }
 
 /// By nearest rank.

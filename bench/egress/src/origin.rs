@@ -47,14 +47,18 @@ impl Origin {
     }
 }
 
-fn listen(serve: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static) -> io::Result<SocketAddr> {
+fn listen(
+    serve: impl Fn(TcpStream) -> io::Result<()> + Clone + Send + 'static,
+) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let serve = serve.clone();
             // Clients come and go as they like; what fails here fails there.
-            _ = thread::Builder::new().stack_size(STACK).spawn(move || serve(stream));
+            _ = thread::Builder::new()
+                .stack_size(STACK)
+                .spawn(move || serve(stream));
         }
     });
     Ok(address)
@@ -93,8 +97,11 @@ fn serve_secure(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<()> 
     stream.set_nodelay(true)?;
     let connection = ServerConnection::new(config).map_err(io::Error::other)?;
     let mut stream = StreamOwned::new(connection, stream);
-    let good =
-        [format!("HTTP/1.1 200 OK\r\ncontent-length: {BODY}\r\n\r\n").as_bytes(), &[b'x'; BODY]].concat();
+    let good = [
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {BODY}\r\n\r\n").as_bytes(),
+        &[b'x'; BODY],
+    ]
+    .concat();
     let bad = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".to_vec();
     let wanted = format!("authorization: bearer {KEY}");
     let mut request = Vec::new();
@@ -116,15 +123,23 @@ fn serve_secure(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<()> 
 fn certificates(ca: &Path) -> Result<ServerConfig, Trouble> {
     let mut params = CertificateParams::new(Vec::new())?;
     // Another name than the leaf's: one that has its own is taken for signed by itself.
-    params.distinguished_name.push(DnType::CommonName, "Airlock bench");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "Airlock bench");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate()?;
     let pem = params.self_signed(&key)?.pem();
-    fs::write(ca, pem).map_err(|source| peers::Trouble::File { path: ca.to_owned(), source })?;
+    fs::write(ca, pem).map_err(|source| peers::Trouble::File {
+        path: ca.to_owned(),
+        source,
+    })?;
     let issuer = Issuer::new(params, key);
     let key = KeyPair::generate()?;
     let leaf = CertificateParams::new(vec![NAME.to_owned()])?.signed_by(&key, &issuer)?;
     let chain = vec![CertificateDer::from(leaf.der().to_vec())];
-    let key = PrivateKeyDer::try_from(key.serialize_der()).map_err(|why| Trouble::Door(why.to_owned()))?;
-    Ok(ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?)
+    let key = PrivateKeyDer::try_from(key.serialize_der())
+        .map_err(|why| Trouble::Door(why.to_owned()))?;
+    Ok(ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?)
 }

@@ -70,9 +70,10 @@ impl Metric {
 
     fn wanted(self) -> &'static [Wanted] {
         match self {
-            Metric::Throughput | Metric::SharedThroughput => {
-                &[Wanted::AtLeast(0.8, "direct"), Wanted::AtLeast(0.8, "relay")]
-            }
+            Metric::Throughput | Metric::SharedThroughput => &[
+                Wanted::AtLeast(0.8, "direct"),
+                Wanted::AtLeast(0.8, "relay"),
+            ],
             Metric::SetUp => &[Wanted::AtMost(1.5, "tinyproxy")],
             Metric::RequestCost => &[Wanted::AtMost(0.25, "mitmproxy")],
             Metric::IdleTunnels => &[Wanted::Value(32.0 * 1024.0)],
@@ -96,7 +97,11 @@ impl Report {
     /// The same for programs.
     pub(crate) fn json(&self) -> Value {
         let samples = &self.samples;
-        let about: BTreeMap<_, _> = self.about.iter().map(|(name, value)| (*name, value)).collect();
+        let about: BTreeMap<_, _> = self
+            .about
+            .iter()
+            .map(|(name, value)| (*name, value))
+            .collect();
         let row = |way: &'static str, metric: Metric| {
             let rounds = samples.of(way, metric);
             let failed = samples.failed(way, metric);
@@ -112,20 +117,35 @@ impl Report {
                 })
             })
         };
-        let rows = self.ways.iter().flat_map(|(way, _)| Metric::ALL.map(|metric| row(way, metric)));
+        let rows = self
+            .ways
+            .iter()
+            .flat_map(|(way, _)| Metric::ALL.map(|metric| row(way, metric)));
         let rows: Vec<_> = rows.flatten().collect();
-        let ways: Vec<_> =
-            self.ways.iter().map(|(name, duties)| json!({ "name": name, "duties": duties })).collect();
-        let missing: Vec<_> =
-            self.missing.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect();
+        let ways: Vec<_> = self
+            .ways
+            .iter()
+            .map(|(name, duties)| json!({ "name": name, "duties": duties }))
+            .collect();
+        let missing: Vec<_> = self
+            .missing
+            .iter()
+            .map(|(name, why)| json!({ "name": name, "why": why }))
+            .collect();
         json!({ "about": about, "ways": ways, "rows": rows, "not_run": missing })
     }
 
     fn line(&self, metric: Metric, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{:<37}", metric.title())?;
         for (way, _) in &self.ways {
-            let number = self.samples.median(way, metric).map_or("-".to_owned(), number);
-            let spread = self.samples.spread(way, metric).filter(|_| self.samples.of(way, metric).len() > 1);
+            let number = self
+                .samples
+                .median(way, metric)
+                .map_or("-".to_owned(), number);
+            let spread = self
+                .samples
+                .spread(way, metric)
+                .filter(|_| self.samples.of(way, metric).len() > 1);
             let spread = spread.map_or(String::new(), |spread| format!("±{:.0}%", spread * 50.0));
             write!(f, "{number:>9}{spread:>6}")?;
         }
@@ -134,22 +154,41 @@ impl Report {
 
     /// What ours is to the others, and what it should be.
     fn verdicts(&self, metric: Metric, f: &mut Formatter<'_>) -> fmt::Result {
-        let others = self.ways.iter().filter(|(way, _)| *way != "ours" && metric.has_ratio());
+        let others = self
+            .ways
+            .iter()
+            .filter(|(way, _)| *way != "ours" && metric.has_ratio());
         for (way, _) in others {
-            let Some(ratio) = self.samples.ratio("ours", way, metric) else { continue };
-            write!(f, "{:<37}ours / {way:<10}{ratio:>7.2}", metric.title().trim())?;
+            let Some(ratio) = self.samples.ratio("ours", way, metric) else {
+                continue;
+            };
+            write!(
+                f,
+                "{:<37}ours / {way:<10}{ratio:>7.2}",
+                metric.title().trim()
+            )?;
             for wanted in metric.wanted() {
                 match wanted {
-                    Wanted::AtLeast(least, to) if to == way => verdict(f, ">=", *least, ratio >= *least)?,
-                    Wanted::AtMost(most, to) if to == way => verdict(f, "<=", *most, ratio <= *most)?,
+                    Wanted::AtLeast(least, to) if to == way => {
+                        verdict(f, ">=", *least, ratio >= *least)?
+                    }
+                    Wanted::AtMost(most, to) if to == way => {
+                        verdict(f, "<=", *most, ratio <= *most)?
+                    }
                     Wanted::AtLeast(..) | Wanted::AtMost(..) | Wanted::Value(_) => {}
                 }
             }
             writeln!(f)?;
         }
         for wanted in metric.wanted() {
-            if let (Wanted::Value(most), Some(value)) = (wanted, self.samples.median("ours", metric)) {
-                write!(f, "{:<37}ours             {value:>8.0}", metric.title().trim())?;
+            if let (Wanted::Value(most), Some(value)) =
+                (wanted, self.samples.median("ours", metric))
+            {
+                write!(
+                    f,
+                    "{:<37}ours             {value:>8.0}",
+                    metric.title().trim()
+                )?;
                 verdict(f, "<=", *most, value <= *most)?;
                 writeln!(f)?;
             }
@@ -159,7 +198,11 @@ impl Report {
 }
 
 fn verdict(f: &mut Formatter<'_>, sign: &str, wanted: f64, met: bool) -> fmt::Result {
-    write!(f, "  wanted {sign} {wanted}: {}", if met { "met" } else { "MISSED" })
+    write!(
+        f,
+        "  wanted {sign} {wanted}: {}",
+        if met { "met" } else { "MISSED" }
+    )
 }
 
 fn number(value: f64) -> String {
@@ -180,15 +223,28 @@ impl Display for Report {
             writeln!(f, "{name}: {duties}")?;
         }
         write!(f, "\n{:<37}", "median of rounds ± half their spread")?;
-        self.ways.iter().try_for_each(|(name, _)| write!(f, "{name:>9}      "))?;
+        self.ways
+            .iter()
+            .try_for_each(|(name, _)| write!(f, "{name:>9}      "))?;
         writeln!(f)?;
-        Metric::ALL.iter().try_for_each(|metric| self.line(*metric, f))?;
+        Metric::ALL
+            .iter()
+            .try_for_each(|metric| self.line(*metric, f))?;
         writeln!(f)?;
-        Metric::ALL.iter().try_for_each(|metric| self.verdicts(*metric, f))?;
+        Metric::ALL
+            .iter()
+            .try_for_each(|metric| self.verdicts(*metric, f))?;
         for (way, metric, count, why) in self.samples.failures() {
-            writeln!(f, "! {way}, {}: failed {count} times, first: {}", metric.title().trim(), why.trim())?;
+            writeln!(
+                f,
+                "! {way}, {}: failed {count} times, first: {}",
+                metric.title().trim(),
+                why.trim()
+            )?;
         }
-        self.missing.iter().try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))
+        self.missing
+            .iter()
+            .try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))
     }
 }
 
@@ -205,10 +261,19 @@ mod tests {
             samples.add("ours", Metric::Throughput, ours);
         }
         samples.add("ours", Metric::IdleTunnels, 40_000.0);
-        assert_eq!(samples.ratio("ours", "direct", Metric::Throughput), Some(0.9));
+        assert_eq!(
+            samples.ratio("ours", "direct", Metric::Throughput),
+            Some(0.9)
+        );
         assert_eq!(samples.ratio("ours", "relay", Metric::Throughput), None);
         let ways = vec![("direct", "none"), ("ours", "all")];
-        let text = Report { about: Vec::new(), ways, missing: Vec::new(), samples }.to_string();
+        let text = Report {
+            about: Vec::new(),
+            ways,
+            missing: Vec::new(),
+            samples,
+        }
+        .to_string();
         assert!(text.contains("0.90  wanted >= 0.8: met"), "{text}");
         assert!(text.contains("40000  wanted <= 32768: MISSED"), "{text}");
     }

@@ -59,7 +59,13 @@ struct Place<'a> {
 
 /// What a program is started with.
 type Arguments = fn(&Place<'_>) -> io::Result<Vec<String>>;
-type Row<'a> = (&'static str, &'static str, &'a Option<PathBuf>, Arguments, Option<&'static str>);
+type Row<'a> = (
+    &'static str,
+    &'static str,
+    &'a Option<PathBuf>,
+    Arguments,
+    Option<&'static str>,
+);
 type Ways = (Vec<Way>, Vec<(&'static str, String)>);
 
 /// Starts all that can be; beside them, why others were not.
@@ -80,9 +86,27 @@ pub(crate) fn start(
     }];
     let mut missing = Vec::new();
     let rows: [Row<'_>; 5] = [
-        ("relay", "splice to one place, two threads a connection", &own, relay, None),
-        ("tinyproxy", "CONNECT, no rules", &programs.tinyproxy, tinyproxy, None),
-        ("squid", "CONNECT, one rule, no log, no cache", &programs.squid, squid, None),
+        (
+            "relay",
+            "splice to one place, two threads a connection",
+            &own,
+            relay,
+            None,
+        ),
+        (
+            "tinyproxy",
+            "CONNECT, no rules",
+            &programs.tinyproxy,
+            tinyproxy,
+            None,
+        ),
+        (
+            "squid",
+            "CONNECT, one rule, no log, no cache",
+            &programs.squid,
+            squid,
+            None,
+        ),
         (
             "mitmproxy",
             "TLS ends, credential put in",
@@ -107,7 +131,11 @@ pub(crate) fn start(
             Ok((process, place)) => ways.push(Way {
                 name,
                 duties,
-                entry: if name == "relay" { Entry::Relay(place.listen) } else { Entry::Proxy(place.listen) },
+                entry: if name == "relay" {
+                    Entry::Relay(place.listen)
+                } else {
+                    Entry::Proxy(place.listen)
+                },
                 process: Some(process),
                 ca: ca.map(|ca| place.folder.join(ca)),
                 tunnels: name != "mitmproxy",
@@ -126,21 +154,36 @@ fn begin<'a>(
     arguments: Arguments,
 ) -> Result<(Process, Place<'a>), Trouble> {
     let folder = folder.join(name);
-    fs::create_dir_all(&folder).map_err(|source| peers::Trouble::File { path: folder.clone(), source })?;
+    fs::create_dir_all(&folder).map_err(|source| peers::Trouble::File {
+        path: folder.clone(),
+        source,
+    })?;
     // A port that was free a moment ago.
     let listen = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-    let place = Place { origin, folder, listen };
+    let place = Place {
+        origin,
+        folder,
+        listen,
+    };
     let mut process = Process::start(program, &arguments(&place)?, &[], &place.folder, processors)?;
     peers::await_listener(name, listen, &mut process, &place.folder, LONGEST_START)?;
     Ok((process, place))
 }
 
 fn relay(place: &Place<'_>) -> io::Result<Vec<String>> {
-    Ok(vec!["relay".to_owned(), place.listen.to_string(), place.origin.plain.to_string()])
+    Ok(vec![
+        "relay".to_owned(),
+        place.listen.to_string(),
+        place.origin.plain.to_string(),
+    ])
 }
 
 fn ours(place: &Place<'_>) -> io::Result<Vec<String>> {
-    let Place { origin, folder, listen } = place;
+    let Place {
+        origin,
+        folder,
+        listen,
+    } = place;
     let path = |path: &Path| path.display().to_string();
     Ok([
         "door",
@@ -159,15 +202,26 @@ fn ours(place: &Place<'_>) -> io::Result<Vec<String>> {
     .to_vec())
 }
 
-fn configured(place: &Place<'_>, text: &str, before: &[&str], after: &str) -> io::Result<Vec<String>> {
+fn configured(
+    place: &Place<'_>,
+    text: &str,
+    before: &[&str],
+    after: &str,
+) -> io::Result<Vec<String>> {
     let path = place.folder.join("config");
     fs::write(&path, text)?;
-    Ok(before.iter().copied().chain([after, &path.display().to_string()]).map(str::to_owned).collect())
+    Ok(before
+        .iter()
+        .copied()
+        .chain([after, &path.display().to_string()])
+        .map(str::to_owned)
+        .collect())
 }
 
 fn tinyproxy(place: &Place<'_>) -> io::Result<Vec<String>> {
     let port = place.listen.port();
-    let config = format!("Port {port}\nListen 127.0.0.1\nTimeout 600\nMaxClients 4096\nLogLevel Critical\n");
+    let config =
+        format!("Port {port}\nListen 127.0.0.1\nTimeout 600\nMaxClients 4096\nLogLevel Critical\n");
     configured(place, &config, &["-d"], "-c")
 }
 
@@ -181,7 +235,11 @@ fn squid(place: &Place<'_>) -> io::Result<Vec<String>> {
 }
 
 fn mitmproxy(place: &Place<'_>) -> io::Result<Vec<String>> {
-    let Place { origin, folder, listen } = place;
+    let Place {
+        origin,
+        folder,
+        listen,
+    } = place;
     Ok([
         "-q",
         "--listen-host",

@@ -38,13 +38,20 @@ const KEY: &str = "sk-bench";
 impl Bench<'_> {
     /// The share of a run's CPU time: of one that does nothing, and of one that calls a model once.
     pub(crate) fn audit(&mut self) -> Result<(), Trouble> {
-        let provider =
-            Provider::start(Settings { keys: vec![KEY.to_owned()], lean: true, ..Settings::default() });
+        let provider = Provider::start(Settings {
+            keys: vec![KEY.to_owned()],
+            lean: true,
+            ..Settings::default()
+        });
         let folder = self.folder.join("audit");
-        let server = Airlock::start_with(self.airlock, &folder, &settings(&provider, self.folder)?)?;
+        let server =
+            Airlock::start_with(self.airlock, &folder, &settings(&provider, self.folder)?)?;
         let (mut client, state, calling) = (server.client()?, folder.join("state"), calling());
         for round in 0..self.amount.rounds {
-            for (metric, order) in [(Metric::AuditShare, RUN), (Metric::AuditShareCall, &calling)] {
+            for (metric, order) in [
+                (Metric::AuditShare, RUN),
+                (Metric::AuditShareCall, &calling),
+            ] {
                 let scratch = self.folder.join(format!("{metric:?}-{round}"));
                 let share = self.share(&mut client, order, &state, &scratch);
                 self.note(OURS, metric, share);
@@ -53,7 +60,13 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn share(&self, client: &mut Client, order: &str, state: &Path, scratch: &Path) -> io::Result<f64> {
+    fn share(
+        &self,
+        client: &mut Client,
+        order: &str,
+        state: &Path,
+        scratch: &Path,
+    ) -> io::Result<f64> {
         let (before, begun) = (Lengths::of(state)?, peers::processor_time_below_us()?);
         for _ in 0..self.amount.runs {
             once_of(client, order)?;
@@ -61,8 +74,10 @@ impl Bench<'_> {
         let lines = before.all_since(state)?;
         // Keepers and programs that were reaped count at whoever reaped them, all of them below us.
         let runs = peers::processor_time_below_us()? - begun;
-        let (writing, bytes) =
-            (rewritten(scratch, &lines)?.as_secs_f64(), lines.iter().map(String::len).sum::<usize>());
+        let (writing, bytes) = (
+            rewritten(scratch, &lines)?.as_secs_f64(),
+            lines.iter().map(String::len).sum::<usize>(),
+        );
         let share = writing / runs * 100.0;
         eprintln!(
             "{} runs: {} lines of {} bytes in audit and ledger, {:.3} ms of CPU; the runs themselves {:.0} ms: {share:.2} %",
@@ -80,7 +95,12 @@ impl Bench<'_> {
 fn settings(provider: &Provider, folder: &Path) -> io::Result<String> {
     let key = folder.join("provider-key");
     let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&key)?;
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&key)?;
     io::Write::write_all(&mut file, KEY.as_bytes())?;
     Ok(format!(
         "[provider.openai]\ndialect = \"openai\"\nbase = \"{}\"\nkey = {{ file = \"{}\" }}\nallow_plain_http = true\n\
@@ -92,8 +112,7 @@ fn settings(provider: &Provider, folder: &Path) -> io::Result<String> {
 
 /// Calls a model by a program that takes less for it than any library of a provider's.
 fn calling() -> String {
-    let body =
-        json!({ "model": "m", "max_tokens": 20, "messages": [{ "role": "user", "content": "hello" }] });
+    let body = json!({ "model": "m", "max_tokens": 20, "messages": [{ "role": "user", "content": "hello" }] });
     let script = format!(
         "exec curl -sf -o /dev/null -H \"authorization: Bearer $OPENAI_API_KEY\" -H 'content-type: application/json' \
          -d '{body}' $OPENAI_BASE_URL/chat/completions"
@@ -128,7 +147,12 @@ impl Lengths {
         let mut lines = Vec::new();
         for path in files(state)? {
             let known = self.0.get(&path).copied().unwrap_or_default();
-            lines.extend(fs::read_to_string(&path)?.lines().skip(known).map(str::to_owned));
+            lines.extend(
+                fs::read_to_string(&path)?
+                    .lines()
+                    .skip(known)
+                    .map(str::to_owned),
+            );
         }
         Ok(lines)
     }
@@ -150,7 +174,10 @@ fn files(state: &Path) -> io::Result<Vec<PathBuf>> {
 /// The CPU time of writing these lines once.
 fn rewritten(folder: &Path, lines: &[String]) -> io::Result<Duration> {
     fs::create_dir_all(folder)?;
-    let lines: Vec<Line> = lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    let lines: Vec<Line> = lines
+        .iter()
+        .map(|line| serde_json::from_str(line))
+        .collect::<Result<_, _>>()?;
     let book = Book {
         audit: Audit::open(folder)?,
         ledger: Ledger::open(&folder.join("ledger"), "owner", Durability::default())?,
@@ -171,15 +198,21 @@ impl Book {
         let mut open = VecDeque::new();
         for line in lines {
             match line.kind.as_str() {
-                "reserve" => open.push_back(self.ledger.reserve(&line.call(), line.money, line.tokens)?),
+                "reserve" => {
+                    open.push_back(self.ledger.reserve(&line.call(), line.money, line.tokens)?)
+                }
                 "settle" => {
-                    let of = open.pop_front().ok_or_else(|| io::Error::other("nothing was reserved"))?;
+                    let of = open
+                        .pop_front()
+                        .ok_or_else(|| io::Error::other("nothing was reserved"))?;
                     self.ledger.settle(of, &line.outcome())?;
                 }
                 "revoke" => self.ledger.revoke(&line.run, &line.session)?,
                 kind if kind.contains('.') => self.audit.note(&line.entry())?,
                 other => {
-                    return Err(io::Error::other(format!("`{other}` is no kind of line that is known here")));
+                    return Err(io::Error::other(format!(
+                        "`{other}` is no kind of line that is known here"
+                    )));
                 }
             }
         }
@@ -223,7 +256,10 @@ impl Line {
         let all = [Decision::Allowed, Decision::Refused, Decision::Happened];
         Entry {
             what: &self.kind,
-            decision: all.into_iter().find(|one| one.name() == self.decision).unwrap_or_default(),
+            decision: all
+                .into_iter()
+                .find(|one| one.name() == self.decision)
+                .unwrap_or_default(),
             tenant: &self.tenant,
             key: &self.key,
             run: &self.run,
@@ -249,9 +285,23 @@ impl Line {
     }
 
     fn outcome(&self) -> Outcome {
-        let Line { usage, money, overrun, status, duration_ms, .. } = *self;
+        let Line {
+            usage,
+            money,
+            overrun,
+            status,
+            duration_ms,
+            ..
+        } = *self;
         let known = Outcome::unknown(money, &self.ending);
-        Outcome { usage, overrun, status, duration_ms, source: doors::Source::Final, ..known }
+        Outcome {
+            usage,
+            overrun,
+            status,
+            duration_ms,
+            source: doors::Source::Final,
+            ..known
+        }
     }
 }
 
@@ -261,7 +311,9 @@ fn spent() -> io::Result<Duration> {
     for thread in fs::read_dir("/proc/self/task")? {
         let told = fs::read_to_string(thread?.path().join("schedstat"))?;
         let nanoseconds = told.split(' ').next().and_then(|text| text.parse().ok());
-        all += nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::Error::other("no schedstat"))?;
+        all += nanoseconds
+            .map(Duration::from_nanos)
+            .ok_or_else(|| io::Error::other("no schedstat"))?;
     }
     Ok(all)
 }
@@ -278,27 +330,57 @@ mod tests {
             audit: Audit::open(state).unwrap(),
             ledger: Ledger::open(&state.join("ledger"), "owner", Durability::default()).unwrap(),
         };
-        let (book, call) =
-            (open(), Call { run: "r".into(), model: "m".into(), attempt: 1, ..Call::default() });
+        let (book, call) = (
+            open(),
+            Call {
+                run: "r".into(),
+                model: "m".into(),
+                attempt: 1,
+                ..Call::default()
+            },
+        );
         let before = Lengths::of(state).unwrap();
-        let entry = Entry { what: "run.end", run: "r", about: "succeeded exit=0", ..Entry::default() };
-        book.audit.note(&Entry { decision: Decision::Allowed, ..entry }).unwrap();
+        let entry = Entry {
+            what: "run.end",
+            run: "r",
+            about: "succeeded exit=0",
+            ..Entry::default()
+        };
+        book.audit
+            .note(&Entry {
+                decision: Decision::Allowed,
+                ..entry
+            })
+            .unwrap();
         let of = book.ledger.reserve(&call, Money(7), 9).unwrap();
-        let outcome = Outcome { source: doors::Source::Final, ..Outcome::unknown(Money(5), "complete") };
+        let outcome = Outcome {
+            source: doors::Source::Final,
+            ..Outcome::unknown(Money(5), "complete")
+        };
         book.ledger.settle(of, &outcome).unwrap();
         book.ledger.flush().unwrap();
         let written = before.all_since(state).unwrap();
-        let lines: Vec<Line> = written.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<Line> = written
+            .iter()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
         let kinds: Vec<_> = lines.iter().map(|line| line.kind.as_str()).collect();
         assert_eq!(kinds, ["run.end", "reserve", "settle"]);
         assert_eq!(
             (lines[0].entry().decision, lines[0].entry().about),
             (Decision::Allowed, "succeeded exit=0")
         );
-        assert_eq!((lines[1].call(), lines[1].money, lines[1].tokens), (call, Money(7), 9));
+        assert_eq!(
+            (lines[1].call(), lines[1].money, lines[1].tokens),
+            (call, Money(7), 9)
+        );
         assert_eq!(lines[2].outcome(), outcome);
         book.write(&lines).unwrap();
         book.ledger.flush().unwrap();
-        assert_eq!(before.all_since(state).unwrap().len(), 6, "and they are written again");
+        assert_eq!(
+            before.all_since(state).unwrap().len(),
+            6,
+            "and they are written again"
+        );
     }
 }

@@ -33,7 +33,12 @@ impl Client {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Client { stream, host, key: key.to_owned(), rest: Vec::new() })
+        Ok(Client {
+            stream,
+            host,
+            key: key.to_owned(),
+            rest: Vec::new(),
+        })
     }
 
     /// One request with a short body, and the whole body of its answer, which must be a good one.
@@ -64,7 +69,10 @@ impl Client {
         self.stream.write_all(request.as_bytes())?;
         let head = self.read_head()?;
         if head.status != 200 || head.length != Some(bytes) {
-            return Err(io::Error::other(format!("{} with {:?} bytes", head.status, head.length)));
+            return Err(io::Error::other(format!(
+                "{} with {:?} bytes",
+                head.status, head.length
+            )));
         }
         let mut left = bytes - self.rest.len() as u64;
         self.rest.clear();
@@ -87,14 +95,19 @@ impl Client {
 
     fn answer(&mut self) -> io::Result<Vec<u8>> {
         let head = self.read_head()?;
-        let Some(length) = head.length else { return Err(io::Error::other("an answer without a length")) };
+        let Some(length) = head.length else {
+            return Err(io::Error::other("an answer without a length"));
+        };
         while (self.rest.len() as u64) < length {
             self.more()?;
         }
         let body: Vec<_> = self.rest.drain(..length as usize).collect();
         match head.status {
             200..300 => Ok(body),
-            status => Err(io::Error::other(format!("{status}: {}", String::from_utf8_lossy(&body)))),
+            status => Err(io::Error::other(format!(
+                "{status}: {}",
+                String::from_utf8_lossy(&body)
+            ))),
         }
     }
 
@@ -103,7 +116,8 @@ impl Client {
             if let Some(end) = self.rest.windows(4).position(|four| four == b"\r\n\r\n") {
                 let text = String::from_utf8_lossy(&self.rest[..end]).into_owned();
                 self.rest.drain(..end + 4);
-                return Head::read(&text).ok_or_else(|| io::Error::other(format!("not HTTP: {text}")));
+                return Head::read(&text)
+                    .ok_or_else(|| io::Error::other(format!("not HTTP: {text}")));
             }
             if self.rest.len() > LONGEST_HEAD {
                 return Err(io::Error::other("headers without an end"));
@@ -115,7 +129,9 @@ impl Client {
     fn more(&mut self) -> io::Result<()> {
         let mut piece = [0; 16 << 10];
         match self.stream.read(&mut piece)? {
-            0 => Err(io::Error::other("the connection ended before the answer did")),
+            0 => Err(io::Error::other(
+                "the connection ended before the answer did",
+            )),
             bytes => {
                 self.rest.extend_from_slice(&piece[..bytes]);
                 Ok(())
@@ -130,9 +146,18 @@ impl Head {
         let status: u16 = lines.next()?.split(' ').nth(1)?.parse().ok()?;
         let length = lines.filter_map(|line| line.split_once(':'));
         let mut length = length.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
-        let length = length.next().and_then(|(_, value)| value.trim().parse().ok());
+        let length = length
+            .next()
+            .and_then(|(_, value)| value.trim().parse().ok());
         // What has no body says no length.
-        Some(Head { status, length: if matches!(status, 204 | 304) { Some(0) } else { length } })
+        Some(Head {
+            status,
+            length: if matches!(status, 204 | 304) {
+                Some(0)
+            } else {
+                length
+            },
+        })
     }
 }
 
@@ -154,7 +179,10 @@ mod tests {
                     stream.read_exact(&mut byte).unwrap();
                     asked.extend(byte);
                 }
-                answer.as_bytes().chunks(5).for_each(|piece| stream.write_all(piece).unwrap());
+                answer
+                    .as_bytes()
+                    .chunks(5)
+                    .for_each(|piece| stream.write_all(piece).unwrap());
             }
         });
         address
@@ -172,7 +200,10 @@ mod tests {
         let mut client = Client::open(address, "key").unwrap();
         assert_eq!(client.ask("GET", "/", "").unwrap(), b"hello");
         assert_eq!(client.ask("DELETE", "/", "").unwrap(), b"");
-        assert_eq!(client.ask("GET", "/", "").unwrap_err().to_string(), "404: none");
+        assert_eq!(
+            client.ask("GET", "/", "").unwrap_err().to_string(),
+            "404: none"
+        );
         client.get("/", 3).unwrap();
         assert!(client.get("/", 4).is_err(), "a file of another size");
     }

@@ -35,7 +35,10 @@ impl Bench<'_> {
             eprintln!("jobs, round {} of {}", round + 1, self.amount.rounds);
             let rate = self.submitted(&server);
             self.note(OURS, Metric::Submit, rate);
-            let rate = bare(&self.folder.join(format!("bare-{round}.db")), self.amount.time);
+            let rate = bare(
+                &self.folder.join(format!("bare-{round}.db")),
+                self.amount.time,
+            );
             self.note(SQLITE, Metric::Submit, rate);
         }
         drop(server);
@@ -58,11 +61,18 @@ impl Bench<'_> {
                 Ok(done)
             }
         };
-        let clients: Vec<_> = (0..self.amount.clients).map(|_| server.client()).collect::<io::Result<_>>()?;
-        let threads: Vec<_> = clients.into_iter().map(|client| thread::spawn(submit(client))).collect();
+        let clients: Vec<_> = (0..self.amount.clients)
+            .map(|_| server.client())
+            .collect::<io::Result<_>>()?;
+        let threads: Vec<_> = clients
+            .into_iter()
+            .map(|client| thread::spawn(submit(client)))
+            .collect();
         let mut done = 0;
         for thread in threads {
-            done += thread.join().map_err(|_| io::Error::other("a client broke off"))??;
+            done += thread
+                .join()
+                .map_err(|_| io::Error::other("a client broke off"))??;
         }
         Ok(done as f64 / begun.elapsed().as_secs_f64())
     }
@@ -74,7 +84,8 @@ impl Bench<'_> {
         let before = full.process.memory()?;
         eprintln!("{} jobs wait", self.amount.queued);
         if let Err(error) = self.fill(&full) {
-            self.samples.fail(OURS, Metric::QueueMemory, &error.to_string());
+            self.samples
+                .fail(OURS, Metric::QueueMemory, &error.to_string());
         }
         let held = full.process.memory()? - before;
         self.samples.add(OURS, Metric::QueueMemory, held / 1024.0);
@@ -91,15 +102,21 @@ impl Bench<'_> {
         const HANDS: usize = 16;
         let order = waiting("queued");
         let each = self.amount.queued.div_ceil(HANDS);
-        let hands: Vec<_> = (0..HANDS).map(|_| server.client()).collect::<io::Result<_>>()?;
+        let hands: Vec<_> = (0..HANDS)
+            .map(|_| server.client())
+            .collect::<io::Result<_>>()?;
         let hand = |mut client: Client| {
             let order = order.clone();
             move || (0..each).try_for_each(|_| client.ask("POST", "/v1/jobs", &order).map(drop))
         };
-        let hands: Vec<_> = hands.into_iter().map(|client| thread::spawn(hand(client))).collect();
-        hands
+        let hands: Vec<_> = hands
             .into_iter()
-            .try_for_each(|hand| hand.join().map_err(|_| io::Error::other("a client broke off"))?)
+            .map(|client| thread::spawn(hand(client)))
+            .collect();
+        hands.into_iter().try_for_each(|hand| {
+            hand.join()
+                .map_err(|_| io::Error::other("a client broke off"))?
+        })
     }
 
     /// Milliseconds from acceptance until it runs, the middle of some.
@@ -116,7 +133,8 @@ impl Bench<'_> {
 
     /// How many slot times a job of a quiet tenant waits while a noisy one has thousands: the worst of some.
     fn neighbours(&mut self) -> Result<(), Trouble> {
-        let server = Airlock::start_with(self.airlock, &self.folder.join("neighbours"), NOISY_SLOTS)?;
+        let server =
+            Airlock::start_with(self.airlock, &self.folder.join("neighbours"), NOISY_SLOTS)?;
         let measured = self.beside_noise(&server);
         self.note(OURS, Metric::Neighbour, measured);
         Ok(())
@@ -126,7 +144,8 @@ impl Bench<'_> {
         let mut admin = server.client()?;
         let mut of = |tenant: &str| -> io::Result<Client> {
             let order = json!({ "name": tenant, "tenant": tenant, "scopes": ["runs"] });
-            let made: Value = serde_json::from_slice(&admin.ask("POST", "/v1/keys", &order.to_string())?)?;
+            let made: Value =
+                serde_json::from_slice(&admin.ask("POST", "/v1/keys", &order.to_string())?)?;
             Client::open(server.address, made["token"].as_str().unwrap_or_default())
         };
         let (mut noisy, mut quiet) = (of("noisy")?, of("quiet")?);
@@ -174,14 +193,20 @@ fn ended(client: &mut Client) -> io::Result<Vec<f64>> {
         serde_json::from_slice(&client.ask("GET", "/v1/jobs?status=succeeded&limit=50", "")?)?;
     let jobs = told["jobs"].as_array().map_or(&[][..], Vec::as_slice);
     let time = |job: &Value, name: &str| job[name].as_str().and_then(milliseconds);
-    Ok(jobs.iter().filter_map(|job| Some(time(job, "ended_at")? - time(job, "started_at")?)).collect())
+    Ok(jobs
+        .iter()
+        .filter_map(|job| Some(time(job, "ended_at")? - time(job, "started_at")?))
+        .collect())
 }
 
 /// A job that waits for its time.
 fn waiting(name: &str) -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
     let later = spec::Timestamp((now.as_millis() as u64) + LATER_DAYS * 24 * 3_600_000);
-    json!({ "name": name, "run": { "command": ["/bin/true"] }, "not_before": later.to_string() }).to_string()
+    json!({ "name": name, "run": { "command": ["/bin/true"] }, "not_before": later.to_string() })
+        .to_string()
 }
 
 /// Submits a job, and waits for its end.
@@ -212,7 +237,11 @@ fn waited(job: &Value) -> io::Result<f64> {
 /// Of the day: `2026-01-01T00:00:00.000Z`. Nobody measures over midnight.
 fn milliseconds(text: &str) -> Option<f64> {
     let time = text.split_once('T')?.1.trim_end_matches('Z');
-    let parts: Vec<f64> = time.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let parts: Vec<f64> = time
+        .split(':')
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .ok()?;
     match parts[..] {
         [hours, minutes, seconds] => Some(((hours * 60.0 + minutes) * 60.0 + seconds) * 1e3),
         _ => None,
@@ -228,7 +257,9 @@ fn bare(file: &std::path::Path, time: Duration) -> io::Result<f64> {
         connection.execute_batch("CREATE TABLE job (n INTEGER PRIMARY KEY, text TEXT NOT NULL)")?;
         let (order, begun, mut done) = (waiting("bare"), Instant::now(), 0u64);
         while begun.elapsed() < time {
-            connection.prepare_cached("INSERT INTO job (text) VALUES (?)")?.execute([&order])?;
+            connection
+                .prepare_cached("INSERT INTO job (text) VALUES (?)")?
+                .execute([&order])?;
             done += 1;
         }
         Ok(done as f64 / begun.elapsed().as_secs_f64())
@@ -242,8 +273,7 @@ mod tests {
 
     #[test]
     fn a_wait_is_read_from_the_times_of_a_job() {
-        let job =
-            json!({ "accepted_at": "2026-01-01T10:00:59.998Z", "started_at": "2026-01-01T10:01:00.003Z" });
+        let job = json!({ "accepted_at": "2026-01-01T10:00:59.998Z", "started_at": "2026-01-01T10:01:00.003Z" });
         assert!((waited(&job).unwrap() - 5.0).abs() < 1e-6);
         assert!(waited(&json!({ "accepted_at": "x" })).is_err());
     }

@@ -53,16 +53,24 @@ impl Library {
             .arg(folder.join("library"))
             .arg("--parked")
             .arg(parked.to_string());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let missing = || io::Error::other("no pipe");
-        let (to, from) = (child.stdin.take(), BufReader::new(child.stdout.take().ok_or_else(missing)?));
+        let (to, from) = (
+            child.stdin.take(),
+            BufReader::new(child.stdout.take().ok_or_else(missing)?),
+        );
         Ok(Library { child, to, from })
     }
 
     /// Seconds of one run.
     pub(crate) fn one(&mut self) -> io::Result<f64> {
         let told = self.ask(&Ask::One)?;
-        (told.failures == 0).then_some(told.seconds).ok_or_else(|| io::Error::other("the run failed"))
+        (told.failures == 0)
+            .then_some(told.seconds)
+            .ok_or_else(|| io::Error::other("the run failed"))
     }
 
     /// Runs a second with so many at once; none may fail.
@@ -70,16 +78,27 @@ impl Library {
         let told = self.ask(&Ask::Many(tasks, time.as_millis() as u64))?;
         match told.failures {
             0 => Ok(told.runs as f64 / told.seconds),
-            failures => Err(io::Error::other(format!("{failures} of {} runs failed", told.runs))),
+            failures => Err(io::Error::other(format!(
+                "{failures} of {} runs failed",
+                told.runs
+            ))),
         }
     }
 
     fn ask(&mut self, ask: &Ask) -> io::Result<Told> {
         let gone = || io::Error::other("the library's process is gone");
-        writeln!(self.to.as_mut().ok_or_else(gone)?, "{}", serde_json::to_string(ask)?)?;
+        writeln!(
+            self.to.as_mut().ok_or_else(gone)?,
+            "{}",
+            serde_json::to_string(ask)?
+        )?;
         let mut line = String::new();
         self.from.read_line(&mut line)?;
-        if line.is_empty() { Err(gone()) } else { Ok(serde_json::from_str(&line)?) }
+        if line.is_empty() {
+            Err(gone())
+        } else {
+            Ok(serde_json::from_str(&line)?)
+        }
     }
 }
 
@@ -94,22 +113,41 @@ impl Drop for Library {
 /// The process itself, until its orders end.
 pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
     // As `airlock serve` runs.
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     let failed = |error: &dyn std::fmt::Display| Trouble::Library(error.to_string());
-    let request = RunRequest { command: vec!["/bin/true".into()], ..RunRequest::default() };
-    let spec = Policy::default().admit(request).map_err(|error| failed(&error.message))?;
+    let request = RunRequest {
+        command: vec!["/bin/true".into()],
+        ..RunRequest::default()
+    };
+    let spec = Policy::default()
+        .admit(request)
+        .map_err(|error| failed(&error.message))?;
     runtime.block_on(async {
         let memory = Size(Pool::PARKED_BYTES.0 * order.parked as u64);
-        let pool = Pool { parked: order.parked, berths: 0, memory };
-        let settings = Settings { pool, ..Settings::new(order.state.clone()) };
+        let pool = Pool {
+            parked: order.parked,
+            berths: 0,
+            memory,
+        };
+        let settings = Settings {
+            pool,
+            ..Settings::new(order.state.clone())
+        };
         let engine = Engine::open(settings).map_err(|error| failed(&error))?;
         engine.warm(&spec).await;
         for line in io::stdin().lines() {
             let told = match serde_json::from_str(&line?).map_err(io::Error::other)? {
                 Ask::One => one(&engine, &spec).await,
-                Ask::Many(tasks, time) => many(&engine, &spec, tasks, Duration::from_millis(time)).await,
+                Ask::Many(tasks, time) => {
+                    many(&engine, &spec, tasks, Duration::from_millis(time)).await
+                }
             };
-            println!("{}", serde_json::to_string(&told).map_err(io::Error::other)?);
+            println!(
+                "{}",
+                serde_json::to_string(&told).map_err(io::Error::other)?
+            );
         }
         engine.close().await;
         Ok(())
@@ -120,7 +158,11 @@ async fn one(engine: &Engine, spec: &RunSpec) -> Told {
     let begun = Instant::now();
     let result = engine.run(spec.clone()).await;
     let seconds = begun.elapsed().as_secs_f64();
-    Told { seconds, runs: 1, failures: usize::from(result.status != Status::Succeeded) }
+    Told {
+        seconds,
+        runs: 1,
+        failures: usize::from(result.status != Status::Succeeded),
+    }
 }
 
 async fn many(engine: &Engine, spec: &RunSpec, tasks: usize, time: Duration) -> Told {
@@ -128,7 +170,11 @@ async fn many(engine: &Engine, spec: &RunSpec, tasks: usize, time: Duration) -> 
     let work = |_| {
         let (engine, spec) = (engine.clone(), spec.clone());
         tokio::spawn(async move {
-            let mut all = Told { seconds: 0.0, runs: 0, failures: 0 };
+            let mut all = Told {
+                seconds: 0.0,
+                runs: 0,
+                failures: 0,
+            };
             while all.runs == 0 || begun.elapsed() < time {
                 all.failures += one(&engine, &spec).await.failures;
                 all.runs += 1;
@@ -137,12 +183,23 @@ async fn many(engine: &Engine, spec: &RunSpec, tasks: usize, time: Duration) -> 
         })
     };
     let tasks: Vec<_> = (0..tasks).map(work).collect();
-    let mut all = Told { seconds: 0.0, runs: 0, failures: 0 };
+    let mut all = Told {
+        seconds: 0.0,
+        runs: 0,
+        failures: 0,
+    };
     for task in tasks {
         // A task that panicked is a run that failed.
-        let told = task.await.unwrap_or(Told { seconds: 0.0, runs: 1, failures: 1 });
+        let told = task.await.unwrap_or(Told {
+            seconds: 0.0,
+            runs: 1,
+            failures: 1,
+        });
         all.runs += told.runs;
         all.failures += told.failures;
     }
-    Told { seconds: begun.elapsed().as_secs_f64(), ..all }
+    Told {
+        seconds: begun.elapsed().as_secs_f64(),
+        ..all
+    }
 }

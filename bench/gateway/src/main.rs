@@ -116,8 +116,12 @@ fn run(options: &Options) -> Result<(), Trouble> {
         queued: options.queued,
         noise: options.noise,
     };
-    let mut bench =
-        Bench { airlock: &options.airlock, folder: &folder.0, amount, samples: Samples::default() };
+    let mut bench = Bench {
+        airlock: &options.airlock,
+        folder: &folder.0,
+        amount,
+        samples: Samples::default(),
+    };
     bench.jobs()?;
     bench.audit()?;
     let missing = match options.only_jobs {
@@ -130,6 +134,15 @@ fn run(options: &Options) -> Result<(), Trouble> {
         }
     };
     let about = peers::about(options.rounds, &before, "only ratios say something");
-    let report = Report { about, missing, samples: bench.samples };
-    Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)
+    let report = Report {
+        about,
+        missing,
+        samples: bench.samples,
+    };
+    Ok(peers::tell(
+        &report,
+        &report.json(),
+        options.text.as_ref(),
+        options.json.as_ref(),
+    )?)
 }

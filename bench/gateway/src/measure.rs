@@ -59,7 +59,8 @@ impl Bench<'_> {
             let name = format!("start-{round}");
             for metric in [Metric::FirstReady, Metric::Ready] {
                 let server = self.serve(&name)?;
-                self.samples.add(OURS, metric, server.ready_in.as_secs_f64() * 1e3);
+                self.samples
+                    .add(OURS, metric, server.ready_in.as_secs_f64() * 1e3);
             }
         }
         Ok(())
@@ -129,7 +130,9 @@ impl Bench<'_> {
         for (way, mut times) in [(OURS, ours), (LIBRARY, theirs)] {
             times.sort_by(f64::total_cmp);
             for (metric, part) in [(Metric::Run, 0.5), (Metric::RunP99, 0.99)] {
-                rank(&times, part).into_iter().for_each(|value| self.samples.add(way, metric, value));
+                rank(&times, part)
+                    .into_iter()
+                    .for_each(|value| self.samples.add(way, metric, value));
             }
         }
         Ok(())
@@ -148,35 +151,55 @@ impl Bench<'_> {
                 (done, failures)
             }
         };
-        let opened: io::Result<Vec<_>> = (0..self.amount.clients).map(|_| server.client()).collect();
+        let opened: io::Result<Vec<_>> =
+            (0..self.amount.clients).map(|_| server.client()).collect();
         let clients = match opened {
             Ok(clients) => clients,
             Err(error) => return self.samples.fail(OURS, Metric::Rate, &error.to_string()),
         };
-        let threads: Vec<_> = clients.into_iter().map(|one| thread::spawn(client(one))).collect();
+        let threads: Vec<_> = clients
+            .into_iter()
+            .map(|one| thread::spawn(client(one)))
+            .collect();
         let told = threads.into_iter().filter_map(|thread| thread.join().ok());
         let (done, failures) = told.fold((0, Vec::new()), |(done, mut all), (more, failures)| {
             all.extend(failures);
             (done + more, all)
         });
-        self.samples.add(OURS, Metric::Rate, done as f64 / begun.elapsed().as_secs_f64());
-        self.samples.add(OURS, Metric::Failures, failures.len() as f64);
-        failures.iter().for_each(|error| self.samples.fail(OURS, Metric::Rate, &error.to_string()));
+        self.samples.add(
+            OURS,
+            Metric::Rate,
+            done as f64 / begun.elapsed().as_secs_f64(),
+        );
+        self.samples
+            .add(OURS, Metric::Failures, failures.len() as f64);
+        failures
+            .iter()
+            .for_each(|error| self.samples.fail(OURS, Metric::Rate, &error.to_string()));
     }
 
     /// A large file there and back, by each way in turn; what could not be had.
-    pub(crate) fn files(&mut self, nginx: Option<&PathBuf>) -> Result<Vec<(&'static str, String)>, Trouble> {
+    pub(crate) fn files(
+        &mut self,
+        nginx: Option<&PathBuf>,
+    ) -> Result<Vec<(&'static str, String)>, Trouble> {
         let server = self.serve("files")?;
         let started = match nginx {
-            Some(program) => {
-                Nginx::start(program, &self.folder.join("nginx")).map_err(|trouble| trouble.to_string())
-            }
+            Some(program) => Nginx::start(program, &self.folder.join("nginx"))
+                .map_err(|trouble| trouble.to_string()),
             None => Err("not told where it is".to_owned()),
         };
         let mut ways = Vec::new();
         let order = r#"{"disk":"3G","file_size":"2G","lifetime":"1h"}"#;
-        match server.client().and_then(|mut client| server.session(&mut client, order)) {
-            Ok(id) => ways.push(Way::new(OURS, &server, &format!("/v1/sandboxes/{id}/files/large"))),
+        match server
+            .client()
+            .and_then(|mut client| server.session(&mut client, order))
+        {
+            Ok(id) => ways.push(Way::new(
+                OURS,
+                &server,
+                &format!("/v1/sandboxes/{id}/files/large"),
+            )),
             Err(error) => self.samples.fail(OURS, Metric::Upload, &error.to_string()),
         }
         ways.push(Way::new(ARTIFACTS, &server, "/v1/artifacts/large"));
@@ -195,14 +218,24 @@ impl Bench<'_> {
         let (bytes, size) = (self.amount.bytes, self.amount.bytes as f64 / 1e6);
         let mut measure = |metric, peak, transfer: &dyn Fn(&mut Client) -> io::Result<()>| {
             let measured = way.watched(transfer);
-            self.note(way.name, metric, measured.as_ref().map_or_else(again, |(time, _)| Ok(size / time)));
+            self.note(
+                way.name,
+                metric,
+                measured
+                    .as_ref()
+                    .map_or_else(again, |(time, _)| Ok(size / time)),
+            );
             // nginx's workers are processes of their own, and nobody asked for theirs.
             if let (true, Ok((_, mib))) = (way.name != NGINX, &measured) {
                 self.samples.add(way.name, peak, *mib);
             }
         };
-        measure(Metric::Upload, Metric::UploadPeak, &|client| client.put(&way.path, bytes));
-        measure(Metric::Download, Metric::DownloadPeak, &|client| client.get(&way.path, bytes));
+        measure(Metric::Upload, Metric::UploadPeak, &|client| {
+            client.put(&way.path, bytes)
+        });
+        measure(Metric::Download, Metric::DownloadPeak, &|client| {
+            client.get(&way.path, bytes)
+        });
         way.clear();
     }
 }
@@ -221,12 +254,22 @@ struct Way<'a> {
 
 impl<'a> Way<'a> {
     fn new(name: &'static str, server: &'a Airlock, path: &str) -> Way<'a> {
-        Way { name, process: &server.process, open: Box::new(|| server.client()), path: path.to_owned() }
+        Way {
+            name,
+            process: &server.process,
+            open: Box::new(|| server.client()),
+            path: path.to_owned(),
+        }
     }
 
     fn of_nginx(nginx: &'a Nginx) -> Way<'a> {
         let open = Box::new(|| Client::open(nginx.address, ""));
-        Way { name: NGINX, process: &nginx.process, open, path: "/large".to_owned() }
+        Way {
+            name: NGINX,
+            process: &nginx.process,
+            open,
+            path: "/large".to_owned(),
+        }
     }
 
     /// How long it took, and how much memory more than before the process had meanwhile, in MiB.
@@ -260,7 +303,9 @@ pub(crate) fn once_of(client: &mut Client, order: &str) -> io::Result<f64> {
     let begun = Instant::now();
     let answer = client.ask("POST", "/v1/runs", order)?;
     let seconds = begun.elapsed().as_secs_f64();
-    let succeeded = answer.windows(SUCCEEDED.len()).any(|part| part == SUCCEEDED.as_bytes());
+    let succeeded = answer
+        .windows(SUCCEEDED.len())
+        .any(|part| part == SUCCEEDED.as_bytes());
     succeeded
         .then_some(seconds)
         .ok_or_else(|| io::Error::other(String::from_utf8_lossy(&answer).into_owned()))
@@ -277,7 +322,9 @@ pub(crate) fn rank(sorted: &[f64], part: f64) -> Option<f64> {
 /// KiB that the machine could still give.
 fn available() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/meminfo")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
     number.ok_or_else(|| io::Error::other("no MemAvailable"))
 }
@@ -289,7 +336,10 @@ mod tests {
     #[test]
     fn ranks_are_samples() {
         let times: Vec<_> = (1..=200).map(f64::from).collect();
-        assert_eq!((rank(&times, 0.5), rank(&times, 0.99)), (Some(100.0), Some(198.0)));
+        assert_eq!(
+            (rank(&times, 0.5), rank(&times, 0.99)),
+            (Some(100.0), Some(198.0))
+        );
         assert_eq!((rank(&[7.0], 0.99), rank(&[], 0.5)), (Some(7.0), None));
     }
 }

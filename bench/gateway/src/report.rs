@@ -20,10 +20,22 @@ const WAYS: [(&str, &str); 5] = [
         OURS,
         "`airlock serve`: a key is checked, every run is in the database before it starts; files of a session",
     ),
-    (ARTIFACTS, "`airlock serve`: files as artifacts, hashed and kept as versions"),
-    (LIBRARY, "the engine in a process of its own, with the same pool"),
-    (NGINX, "PUT by its dav module into a folder, GET by sendfile; no key, no hash"),
-    (SQLITE, "the rows alone, one after the other, each on the disk before the next"),
+    (
+        ARTIFACTS,
+        "`airlock serve`: files as artifacts, hashed and kept as versions",
+    ),
+    (
+        LIBRARY,
+        "the engine in a process of its own, with the same pool",
+    ),
+    (
+        NGINX,
+        "PUT by its dav module into a folder, GET by sendfile; no key, no hash",
+    ),
+    (
+        SQLITE,
+        "the rows alone, one after the other, each on the disk before the next",
+    ),
 ];
 
 /// One line of the table.
@@ -144,12 +156,18 @@ impl Report {
     /// The same for programs.
     pub(crate) fn json(&self) -> Value {
         let samples = &self.samples;
-        let about: BTreeMap<_, _> = self.about.iter().map(|(name, value)| (*name, value)).collect();
+        let about: BTreeMap<_, _> = self
+            .about
+            .iter()
+            .map(|(name, value)| (*name, value))
+            .collect();
         let row = |way: &'static str, metric: Metric| {
             let rounds = samples.of(way, metric);
             let failed = samples.failed(way, metric);
             let against = match metric.wanted() {
-                Some(Wanted::AtLeast(_, to) | Wanted::AtMost(_, to, _)) => samples.ratio(way, to, metric),
+                Some(Wanted::AtLeast(_, to) | Wanted::AtMost(_, to, _)) => {
+                    samples.ratio(way, to, metric)
+                }
                 Some(Wanted::Value(_) | Wanted::Least(_)) | None => None,
             };
             (!rounds.is_empty() || failed.is_some()).then(|| {
@@ -165,11 +183,19 @@ impl Report {
                 })
             })
         };
-        let rows = WAYS.iter().flat_map(|(way, _)| Metric::ALL.map(|metric| row(way, metric)));
+        let rows = WAYS
+            .iter()
+            .flat_map(|(way, _)| Metric::ALL.map(|metric| row(way, metric)));
         let rows: Vec<_> = rows.flatten().collect();
-        let ways: Vec<_> = WAYS.iter().map(|(name, what)| json!({ "name": name, "what": what })).collect();
-        let missing: Vec<_> =
-            self.missing.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect();
+        let ways: Vec<_> = WAYS
+            .iter()
+            .map(|(name, what)| json!({ "name": name, "what": what }))
+            .collect();
+        let missing: Vec<_> = self
+            .missing
+            .iter()
+            .map(|(name, why)| json!({ "name": name, "why": why }))
+            .collect();
         json!({ "about": about, "ways": ways, "rows": rows, "not_run": missing })
     }
 
@@ -182,10 +208,16 @@ impl Report {
         match metric.wanted()? {
             Wanted::AtLeast(least, to) => {
                 let ratio = samples.ratio(way, to, metric)?;
-                Some((format!("{way} / {to} {ratio:.2}  wanted >= {least}"), ratio >= least))
+                Some((
+                    format!("{way} / {to} {ratio:.2}  wanted >= {least}"),
+                    ratio >= least,
+                ))
             }
             Wanted::AtMost(factor, to, more) => {
-                let (own, ratio) = (samples.median(way, metric)?, samples.ratio(way, to, metric)?);
+                let (own, ratio) = (
+                    samples.median(way, metric)?,
+                    samples.ratio(way, to, metric)?,
+                );
                 let most = factor * samples.median(to, metric)? + more;
                 let words = format!(
                     "{way} / {to} {ratio:.2}; {own:.2}  wanted <= {most:.2} ({factor} x {to} + {more})"
@@ -195,11 +227,17 @@ impl Report {
             Wanted::Value(most) => {
                 // The worst: a failure in one round is not undone by the others.
                 let worst = samples.of(way, metric).iter().copied().reduce(f64::max)?;
-                Some((format!("{way}, worst round {worst:.1}  wanted <= {most}"), worst <= most))
+                Some((
+                    format!("{way}, worst round {worst:.1}  wanted <= {most}"),
+                    worst <= most,
+                ))
             }
             Wanted::Least(least) => {
                 let worst = samples.of(way, metric).iter().copied().reduce(f64::min)?;
-                Some((format!("{way}, worst round {worst:.0}  wanted >= {least}"), worst >= least))
+                Some((
+                    format!("{way}, worst round {worst:.0}  wanted >= {least}"),
+                    worst >= least,
+                ))
             }
         }
     }
@@ -207,8 +245,14 @@ impl Report {
     fn line(&self, metric: Metric, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{:<37}", metric.title())?;
         for (way, _) in WAYS {
-            let number = self.samples.median(way, metric).map_or("-".to_owned(), number);
-            let spread = self.samples.spread(way, metric).filter(|_| self.samples.of(way, metric).len() > 1);
+            let number = self
+                .samples
+                .median(way, metric)
+                .map_or("-".to_owned(), number);
+            let spread = self
+                .samples
+                .spread(way, metric)
+                .filter(|_| self.samples.of(way, metric).len() > 1);
             let spread = spread.filter(|spread| spread.is_finite());
             let spread = spread.map_or(String::new(), |spread| format!("±{:.0}%", spread * 50.0));
             write!(f, "{number:>9}{spread:>6}")?;
@@ -231,22 +275,36 @@ impl Display for Report {
             writeln!(f, "{name}: {value}")?;
         }
         writeln!(f)?;
-        WAYS.iter().try_for_each(|(name, what)| writeln!(f, "{name}: {what}"))?;
+        WAYS.iter()
+            .try_for_each(|(name, what)| writeln!(f, "{name}: {what}"))?;
         write!(f, "\n{:<37}", "median of rounds ± half their spread")?;
-        WAYS.iter().try_for_each(|(name, _)| write!(f, "{name:>9}      "))?;
+        WAYS.iter()
+            .try_for_each(|(name, _)| write!(f, "{name:>9}      "))?;
         writeln!(f)?;
-        Metric::ALL.iter().try_for_each(|metric| self.line(*metric, f))?;
+        Metric::ALL
+            .iter()
+            .try_for_each(|metric| self.line(*metric, f))?;
         writeln!(f)?;
-        for (metric, (way, _)) in Metric::ALL.iter().flat_map(|metric| WAYS.map(|way| (*metric, way))) {
+        for (metric, (way, _)) in Metric::ALL
+            .iter()
+            .flat_map(|metric| WAYS.map(|way| (*metric, way)))
+        {
             if let Some((words, met)) = self.verdict(way, metric) {
                 let met = if met { "met" } else { "MISSED" };
                 writeln!(f, "{:<37}{words}: {met}", metric.title().trim())?;
             }
         }
         for (way, metric, count, why) in self.samples.failures() {
-            writeln!(f, "! {way}, {}: failed {count} times, first: {}", metric.title().trim(), why.trim())?;
+            writeln!(
+                f,
+                "! {way}, {}: failed {count} times, first: {}",
+                metric.title().trim(),
+                why.trim()
+            )?;
         }
-        self.missing.iter().try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))
+        self.missing
+            .iter()
+            .try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))
     }
 }
 
@@ -267,7 +325,11 @@ mod tests {
         samples.add(ARTIFACTS, Metric::Upload, 501.0);
         samples.add(OURS, Metric::Failures, 0.0);
         samples.add(OURS, Metric::Failures, 1.0);
-        let report = Report { about: Vec::new(), missing: Vec::new(), samples };
+        let report = Report {
+            about: Vec::new(),
+            missing: Vec::new(),
+            samples,
+        };
         let text = report.to_string();
         for line in [
             "ours / library 1.50; 3.00  wanted <= 3.50 (1.5 x library + 0.5): met",
@@ -280,6 +342,9 @@ mod tests {
         let told = report.json();
         let rows = told["rows"].as_array().unwrap();
         let row = rows.iter().find(|row| row["way"] == ARTIFACTS).unwrap();
-        assert_eq!((&row["metric"], &row["met"]), (&json!("upload"), &json!(true)));
+        assert_eq!(
+            (&row["metric"], &row["met"]),
+            (&json!("upload"), &json!(true))
+        );
     }
 }

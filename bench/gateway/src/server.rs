@@ -31,7 +31,11 @@ impl Airlock {
     }
 
     /// The same with settings.
-    pub(crate) fn start_with(program: &Path, folder: &Path, settings: &str) -> Result<Airlock, Trouble> {
+    pub(crate) fn start_with(
+        program: &Path,
+        folder: &Path,
+        settings: &str,
+    ) -> Result<Airlock, Trouble> {
         fs::create_dir_all(folder)?;
         let (address, key_file) = (free_address()?, folder.join("key"));
         // Not the settings of whoever measures.
@@ -53,7 +57,10 @@ impl Airlock {
         let arguments = arguments.map(str::to_owned);
         let begun = Instant::now();
         let process = Process::start(program, &arguments, &[], folder, Processors::Shared)?;
-        while Client::open(address, "").and_then(|mut client| client.ask("GET", "/readyz", "")).is_err() {
+        while Client::open(address, "")
+            .and_then(|mut client| client.ask("GET", "/readyz", ""))
+            .is_err()
+        {
             if begun.elapsed() > PATIENCE {
                 let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
                 return Err(Trouble::NotReady(log.trim().to_owned()));
@@ -62,7 +69,12 @@ impl Airlock {
         }
         let ready_in = begun.elapsed();
         let key = fs::read_to_string(key_file)?.trim().to_owned();
-        Ok(Airlock { process, address, key, ready_in })
+        Ok(Airlock {
+            process,
+            address,
+            key,
+            ready_in,
+        })
     }
 
     pub(crate) fn client(&self) -> io::Result<Client> {
@@ -72,7 +84,10 @@ impl Airlock {
     /// A session; its id.
     pub(crate) fn session(&self, client: &mut Client, order: &str) -> io::Result<String> {
         let told: Value = serde_json::from_slice(&client.ask("POST", "/v1/sandboxes", order)?)?;
-        told["sandbox_id"].as_str().map(str::to_owned).ok_or_else(|| io::Error::other(told.to_string()))
+        told["sandbox_id"]
+            .as_str()
+            .map(str::to_owned)
+            .ok_or_else(|| io::Error::other(told.to_string()))
     }
 }
 
@@ -96,9 +111,16 @@ impl Nginx {
         let config = folder.join("nginx.conf");
         fs::write(&config, nginx_config(folder, address))?;
         let shown = |path: &Path| path.display().to_string();
-        let arguments = ["-p", &shown(folder), "-c", &shown(&config), "-e", "stderr"].map(str::to_owned);
+        let arguments =
+            ["-p", &shown(folder), "-c", &shown(&config), "-e", "stderr"].map(str::to_owned);
         let mut process = Process::start(program, &arguments, &[], folder, Processors::Shared)?;
-        peers::await_listener("nginx", address, &mut process, folder, Duration::from_secs(5))?;
+        peers::await_listener(
+            "nginx",
+            address,
+            &mut process,
+            folder,
+            Duration::from_secs(5),
+        )?;
         Ok(Nginx { process, address })
     }
 }

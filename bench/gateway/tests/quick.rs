@@ -12,11 +12,23 @@ fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
         "prerequisite: no `{}`; run `cargo build -p airlock` first",
         airlock.display()
     );
-    let folder = std::env::temp_dir().join(format!("airlock-bench-gateway-test-{}", std::process::id()));
+    let folder =
+        std::env::temp_dir().join(format!("airlock-bench-gateway-test-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join("results.json");
     let mut command = Command::new(bench);
-    command.args(["--rounds", "1", "--runs", "3", "--clients", "4", "--time", "50", "--size", "4"]);
+    command.args([
+        "--rounds",
+        "1",
+        "--runs",
+        "3",
+        "--clients",
+        "4",
+        "--time",
+        "50",
+        "--size",
+        "4",
+    ]);
     // A program that is no server is missing, too.
     command
         .args([
@@ -33,9 +45,18 @@ fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
             "--airlock",
         ])
         .arg(airlock);
-    let output = command.arg("--json").arg(&file).env("TMPDIR", &folder).output().unwrap();
+    let output = command
+        .arg("--json")
+        .arg(&file)
+        .env("TMPDIR", &folder)
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let told: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     fs::remove_file(&file).unwrap();
     // Only an empty folder can be removed so.
@@ -65,12 +86,20 @@ fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
         ("library", &["run", "rate"]),
     ] {
         for metric in metrics {
-            let row = rows.iter().find(|row| row["metric"] == *metric && row["way"] == way);
+            let row = rows
+                .iter()
+                .find(|row| row["metric"] == *metric && row["way"] == way);
             let row = row.unwrap_or_else(|| panic!("{way} {metric} is missing: {text}"));
-            assert!(row["median"].is_number() && row["failed"].is_null(), "{row}");
+            assert!(
+                row["median"].is_number() && row["failed"].is_null(),
+                "{row}"
+            );
         }
     }
     let failures = rows.iter().find(|row| row["metric"] == "failures").unwrap();
     assert_eq!(failures["median"], 0.0, "{text}");
-    assert!(text.contains("NOT RUN nginx: nginx does not listen"), "{text}");
+    assert!(
+        text.contains("NOT RUN nginx: nginx does not listen"),
+        "{text}"
+    );
 }

@@ -44,12 +44,23 @@ pub enum Trouble {
 /// Of the machine and the method. `busy` is what a reader should know of numbers from a machine that was not quiet.
 pub fn about(rounds: usize, before: &str, busy: &str) -> Vec<(&'static str, String)> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let build = if cfg!(debug_assertions) { "DEBUG: its numbers mean nothing" } else { "release" };
+    let build = if cfg!(debug_assertions) {
+        "DEBUG: its numbers mean nothing"
+    } else {
+        "release"
+    };
     let was_busy = before.parse().is_ok_and(|load: f64| load > 0.5);
-    let busy = if was_busy { format!("; THE MACHINE WAS BUSY: {busy}") } else { String::new() };
+    let busy = if was_busy {
+        format!("; THE MACHINE WAS BUSY: {busy}")
+    } else {
+        String::new()
+    };
     vec![
         ("kernel", kernel.trim().to_owned()),
-        ("load before and after", format!("{before}, {}{busy}", load_average())),
+        (
+            "load before and after",
+            format!("{before}, {}{busy}", load_average()),
+        ),
         ("rounds", rounds.to_string()),
         ("build", build.to_owned()),
     ]
@@ -69,7 +80,10 @@ pub fn tell(
     json_file: Option<&PathBuf>,
 ) -> Result<(), Trouble> {
     let write = |path: &PathBuf, text: String| {
-        fs::write(path, text).map_err(|source| Trouble::File { path: path.clone(), source })
+        fs::write(path, text).map_err(|source| Trouble::File {
+            path: path.clone(),
+            source,
+        })
     };
     print!("{report}");
     text_file.map_or(Ok(()), |path| write(path, report.to_string()))?;
@@ -83,8 +97,12 @@ pub struct Folder(pub PathBuf);
 impl Folder {
     /// A new one, called by what is measured.
     pub fn new(name: &str) -> Result<Folder, Trouble> {
-        let path = std::env::temp_dir().join(format!("airlock-bench-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|source| Trouble::File { path: path.clone(), source })?;
+        let path =
+            std::env::temp_dir().join(format!("airlock-bench-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|source| Trouble::File {
+            path: path.clone(),
+            source,
+        })?;
         Ok(Folder(path))
     }
 }

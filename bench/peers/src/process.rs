@@ -42,15 +42,30 @@ impl Process {
         processors: Processors,
     ) -> Result<Process, Trouble> {
         let path = folder.join("log");
-        let log = || File::create(&path).map_err(|source| Trouble::File { path: path.clone(), source });
+        let log = || {
+            File::create(&path).map_err(|source| Trouble::File {
+                path: path.clone(),
+                source,
+            })
+        };
         let list = match processors {
             Processors::Shared => "0-1",
             Processors::Apart => "0",
         };
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "TERM", "taskset", "--cpu-list", list]).arg(program).args(arguments);
-        command.envs(environment.iter().copied()).stdin(Stdio::null()).stdout(log()?).stderr(log()?);
-        let failed = |source| Trouble::Start { program: program.display().to_string(), source };
+        command
+            .args(["--pdeathsig", "TERM", "taskset", "--cpu-list", list])
+            .arg(program)
+            .args(arguments);
+        command
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log()?)
+            .stderr(log()?);
+        let failed = |source| Trouble::Start {
+            program: program.display().to_string(),
+            source,
+        };
         command.spawn().map(Process).map_err(failed)
     }
 
@@ -63,7 +78,9 @@ impl Process {
     /// Its share of memory, in KiB: PSS of the whole tree.
     pub fn memory(&self) -> io::Result<f64> {
         let share = |pid| kib(pid, "smaps_rollup", "Pss:");
-        let below = tree(self.0.id())?.into_iter().filter(|stat| stat.pid != self.0.id());
+        let below = tree(self.0.id())?
+            .into_iter()
+            .filter(|stat| stat.pid != self.0.id());
         // Of those below, some may have ended since.
         Ok(share(self.0.id())? + below.filter_map(|stat| share(stat.pid).ok()).sum::<f64>())
     }
@@ -128,7 +145,8 @@ struct Stat {
 
 /// A process and its descendants.
 fn tree(root: u32) -> io::Result<Vec<Stat>> {
-    let names = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let names =
+        fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let all = names.filter_map(|name| name.parse::<u32>().ok());
     // One that ends meanwhile is nobody's.
     let all = all.filter_map(|pid| stat(pid, Path::new(&format!("/proc/{pid}/stat"))));
@@ -136,8 +154,11 @@ fn tree(root: u32) -> io::Result<Vec<Stat>> {
     let mut found: Vec<Stat> = Vec::from_iter(all.remove(&root));
     let mut next = 0;
     while let Some(parent) = found.get(next).map(|stat| stat.pid) {
-        let children: Vec<_> =
-            all.values().filter(|stat| stat.parent == parent).map(|stat| stat.pid).collect();
+        let children: Vec<_> = all
+            .values()
+            .filter(|stat| stat.parent == parent)
+            .map(|stat| stat.pid)
+            .collect();
         found.extend(children.iter().filter_map(|pid| all.remove(pid)));
         next += 1;
     }
@@ -151,29 +172,45 @@ fn stat(pid: u32, path: &Path) -> Option<Stat> {
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     // utime, stime, cutime, cstime.
     let ticks = (11..=14).map(number).sum::<Option<u64>>()?;
-    Some(Stat { pid, parent: u32::try_from(number(1)?).ok()?, ticks })
+    Some(Stat {
+        pid,
+        parent: u32::try_from(number(1)?).ok()?,
+        ticks,
+    })
 }
 
 /// Whatever is orphaned below us stays below us: some servers' helpers are nobody's children.
 pub fn adopt_orphans() -> io::Result<()> {
-    Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
+    Ok(rustix::process::set_child_subreaper(Some(
+        rustix::process::getpid(),
+    ))?)
 }
 
 /// The share of memory of all that lives below us, in KiB: PSS. Those that have ended hold nothing.
 pub fn memory_below_us() -> io::Result<f64> {
     let below = tree(std::process::id())?;
-    Ok(below.iter().skip(1).filter_map(|stat| kib(stat.pid, "smaps_rollup", "Pss:").ok()).sum())
+    Ok(below
+        .iter()
+        .skip(1)
+        .filter_map(|stat| kib(stat.pid, "smaps_rollup", "Pss:").ok())
+        .sum())
 }
 
 /// Processor time so far of all that lives below us, and of what they waited for, in seconds.
 pub fn processor_time_below_us() -> io::Result<f64> {
-    let ticks: u64 = tree(std::process::id())?.iter().skip(1).map(|stat| stat.ticks).sum();
+    let ticks: u64 = tree(std::process::id())?
+        .iter()
+        .skip(1)
+        .map(|stat| stat.ticks)
+        .sum();
     Ok(ticks as f64 / TICKS)
 }
 
 /// Processor time so far of whatever this `stat` of /proc is about, in seconds.
 pub fn processor_time_at(path: &Path) -> io::Result<f64> {
-    stat(0, path).map(|stat| stat.ticks as f64 / TICKS).ok_or_else(|| io::Error::other("no stat"))
+    stat(0, path)
+        .map(|stat| stat.ticks as f64 / TICKS)
+        .ok_or_else(|| io::Error::other("no stat"))
 }
 
 /// Keeps us, and the threads that we start from now on, off the servers' processor.
@@ -186,5 +223,11 @@ pub fn move_aside() -> io::Result<()> {
 /// A thousand connections through a server are up to four thousand descriptors, half of them ours.
 pub fn allow_files() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum.map(|most| most.min(16_384)), maximum })?)
+    Ok(setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum.map(|most| most.min(16_384)),
+            maximum,
+        },
+    )?)
 }

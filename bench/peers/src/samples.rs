@@ -11,7 +11,10 @@ pub struct Samples<Metric> {
 
 impl<Metric> Default for Samples<Metric> {
     fn default() -> Samples<Metric> {
-        Samples { values: BTreeMap::new(), failures: BTreeMap::new() }
+        Samples {
+            values: BTreeMap::new(),
+            failures: BTreeMap::new(),
+        }
     }
 }
 
@@ -23,7 +26,10 @@ impl<Metric: Copy + Ord> Samples<Metric> {
 
     /// Only the first one's words are kept.
     pub fn fail(&mut self, way: &'static str, metric: Metric, why: &str) {
-        self.failures.entry((way, metric)).or_insert_with(|| (0, why.to_owned())).0 += 1;
+        self.failures
+            .entry((way, metric))
+            .or_insert_with(|| (0, why.to_owned()))
+            .0 += 1;
     }
 
     /// How often it failed, and why at first.
@@ -33,7 +39,9 @@ impl<Metric: Copy + Ord> Samples<Metric> {
 
     /// All that failed.
     pub fn failures(&self) -> impl Iterator<Item = (&'static str, Metric, usize, &str)> {
-        self.failures.iter().map(|((way, metric), (count, why))| (*way, *metric, *count, why.as_str()))
+        self.failures
+            .iter()
+            .map(|((way, metric), (count, why))| (*way, *metric, *count, why.as_str()))
     }
 
     /// Every round.
@@ -52,7 +60,11 @@ impl<Metric: Copy + Ord> Samples<Metric> {
         if own.len() != other.len() {
             return None;
         }
-        let ratios: Vec<_> = own.iter().zip(other).map(|(own, other)| own / other).collect();
+        let ratios: Vec<_> = own
+            .iter()
+            .zip(other)
+            .map(|(own, other)| own / other)
+            .collect();
         median(&ratios).filter(|ratio| ratio.is_finite())
     }
 
@@ -92,7 +104,11 @@ mod tests {
         assert_eq!(samples.median("ours", 1), Some(42.0));
         assert_eq!(samples.spread("other", 1), Some(1.0));
         samples.add("ours", 1, 1.0);
-        assert_eq!(samples.ratio("ours", "other", 1), None, "a round of one of them is missing");
+        assert_eq!(
+            samples.ratio("ours", "other", 1),
+            None,
+            "a round of one of them is missing"
+        );
         assert_eq!(samples.ratio("ours", "other", 2), None);
     }
 }

@@ -22,25 +22,36 @@ pub(crate) struct Attach {
 impl Attach {
     /// Into groups that were made before.
     pub(crate) fn prepared() -> Result<Attach, Reason> {
-        let attach = Attach { groups: own_groups("attach")?, fresh: false };
+        let attach = Attach {
+            groups: own_groups("attach")?,
+            fresh: false,
+        };
         attach.make()?;
         Ok(attach)
     }
 
     /// Into groups made and limited first, and removed afterwards.
     pub(crate) fn made_each_time() -> Result<Attach, Reason> {
-        let attach = Attach { groups: own_groups("make")?, fresh: true };
+        let attach = Attach {
+            groups: own_groups("make")?,
+            fresh: true,
+        };
         attach.make()?;
         attach.remove()?;
         Ok(attach)
     }
 
     pub(crate) fn once(&self) -> Result<Duration, Reason> {
-        let waits = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let waits = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
         let mut waiting = waits.map_err(|error| format!("cannot start `cat`: {error}"))?;
         let entered = self.enter(&waiting);
         drop(waiting.stdin.take());
-        waiting.wait().map_err(|error| format!("cannot wait for `cat`: {error}"))?;
+        waiting
+            .wait()
+            .map_err(|error| format!("cannot wait for `cat`: {error}"))?;
         let mut took = entered?;
         if self.fresh {
             let start = Instant::now();
@@ -76,7 +87,9 @@ impl Attach {
     }
 
     fn remove(&self) -> Result<(), Reason> {
-        self.groups.iter().try_for_each(|group| fs::remove_dir(group).map_err(|error| failed(group, &error)))
+        self.groups
+            .iter()
+            .try_for_each(|group| fs::remove_dir(group).map_err(|error| failed(group, &error)))
     }
 
     /// Removes the groups that were made before.
@@ -93,7 +106,8 @@ fn failed(path: &Path, error: &io::Error) -> Reason {
 }
 
 fn own_groups(name: &str) -> Result<Vec<PathBuf>, Reason> {
-    let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("no cgroups: {error}"))?;
+    let own =
+        fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("no cgroups: {error}"))?;
     let name = format!("airlock-bench-{name}-{}", std::process::id());
     let groups: Vec<_> = CONTROLLERS
         .iter()
@@ -101,7 +115,9 @@ fn own_groups(name: &str) -> Result<Vec<PathBuf>, Reason> {
         .map(|group| group.join(&name))
         .collect();
     match groups.is_empty() {
-        true => Err("no version 1 cgroups here; in version 2 a process is born into its group".to_owned()),
+        true => Err(
+            "no version 1 cgroups here; in version 2 a process is born into its group".to_owned(),
+        ),
         false => Ok(groups),
     }
 }
@@ -111,8 +127,13 @@ pub(crate) fn own_cgroup(text: &str, controller: &str) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
-        controllers.split(',').any(|one| one == controller).then_some(path)
+        controllers
+            .split(',')
+            .any(|one| one == controller)
+            .then_some(path)
     })?;
-    let group = Path::new("/sys/fs/cgroup").join(controller).join(path.trim_start_matches('/'));
+    let group = Path::new("/sys/fs/cgroup")
+        .join(controller)
+        .join(path.trim_start_matches('/'));
     group.is_dir().then_some(group)
 }

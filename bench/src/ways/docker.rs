@@ -29,9 +29,17 @@ pub(crate) struct Docker {
 
 impl Docker {
     /// Looks for the daemon and gives it an image of nothing but links: `/usr` is the host's.
-    pub(crate) fn prepare(command: &[OsString], root: &Root, options: &Options) -> Result<Docker, Reason> {
+    pub(crate) fn prepare(
+        command: &[OsString],
+        root: &Root,
+        options: &Options,
+    ) -> Result<Docker, Reason> {
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-        let binds: Vec<_> = root.folders.iter().map(|name| format!("/{name}:/{name}:ro")).collect();
+        let binds: Vec<_> = root
+            .folders
+            .iter()
+            .map(|name| format!("/{name}:/{name}:ro"))
+            .collect();
         let container = json!({
             "Image": IMAGE, "Cmd": words, "NetworkDisabled": true,
             "HostConfig": {
@@ -40,8 +48,14 @@ impl Docker {
             },
         });
         let socket = options.docker_socket.clone();
-        let docker = Docker { socket, image: IMAGE, container: container.to_string() };
-        docker.ask("GET", "/_ping", "", b"").map_err(|error| format!("no daemon answers: {error}"))?;
+        let docker = Docker {
+            socket,
+            image: IMAGE,
+            container: container.to_string(),
+        };
+        docker
+            .ask("GET", "/_ping", "", b"")
+            .map_err(|error| format!("no daemon answers: {error}"))?;
         docker.bring_image(root, options)?;
         Ok(docker)
     }
@@ -66,8 +80,14 @@ impl Docker {
             },
         });
         let (socket, container) = (socket.to_owned(), container.to_string());
-        let docker = Docker { socket, image: archive::NAME, container };
-        docker.ask("GET", "/_ping", "", b"").map_err(|error| format!("no daemon answers: {error}"))?;
+        let docker = Docker {
+            socket,
+            image: archive::NAME,
+            container,
+        };
+        docker
+            .ask("GET", "/_ping", "", b"")
+            .map_err(|error| format!("no daemon answers: {error}"))?;
         let bytes = fs::read(file).map_err(|error| format!("cannot read the image: {error}"))?;
         docker.ask("POST", "/images/load?quiet=1", "application/x-tar", &bytes)?;
         Ok(docker)
@@ -77,9 +97,16 @@ impl Docker {
         let folder = options.scratch.join("docker");
         let failed = |error: io::Error| format!("cannot make an image: {error}");
         if !folder.exists() {
-            fs::create_dir(&folder).and_then(|()| root.make(&folder)).map_err(failed)?;
+            fs::create_dir(&folder)
+                .and_then(|()| root.make(&folder))
+                .map_err(failed)?;
         }
-        let tar = Command::new("tar").arg("-C").arg(&folder).args(["-c", "."]).output().map_err(failed)?;
+        let tar = Command::new("tar")
+            .arg("-C")
+            .arg(&folder)
+            .args(["-c", "."])
+            .output()
+            .map_err(failed)?;
         let path = format!("/images/create?fromSrc=-&repo={IMAGE}&tag=latest");
         let told = self.ask("POST", &path, "application/x-tar", &tar.stdout)?;
         match told.contains("\"error\"") {
@@ -90,9 +117,16 @@ impl Docker {
 
     pub(crate) fn once(&self) -> Result<Duration, Reason> {
         let start = Instant::now();
-        let created =
-            self.ask("POST", "/containers/create", "application/json", self.container.as_bytes())?;
-        let id = field(&created, "Id")?.as_str().map(str::to_owned).ok_or("a container without a name")?;
+        let created = self.ask(
+            "POST",
+            "/containers/create",
+            "application/json",
+            self.container.as_bytes(),
+        )?;
+        let id = field(&created, "Id")?
+            .as_str()
+            .map(str::to_owned)
+            .ok_or("a container without a name")?;
         let waited = self.start_and_wait(&id);
         let removed = self.ask("DELETE", &format!("/containers/{id}?force=1"), "", b"");
         let took = start.elapsed();
@@ -105,7 +139,10 @@ impl Docker {
 
     fn start_and_wait(&self, id: &str) -> Result<Value, Reason> {
         self.ask("POST", &format!("/containers/{id}/start"), "", b"")?;
-        field(&self.ask("POST", &format!("/containers/{id}/wait"), "", b"")?, "StatusCode")
+        field(
+            &self.ask("POST", &format!("/containers/{id}/wait"), "", b"")?,
+            "StatusCode",
+        )
     }
 
     /// One request; the body of its answer, if that was a good one.
@@ -113,7 +150,9 @@ impl Docker {
         let answer = self.exchange(method, path, kind, body);
         let answer = answer.map_err(|error| format!("`{}`: {error}", self.socket.display()))?;
         let text = String::from_utf8_lossy(&answer);
-        let (head, body) = text.split_once("\r\n\r\n").ok_or("an answer that is not HTTP")?;
+        let (head, body) = text
+            .split_once("\r\n\r\n")
+            .ok_or("an answer that is not HTTP")?;
         match head.split_whitespace().nth(1) {
             Some(status) if status.starts_with('2') => Ok(body.to_owned()),
             _ => Err(format!("{method} {path}: {}", body.trim())),
@@ -134,7 +173,12 @@ impl Docker {
 
     /// Takes the image away again. Left there it would do no harm.
     pub(crate) fn end(self) {
-        _ = self.ask("DELETE", &format!("/images/{}?force=1", self.image), "", b"");
+        _ = self.ask(
+            "DELETE",
+            &format!("/images/{}?force=1", self.image),
+            "",
+            b"",
+        );
     }
 }
 
@@ -150,16 +194,26 @@ mod tests {
     use std::{os::unix::net::UnixListener, thread};
 
     /// A daemon that gives these answers, one a connection, and tells what it was asked.
-    fn daemon(name: &str, answers: &'static [&'static str]) -> (Docker, thread::JoinHandle<Vec<String>>) {
-        let socket = std::env::temp_dir().join(format!("airlock-{name}-{}.sock", std::process::id()));
+    fn daemon(
+        name: &str,
+        answers: &'static [&'static str],
+    ) -> (Docker, thread::JoinHandle<Vec<String>>) {
+        let socket =
+            std::env::temp_dir().join(format!("airlock-{name}-{}.sock", std::process::id()));
         let listener = UnixListener::bind(&socket).expect("a socket");
-        let docker = Docker { socket: socket.clone(), image: IMAGE, container: "{}".into() };
+        let docker = Docker {
+            socket: socket.clone(),
+            image: IMAGE,
+            container: "{}".into(),
+        };
         let served = thread::spawn(move || {
             let one = |answer: &&str| {
                 let (mut stream, _) = listener.accept().expect("a client");
                 let mut asked = [0; 1024];
                 let length = stream.read(&mut asked).expect("a request");
-                stream.write_all(answer.as_bytes()).expect("the client listens");
+                stream
+                    .write_all(answer.as_bytes())
+                    .expect("the client listens");
                 let asked = String::from_utf8_lossy(&asked[..length]).into_owned();
                 asked.split(" HTTP").next().unwrap_or_default().to_owned()
             };
@@ -211,9 +265,14 @@ mod tests {
 
     #[test]
     fn what_the_daemon_refuses_is_the_reason() {
-        let (docker, served) =
-            daemon("docker-no", &["HTTP/1.0 404 Not Found\r\n\r\n{\"message\":\"no image\"}\n"]);
-        assert_eq!(docker.once(), Err("POST /containers/create: {\"message\":\"no image\"}".to_owned()));
+        let (docker, served) = daemon(
+            "docker-no",
+            &["HTTP/1.0 404 Not Found\r\n\r\n{\"message\":\"no image\"}\n"],
+        );
+        assert_eq!(
+            docker.once(),
+            Err("POST /containers/create: {\"message\":\"no image\"}".to_owned())
+        );
         served.join().expect("it served");
     }
 }

@@ -28,8 +28,15 @@ pub(crate) struct Library {
 
 impl Library {
     /// A run that needs nothing of the host's.
-    pub(crate) fn plain(command: &[OsString], ahead: Ahead, options: &Options) -> Result<Library, Reason> {
-        let request = RunRequest { command: command.to_vec(), ..RunRequest::default() };
+    pub(crate) fn plain(
+        command: &[OsString],
+        ahead: Ahead,
+        options: &Options,
+    ) -> Result<Library, Reason> {
+        let request = RunRequest {
+            command: command.to_vec(),
+            ..RunRequest::default()
+        };
         Library::new(request, ahead, options)
     }
 
@@ -39,11 +46,19 @@ impl Library {
         ahead: Ahead,
         options: &Options,
     ) -> Result<Library, Reason> {
-        let (workspace, data) = (fresh_folder(options, "workspace")?, fresh_folder(options, "data")?);
+        let (workspace, data) = (
+            fresh_folder(options, "workspace")?,
+            fresh_folder(options, "data")?,
+        );
         let mut mount = data.into_os_string();
         mount.push(":/data");
         let (workspace, mounts) = (Some(workspace), vec![mount]);
-        let request = RunRequest { command: command.to_vec(), workspace, mounts, ..RunRequest::default() };
+        let request = RunRequest {
+            command: command.to_vec(),
+            workspace,
+            mounts,
+            ..RunRequest::default()
+        };
         Library::new(request, ahead, options)
     }
 
@@ -57,7 +72,12 @@ impl Library {
         let state = fresh_folder(options, "state")?;
         image::load(file, &state, options)?;
         let engine = pool::open(state, ahead)?;
-        Ok(Library { engine, ahead, spec: admit(of_image(command))?, barriers: None })
+        Ok(Library {
+            engine,
+            ahead,
+            spec: admit(of_image(command))?,
+            barriers: None,
+        })
     }
 
     /// The same by a container engine, which has the image already.
@@ -68,13 +88,30 @@ impl Library {
         options: &Options,
     ) -> Result<Library, Reason> {
         let engine = pool::open_with(fresh_folder(options, "state")?, Ahead::Nothing, hosts)?;
-        let request = RunRequest { backend: Some(backend.to_owned()), ..of_image(command) };
-        Ok(Library { engine, ahead: Ahead::Nothing, spec: admit(request)?, barriers: None })
+        let request = RunRequest {
+            backend: Some(backend.to_owned()),
+            ..of_image(command)
+        };
+        Ok(Library {
+            engine,
+            ahead: Ahead::Nothing,
+            spec: admit(request)?,
+            barriers: None,
+        })
     }
 
-    pub(crate) fn new(request: RunRequest, ahead: Ahead, options: &Options) -> Result<Library, Reason> {
+    pub(crate) fn new(
+        request: RunRequest,
+        ahead: Ahead,
+        options: &Options,
+    ) -> Result<Library, Reason> {
         let engine = pool::open(fresh_folder(options, "state")?, ahead)?;
-        Ok(Library { engine, ahead, spec: admit(request)?, barriers: None })
+        Ok(Library {
+            engine,
+            ahead,
+            spec: admit(request)?,
+            barriers: None,
+        })
     }
 
     pub(crate) async fn once(&mut self) -> Result<Duration, Reason> {
@@ -109,7 +146,9 @@ impl Library {
 
     pub(crate) fn missing_barriers(&self) -> Option<Vec<&'static str>> {
         let up = self.barriers.as_ref()?;
-        let missing = Barrier::ALL.iter().filter(|one| !OF_OTHERS.contains(one) && !up.contains(one));
+        let missing = Barrier::ALL
+            .iter()
+            .filter(|one| !OF_OTHERS.contains(one) && !up.contains(one));
         Some(missing.map(|barrier| barrier.name()).collect())
     }
 }
@@ -123,16 +162,25 @@ fn succeeded(result: &RunResult, expected: &[Barrier]) -> Result<(), Reason> {
         return Err(format!("{:?}: {why}", result.status));
     }
     if result.barriers != expected || !expected.contains(&Barrier::OwnNet) {
-        return Err(format!("it ran behind other barriers: {:?}", result.barriers));
+        return Err(format!(
+            "it ran behind other barriers: {:?}",
+            result.barriers
+        ));
     }
     Ok(())
 }
 
 /// A run of this command on the image that is made for it.
 pub(crate) fn of_image(command: &[OsString]) -> RunRequest {
-    RunRequest { command: command.to_vec(), image: Some(archive::NAME.into()), ..RunRequest::default() }
+    RunRequest {
+        command: command.to_vec(),
+        image: Some(archive::NAME.into()),
+        ..RunRequest::default()
+    }
 }
 
 pub(crate) fn admit(request: RunRequest) -> Result<RunSpec, Reason> {
-    Policy::default().admit(request).map_err(|error| error.message)
+    Policy::default()
+        .admit(request)
+        .map_err(|error| error.message)
 }

@@ -36,7 +36,11 @@ pub(crate) enum Way {
 }
 
 /// Prepares a way; what is not there on this host is the reason.
-pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options) -> Result<Way, Reason> {
+pub(crate) async fn prepare(
+    kind: Kind,
+    command: &[OsString],
+    options: &Options,
+) -> Result<Way, Reason> {
     let root = Root::of_host();
     let library = |library| Way::Library(Box::new(library));
     Ok(match kind {
@@ -44,27 +48,53 @@ pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options)
         Kind::SpawnWithPipes => Way::Program(program::spawn(command).with_pipes()),
         Kind::Bwrap => Way::Program(program::bwrap(command, &root, options)?),
         Kind::Firejail => Way::Program(program::firejail(command, options)?),
-        Kind::Crun | Kind::Runc => Way::Program(program::bundle(kind.name(), command, &root, options)?),
+        Kind::Crun | Kind::Runc => {
+            Way::Program(program::bundle(kind.name(), command, &root, options)?)
+        }
         Kind::Podman => Way::Program(program::podman(command, &root, options)?),
         Kind::Docker => Way::Docker(Docker::prepare(command, &root, options)?),
         Kind::DockerWithImage => {
             let file = image::make(command, options)?;
-            Way::Docker(Docker::with_image(command, &file, &options.docker_socket, None)?)
+            Way::Docker(Docker::with_image(
+                command,
+                &file,
+                &options.docker_socket,
+                None,
+            )?)
         }
         Kind::Cli => {
             let probe = Library::plain(command, Ahead::Nothing, options)?;
-            Way::Program(program::cli(command, &probe.barriers_here().await?, options))
+            Way::Program(program::cli(
+                command,
+                &probe.barriers_here().await?,
+                options,
+            ))
         }
         Kind::Bare => library(Library::plain(command, Ahead::Nothing, options)?),
-        Kind::Cold => library(Library::plain(command, Ahead::Berths(options.pool), options)?),
-        Kind::ColdWithMounts => library(Library::with_mounts(command, Ahead::Berths(options.pool), options)?),
+        Kind::Cold => library(Library::plain(
+            command,
+            Ahead::Berths(options.pool),
+            options,
+        )?),
+        Kind::ColdWithMounts => library(Library::with_mounts(
+            command,
+            Ahead::Berths(options.pool),
+            options,
+        )?),
         Kind::ColdWithImage => {
             let file = image::make(command, options)?;
-            library(Library::with_image(command, &file, Ahead::Berths(options.pool), options)?)
+            library(Library::with_image(
+                command,
+                &file,
+                Ahead::Berths(options.pool),
+                options,
+            )?)
         }
-        Kind::Warm | Kind::WarmSustained => {
-            library(Library::plain(command, Ahead::Parked(options.pool), options)?)
-        }
+        Kind::Warm | Kind::WarmSustained => library(Library::plain(
+            command,
+            Ahead::Parked(options.pool),
+            options,
+        )?),
         Kind::Attach => Way::Cgroup(cgroup::Attach::prepared()?),
         Kind::MakeAndAttach => Way::Cgroup(cgroup::Attach::made_each_time()?),
     })
@@ -110,7 +140,10 @@ impl Way {
 /// A folder of its own for each use.
 pub(crate) fn fresh_folder(options: &Options, name: &str) -> Result<PathBuf, Reason> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let folder = options.scratch.join(format!("{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-    fs::create_dir(&folder).map_err(|error| format!("cannot make `{}`: {error}", folder.display()))?;
+    let folder = options
+        .scratch
+        .join(format!("{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    fs::create_dir(&folder)
+        .map_err(|error| format!("cannot make `{}`: {error}", folder.display()))?;
     Ok(folder)
 }

@@ -25,10 +25,23 @@ pub(crate) fn open(state: PathBuf, ahead: Ahead) -> Result<Engine, Reason> {
 pub(crate) fn open_with(state: PathBuf, ahead: Ahead, containers: Hosts) -> Result<Engine, Reason> {
     let pool = match ahead {
         Ahead::Nothing => Pool::OFF,
-        Ahead::Berths(berths) => Pool { parked: 0, berths, memory: memory(berths) },
-        Ahead::Parked(parked) => Pool { parked, berths: 0, memory: memory(parked) },
+        Ahead::Berths(berths) => Pool {
+            parked: 0,
+            berths,
+            memory: memory(berths),
+        },
+        Ahead::Parked(parked) => Pool {
+            parked,
+            berths: 0,
+            memory: memory(parked),
+        },
     };
-    Engine::open(Settings { pool, containers, ..Settings::new(state) }).map_err(|error| error.to_string())
+    Engine::open(Settings {
+        pool,
+        containers,
+        ..Settings::new(state)
+    })
+    .map_err(|error| error.to_string())
 }
 
 fn memory(count: usize) -> Size {

@@ -26,21 +26,37 @@ pub(crate) struct Program {
 
 impl Program {
     fn new(argv: Vec<OsString>) -> Program {
-        Program { argv, fresh_name: None, pipes: true, passes_environment: false }
+        Program {
+            argv,
+            fresh_name: None,
+            pipes: true,
+            passes_environment: false,
+        }
     }
 
     fn passing_environment(argv: Vec<OsString>) -> Program {
-        Program { passes_environment: true, ..Program::new(argv) }
+        Program {
+            passes_environment: true,
+            ..Program::new(argv)
+        }
     }
 
     pub(crate) fn with_pipes(self) -> Program {
-        Program { pipes: true, ..self }
+        Program {
+            pipes: true,
+            ..self
+        }
     }
 
     /// The same for one of several runners: names are used once over all of them.
     pub(crate) fn for_runner(&self, number: usize) -> Program {
-        let fresh_name = self.fresh_name.map(|(at, used)| (at, used + (number as u64 + 1) * 1_000_000_000));
-        Program { fresh_name, ..self.clone() }
+        let fresh_name = self
+            .fresh_name
+            .map(|(at, used)| (at, used + (number as u64 + 1) * 1_000_000_000));
+        Program {
+            fresh_name,
+            ..self.clone()
+        }
     }
 
     pub(crate) fn once(&mut self) -> Result<Duration, Reason> {
@@ -75,38 +91,68 @@ impl Program {
 /// The last line tells most: programs put the cause at the end.
 fn succeeded(status: ExitStatus, stderr: &[u8]) -> Result<(), Reason> {
     let text = String::from_utf8_lossy(stderr);
-    let last = text.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    let last = text
+        .lines()
+        .rev()
+        .map(str::trim)
+        .find(|line| !line.is_empty());
     match (status.success(), last) {
         (true, _) => Ok(()),
-        (false, Some(line)) => Err(format!("{status}: {}", line.chars().take(200).collect::<String>())),
+        (false, Some(line)) => Err(format!(
+            "{status}: {}",
+            line.chars().take(200).collect::<String>()
+        )),
         (false, None) => Err(status.to_string()),
     }
 }
 
 /// The base of all ratios: `std` uses `posix_spawn` where nothing is asked that it cannot do.
 pub(crate) fn spawn(command: &[OsString]) -> Program {
-    Program { pipes: false, ..Program::passing_environment(command.to_vec()) }
+    Program {
+        pipes: false,
+        ..Program::passing_environment(command.to_vec())
+    }
 }
 
 /// `airlock run`, as a shell would start it. It refuses to run if one of these barriers does not stand.
 pub(crate) fn cli(command: &[OsString], barriers: &[Barrier], options: &Options) -> Program {
     let mut argv = vec![options.airlock.clone().into_os_string(), "--state".into()];
-    argv.extend([options.scratch.join("cli-state").into_os_string(), "run".into()]);
-    argv.extend(barriers.iter().flat_map(|barrier| ["--require".into(), barrier.name().into()]));
+    argv.extend([
+        options.scratch.join("cli-state").into_os_string(),
+        "run".into(),
+    ]);
+    argv.extend(
+        barriers
+            .iter()
+            .flat_map(|barrier| ["--require".into(), barrier.name().into()]),
+    );
     argv.push("--".into());
     argv.extend_from_slice(command);
     Program::new(argv)
 }
 
-pub(crate) fn bwrap(command: &[OsString], root: &Root, options: &Options) -> Result<Program, Reason> {
+pub(crate) fn bwrap(
+    command: &[OsString],
+    root: &Root,
+    options: &Options,
+) -> Result<Program, Reason> {
     let mut argv = vec![installed("bwrap", options)?.into_os_string()];
     for folder in &root.folders {
-        argv.extend(["--ro-bind".into(), format!("/{folder}").into(), format!("/{folder}").into()]);
+        argv.extend([
+            "--ro-bind".into(),
+            format!("/{folder}").into(),
+            format!("/{folder}").into(),
+        ]);
     }
     for (name, target) in &root.links {
-        argv.extend(["--symlink".into(), target.clone().into_os_string(), format!("/{name}").into()]);
+        argv.extend([
+            "--symlink".into(),
+            target.clone().into_os_string(),
+            format!("/{name}").into(),
+        ]);
     }
-    let rest = "--proc /proc --dev /dev --tmpfs /tmp --unshare-all --die-with-parent --cap-drop ALL --";
+    let rest =
+        "--proc /proc --dev /dev --tmpfs /tmp --unshare-all --die-with-parent --cap-drop ALL --";
     argv.extend(words(rest));
     argv.extend_from_slice(command);
     Ok(Program::passing_environment(argv))
@@ -115,21 +161,34 @@ pub(crate) fn bwrap(command: &[OsString], root: &Root, options: &Options) -> Res
 /// Shows the whole host, filtered; its profiles are left out, since they are per program.
 pub(crate) fn firejail(command: &[OsString], options: &Options) -> Result<Program, Reason> {
     let mut argv = vec![installed("firejail", options)?.into_os_string()];
-    argv.extend(words("--quiet --noprofile --net=none --ipc-namespace --private-tmp --private-dev"));
-    argv.extend(words("--caps.drop=all --nonewprivs --seccomp --read-only=/usr --"));
+    argv.extend(words(
+        "--quiet --noprofile --net=none --ipc-namespace --private-tmp --private-dev",
+    ));
+    argv.extend(words(
+        "--caps.drop=all --nonewprivs --seccomp --read-only=/usr --",
+    ));
     argv.extend_from_slice(command);
     Ok(Program::passing_environment(argv))
 }
 
 /// Settings of this host for podman (its runtime, its limits) are in the file that `CONTAINERS_CONF` names.
-pub(crate) fn podman(command: &[OsString], root: &Root, options: &Options) -> Result<Program, Reason> {
+pub(crate) fn podman(
+    command: &[OsString],
+    root: &Root,
+    options: &Options,
+) -> Result<Program, Reason> {
     let program = installed("podman", options)?;
     let folder = fresh_folder(options, "podman")?;
-    root.make(&folder).map_err(|error| format!("cannot make a root for podman: {error}"))?;
+    root.make(&folder)
+        .map_err(|error| format!("cannot make a root for podman: {error}"))?;
     let mut argv = vec![program.into_os_string()];
     // With CONTAINER_HOST it would only ask its own API.
-    argv.extend(words("--remote=false run --rm --network=none --read-only --cap-drop=all"));
-    argv.extend(words("--security-opt=no-new-privileges --memory=512m --pids-limit=32"));
+    argv.extend(words(
+        "--remote=false run --rm --network=none --read-only --cap-drop=all",
+    ));
+    argv.extend(words(
+        "--security-opt=no-new-privileges --memory=512m --pids-limit=32",
+    ));
     for name in &root.folders {
         argv.push(format!("--volume=/{name}:/{name}:ro").into());
     }
@@ -149,10 +208,26 @@ pub(crate) fn bundle(
     let folder = fresh_folder(options, runtime)?;
     let failed = |error| format!("cannot make a bundle: {error}");
     root.make(&folder.join("rootfs")).map_err(failed)?;
-    fs::write(folder.join("config.json"), bundle_settings(command, root).to_string()).map_err(failed)?;
-    let mut argv = vec![program.into_os_string(), "--root".into(), folder.join("state").into_os_string()];
-    argv.extend(["run".into(), "--bundle".into(), folder.into_os_string(), OsString::new()]);
-    Ok(Program { fresh_name: Some((argv.len() - 1, 0)), ..Program::new(argv) })
+    fs::write(
+        folder.join("config.json"),
+        bundle_settings(command, root).to_string(),
+    )
+    .map_err(failed)?;
+    let mut argv = vec![
+        program.into_os_string(),
+        "--root".into(),
+        folder.join("state").into_os_string(),
+    ];
+    argv.extend([
+        "run".into(),
+        "--bundle".into(),
+        folder.into_os_string(),
+        OsString::new(),
+    ]);
+    Ok(Program {
+        fresh_name: Some((argv.len() - 1, 0)),
+        ..Program::new(argv)
+    })
 }
 
 fn bundle_settings(command: &[OsString], root: &Root) -> Value {
@@ -166,8 +241,10 @@ fn bundle_settings(command: &[OsString], root: &Root) -> Value {
         let path = format!("/{name}");
         json!({ "destination": path, "type": "bind", "source": path, "options": ["rbind", "ro", "nosuid"] })
     }));
-    let namespaces: Vec<_> =
-        ["pid", "mount", "ipc", "uts", "network"].iter().map(|name| json!({ "type": name })).collect();
+    let namespaces: Vec<_> = ["pid", "mount", "ipc", "uts", "network"]
+        .iter()
+        .map(|name| json!({ "type": name }))
+        .collect();
     json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -185,7 +262,9 @@ fn bundle_settings(command: &[OsString], root: &Root) -> Value {
 fn installed(name: &str, options: &Options) -> Result<PathBuf, Reason> {
     let found = std::env::split_paths(&options.path).map(|folder| folder.join(name));
     let mut found = found.filter(|path| path.is_absolute() && path.is_file());
-    found.next().ok_or_else(|| format!("`{name}` is not installed"))
+    found
+        .next()
+        .ok_or_else(|| format!("`{name}` is not installed"))
 }
 
 fn words(text: &str) -> impl Iterator<Item = OsString> {

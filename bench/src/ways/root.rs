@@ -20,7 +20,10 @@ pub(crate) struct Root {
 
 impl Root {
     pub(crate) fn of_host() -> Root {
-        let mut root = Root { links: Vec::new(), folders: vec!["usr"] };
+        let mut root = Root {
+            links: Vec::new(),
+            folders: vec!["usr"],
+        };
         for name in BESIDE_USR {
             let path = Path::new("/").join(name);
             match fs::read_link(&path) {
@@ -34,7 +37,11 @@ impl Root {
 
     /// Makes a root with these links and a place for everything that is mounted.
     pub(crate) fn make(&self, at: &Path) -> io::Result<()> {
-        for folder in self.folders.iter().chain(&["proc", "dev", "sys", "tmp", "etc", "run"]) {
+        for folder in self
+            .folders
+            .iter()
+            .chain(&["proc", "dev", "sys", "tmp", "etc", "run"])
+        {
             fs::create_dir_all(at.join(folder))?;
         }
         for (name, target) in &self.links {

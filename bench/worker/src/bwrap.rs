@@ -34,7 +34,9 @@ impl Bwrap<'_> {
         let took = begun.elapsed();
         match output.stdout.as_slice() {
             b"{\"sum\": 3}\n" => Ok(took),
-            _ => Err(Trouble::Bwrap(String::from_utf8_lossy(&output.stderr).into_owned())),
+            _ => Err(Trouble::Bwrap(
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            )),
         }
     }
 
@@ -64,7 +66,10 @@ impl Bwrap<'_> {
             "C.UTF-8",
             "--",
         ]);
-        command.arg(self.python).arg("-c").arg(format!("{TOOL}\nprint(json.dumps({FUNCTION}(1, 2)))"));
+        command
+            .arg(self.python)
+            .arg("-c")
+            .arg(format!("{TOOL}\nprint(json.dumps({FUNCTION}(1, 2)))"));
         command.stdin(Stdio::null()).env_clear();
         command
     }

@@ -34,7 +34,12 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// Without an interpreter kept ready; with so many sandboxes made ahead.
-    pub(crate) fn open(python: &Path, tools: &Path, state: &Path, spares: usize) -> Result<Calls, Trouble> {
+    pub(crate) fn open(
+        python: &Path,
+        tools: &Path,
+        state: &Path,
+        spares: usize,
+    ) -> Result<Calls, Trouble> {
         let engine = Engine::open(engine::Settings::new(state)).map_err(failed)?;
         let settings = Settings {
             python: python.to_owned(),
@@ -47,15 +52,26 @@ impl Calls {
         let caller = Caller::new(engine.clone(), Shelf::memory(), None, settings);
         let tool = Arc::new(Tool {
             name: "add".to_owned(),
-            what: What::Function { module: MODULE.to_owned(), function: FUNCTION.to_owned() },
-            code: Code { python: Some(tools.join("python")), ..Code::default() },
+            what: What::Function {
+                module: MODULE.to_owned(),
+                function: FUNCTION.to_owned(),
+            },
+            code: Code {
+                python: Some(tools.join("python")),
+                ..Code::default()
+            },
             card: ToolCard::default(),
             profile: None,
             timeout: None,
             limits: Limits::default(),
         });
         let base = Base::new("bench", "bench").map_err(failed)?;
-        Ok(Calls { engine, caller, tool, base })
+        Ok(Calls {
+            engine,
+            caller,
+            tool,
+            base,
+        })
     }
 
     /// One call; how long it took until its result was there.
@@ -83,11 +99,18 @@ impl Calls {
         });
         let payload = Bytes::from(body.to_string());
         let topic = self.base.invoke("add").map_err(failed)?;
-        let message = Message { topic: &topic, payload: &payload, properties: &Default::default() };
+        let message = Message {
+            topic: &topic,
+            payload: &payload,
+            properties: &Default::default(),
+        };
         match read(&self.base, message, LARGEST) {
-            Ok(Request::Invoke(invoke)) => {
-                Ok(Order { tool: self.tool.clone(), invoke, time: TIME, profile: Profile::Restrictive })
-            }
+            Ok(Request::Invoke(invoke)) => Ok(Order {
+                tool: self.tool.clone(),
+                invoke,
+                time: TIME,
+                profile: Profile::Restrictive,
+            }),
             other => Err(failed(format!("{other:?}"))),
         }
     }

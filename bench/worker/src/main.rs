@@ -95,7 +95,12 @@ async fn run(options: &Options) -> Result<(), Trouble> {
     at_once(options, &tools, &folder.0, &mut samples).await?;
     let about = peers::about(options.rounds, &before, "only ratios say something");
     let report = Report { about, samples };
-    Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)
+    Ok(peers::tell(
+        &report,
+        &report.json(),
+        options.text.as_ref(),
+        options.json.as_ref(),
+    )?)
 }
 
 /// A manifest and one tool.
@@ -107,7 +112,10 @@ fn lay_tools(folder: &Path) -> io::Result<PathBuf> {
         "{{module: {MODULE}, function: {FUNCTION}, sandbox_profile: restrictive, description: adds, \
          parameters: {{type: object, properties: {{a: {{type: integer}}, b: {{type: integer}}}}}}}}"
     );
-    fs::write(tools.join("manifest.yaml"), format!("version: 1\ntools:\n  add: {entry}\n"))?;
+    fs::write(
+        tools.join("manifest.yaml"),
+        format!("version: 1\ntools:\n  add: {entry}\n"),
+    )?;
     Ok(tools)
 }
 
@@ -120,7 +128,9 @@ async fn cold(
 ) -> Result<(), Trouble> {
     let engine = engine_calls::Calls::open(&options.python, tools, &folder.join("engine"), 1)?;
     let alone = engine_calls::Calls::open(&options.python, tools, &folder.join("alone"), 0)?;
-    let bwrap = bwrap::Bwrap { python: &options.python };
+    let bwrap = bwrap::Bwrap {
+        python: &options.python,
+    };
     engine.once().await?;
     alone.once().await?;
     bwrap.once().await?;
@@ -150,11 +160,25 @@ async fn warm(
     folder: &Path,
     samples: &mut Samples<Metric>,
 ) -> Result<(), Trouble> {
-    let idle = Mesh::start(&options.airlock, &options.python, tools, &folder.join("idle"), 0).await?;
+    let idle = Mesh::start(
+        &options.airlock,
+        &options.python,
+        tools,
+        &folder.join("idle"),
+        0,
+    )
+    .await?;
     for _ in 0..options.rounds {
         samples.add(BROKER, Metric::Idle, idle.memory()? / 1024.0);
     }
-    let mut mesh = Mesh::start(&options.airlock, &options.python, tools, &folder.join("warm"), 4).await?;
+    let mut mesh = Mesh::start(
+        &options.airlock,
+        &options.python,
+        tools,
+        &folder.join("warm"),
+        4,
+    )
+    .await?;
     for _ in 0..options.rounds {
         let mut times = Vec::new();
         for _ in 0..options.warm {
@@ -166,7 +190,11 @@ async fn warm(
         samples.add(BROKER, Metric::Warm, milliseconds(middle(&mut times)));
         times.sort_unstable();
         let nearly_worst = times.len() * 99 / 100;
-        samples.add(BROKER, Metric::WarmP99, milliseconds(times[nearly_worst.min(times.len() - 1)]));
+        samples.add(
+            BROKER,
+            Metric::WarmP99,
+            milliseconds(times[nearly_worst.min(times.len() - 1)]),
+        );
     }
     Ok(())
 }
@@ -178,14 +206,25 @@ async fn at_once(
     folder: &Path,
     samples: &mut Samples<Metric>,
 ) -> Result<(), Trouble> {
-    let mut mesh = Mesh::start(&options.airlock, &options.python, tools, &folder.join("many"), 0).await?;
+    let mut mesh = Mesh::start(
+        &options.airlock,
+        &options.python,
+        tools,
+        &folder.join("many"),
+        0,
+    )
+    .await?;
     // What is allocated once is allocated.
     mesh.many(options.at_once).await?;
     for _ in 0..options.rounds {
         let before = mesh.forget_peak()?;
         let begun = Instant::now();
         let told = mesh.many(options.at_once).await?;
-        samples.add(BROKER, Metric::Many, options.at_once as f64 / begun.elapsed().as_secs_f64());
+        samples.add(
+            BROKER,
+            Metric::Many,
+            options.at_once as f64 / begun.elapsed().as_secs_f64(),
+        );
         samples.add(BROKER, Metric::Unanswered, told.unanswered as f64);
         samples.add(BROKER, Metric::Twice, told.twice as f64);
         samples.add(BROKER, Metric::Growth, (mesh.peak()? - before) / 1024.0);

@@ -57,24 +57,51 @@ impl Mesh {
         let config = at_broker.join("config");
         fs::write(
             &config,
-            format!("listener {} 127.0.0.1\nallow_anonymous true\nmax_inflight_messages 0\n", broker.port()),
+            format!(
+                "listener {} 127.0.0.1\nallow_anonymous true\nmax_inflight_messages 0\n",
+                broker.port()
+            ),
         )?;
         let arguments = ["-c".to_owned(), config.display().to_string()];
-        let mut mosquitto =
-            Process::start(Path::new("mosquitto"), &arguments, &[], &at_broker, Processors::Shared)?;
+        let mut mosquitto = Process::start(
+            Path::new("mosquitto"),
+            &arguments,
+            &[],
+            &at_broker,
+            Processors::Shared,
+        )?;
         await_listener("mosquitto", broker, &mut mosquitto, &at_broker, LONG)?;
         let health = free_address()?;
         let mut worker = start_worker(airlock, python, tools, &at_worker, broker, health, parked)?;
         await_listener("airlock worker sam", health, &mut worker, &at_worker, LONG)?;
-        let settings = Settings::new("127.0.0.1", broker.port(), ClientId::Unique("agent".to_owned()));
+        let settings = Settings::new(
+            "127.0.0.1",
+            broker.port(),
+            ClientId::Unique("agent".to_owned()),
+        );
         let connector = Mqtt::new(settings).map_err(|trouble| Trouble::Broker(trouble.message))?;
-        let replies = Subscription { pattern: format!("{REPLIES}/>"), is_shared: false };
-        let patience = Patience { tries: 1, pause: Duration::from_secs(1) };
+        let replies = Subscription {
+            pattern: format!("{REPLIES}/>"),
+            is_shared: false,
+        };
+        let patience = Patience {
+            tries: 1,
+            pause: Duration::from_secs(1),
+        };
         let mut link = Link::start(connector, BTreeSet::from([replies]), patience);
         let connected = link.state.wait_for(|state| *state == LinkState::Connected);
-        connected.await.map_err(|_| Trouble::Broker("no connection".to_owned()))?;
-        let mut mesh = Mesh { link, worker, _mosquitto: mosquitto, health, calls: 0 };
-        mesh.until("/readyz", |answer| answer.starts_with("HTTP/1.1 200")).await?;
+        connected
+            .await
+            .map_err(|_| Trouble::Broker("no connection".to_owned()))?;
+        let mut mesh = Mesh {
+            link,
+            worker,
+            _mosquitto: mosquitto,
+            health,
+            calls: 0,
+        };
+        mesh.until("/readyz", |answer| answer.starts_with("HTTP/1.1 200"))
+            .await?;
         mesh.once().await?;
         Ok(mesh)
     }
@@ -116,7 +143,10 @@ impl Mesh {
             *answered.entry(id).or_default() += 1;
         }
         let unanswered = ids.iter().filter(|id| !answered.contains_key(*id)).count();
-        Ok(Told { unanswered, twice: answered.values().filter(|times| **times > 1).count() })
+        Ok(Told {
+            unanswered,
+            twice: answered.values().filter(|times| **times > 1).count(),
+        })
     }
 
     /// Waits until so many interpreters are ready.
@@ -153,7 +183,9 @@ impl Mesh {
                 "user_id": "someone", "session_id": "one", "timeout_seconds": 60,
             },
         });
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         let properties = [
             ("replyTo".to_owned(), format!("{REPLIES}/{id}")),
             ("clientId".to_owned(), "agent".to_owned()),
@@ -164,7 +196,11 @@ impl Mesh {
             payload: Bytes::from(body.to_string()),
             properties: properties.into(),
         };
-        self.link.reach.publish(message).await.map_err(|gone| Trouble::Broker(gone.to_string()))
+        self.link
+            .reach
+            .publish(message)
+            .await
+            .map_err(|gone| Trouble::Broker(gone.to_string()))
     }
 
     /// The next answer, with whose it is.
@@ -173,7 +209,12 @@ impl Mesh {
         let nothing = || Trouble::Broker("no answer came".to_owned());
         let arrived = arrived.map_err(|_| nothing())?.ok_or_else(nothing)?;
         let answer = serde_json::from_slice(&arrived.payload).map_err(std::io::Error::other)?;
-        let id = arrived.topic.rsplit('/').next().unwrap_or_default().to_owned();
+        let id = arrived
+            .topic
+            .rsplit('/')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
         arrived.receipt.settle().await;
         Ok((id, answer))
     }
@@ -183,7 +224,9 @@ impl Mesh {
         let deadline = Instant::now() + LONG;
         while !is_so(&get(self.health, path).await?) {
             if Instant::now() > deadline {
-                return Err(Trouble::Broker(format!("{path} does not become as it should")));
+                return Err(Trouble::Broker(format!(
+                    "{path} does not become as it should"
+                )));
             }
             // Nobody tells when it is.
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -204,16 +247,31 @@ fn start_worker(
     let texts = [
         ("SAM_NAMESPACE", "bench".to_owned()),
         ("SAM_TRANSPORT", format!("mqtt://{broker}")),
-        ("MANIFEST_PATH", tools.join("manifest.yaml").display().to_string()),
-        ("TOOLS_PYTHON_DIR", tools.join("python").display().to_string()),
+        (
+            "MANIFEST_PATH",
+            tools.join("manifest.yaml").display().to_string(),
+        ),
+        (
+            "TOOLS_PYTHON_DIR",
+            tools.join("python").display().to_string(),
+        ),
         ("SANDBOX_PYTHON_BIN", python.display().to_string()),
         ("SAM_WARM", parked.to_string()),
         ("HEALTH_PORT", health.port().to_string()),
         ("AIRLOCK_STATE", folder.join("state").display().to_string()),
     ];
-    let environment: Vec<_> = texts.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    let environment: Vec<_> = texts
+        .iter()
+        .map(|(name, text)| (*name, text.as_str()))
+        .collect();
     let arguments = ["worker".to_owned(), "sam".to_owned()];
-    Ok(Process::start(airlock, &arguments, &environment, folder, Processors::Shared)?)
+    Ok(Process::start(
+        airlock,
+        &arguments,
+        &environment,
+        folder,
+        Processors::Shared,
+    )?)
 }
 
 async fn get(address: SocketAddr, path: &str) -> Result<String, Trouble> {
@@ -227,7 +285,9 @@ async fn get(address: SocketAddr, path: &str) -> Result<String, Trouble> {
 
 /// The value of a metric without labels.
 fn number(metrics: &str, name: &str) -> Option<u64> {
-    metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 fn free_address() -> Result<SocketAddr, Trouble> {

@@ -22,5 +22,11 @@ fn main() -> ExitCode {
 fn take_all_open_files() {
     let limit = getrlimit(Resource::Nofile);
     // Refused, we go on with less.
-    let _ = setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
+    let _ = setrlimit(
+        Resource::Nofile,
+        rustix::process::Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
 }

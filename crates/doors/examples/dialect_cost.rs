@@ -9,17 +9,25 @@ fn main() {
     for (name, tail) in [("chat", ""), ("chat with a null usage", ",\"usage\":null")] {
         let frames: Vec<Bytes> = (0..64).map(|_| chat(tail)).collect();
         measure(&format!("64 frames of {name}"), || stream(&frames, false));
-        measure(&format!("64 frames of {name}, stripped"), || stream(&frames, true));
+        measure(&format!("64 frames of {name}, stripped"), || {
+            stream(&frames, true)
+        });
     }
     let body = Bytes::from(body());
-    let change =
-        Change { cap: Some(100), cap_name: "max_completion_tokens", ask_usage: true, ..Change::default() };
+    let change = Change {
+        cap: Some(100),
+        cap_name: "max_completion_tokens",
+        ask_usage: true,
+        ..Change::default()
+    };
     measure(&format!("a body of {} bytes", body.len()), || {
         black_box(ask(Operation::Chat, &body).is_ok());
     });
     measure("the same with two changes", || {
         black_box(
-            ask(Operation::Chat, &body).map(|ask| rewrite(Operation::Chat, &body, &ask, &change)).is_ok(),
+            ask(Operation::Chat, &body)
+                .map(|ask| rewrite(Operation::Chat, &body, &ask, &change))
+                .is_ok(),
         );
     });
 }
@@ -36,7 +44,9 @@ fn measure(name: &str, mut run: impl FnMut()) {
 
 fn stream(frames: &[Bytes], strip: bool) {
     let mut tap = Tap::new(Operation::Chat, TapKind::Events, strip);
-    frames.iter().for_each(|frame| drop(black_box(tap.feed(frame.clone()))));
+    frames
+        .iter()
+        .for_each(|frame| drop(black_box(tap.feed(frame.clone()))));
 }
 
 fn chat(tail: &str) -> Bytes {
@@ -48,8 +58,7 @@ fn chat(tail: &str) -> Bytes {
 }
 
 fn body() -> String {
-    let message =
-        r#"{"role":"user","content":"the quick brown fox jumps over the lazy dog, again and again"},"#;
+    let message = r#"{"role":"user","content":"the quick brown fox jumps over the lazy dog, again and again"},"#;
     let last = r#"{"role":"user","content":"and again"}"#;
     format!(
         r#"{{"model":"gpt-5","messages":[{}{last}],"stream":true,"temperature":0.2}}"#,

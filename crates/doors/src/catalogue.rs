@@ -141,7 +141,11 @@ impl Provider {
             output_cap: "max_completion_tokens",
             server_tools: false,
             // Anthropic names the input at once, so little is lost; others name nothing before the end.
-            on_abort: if dialect == Dialect::Anthropic { OnAbort::Cancel } else { OnAbort::Drain },
+            on_abort: if dialect == Dialect::Anthropic {
+                OnAbort::Cancel
+            } else {
+                OnAbort::Drain
+            },
             retries: 2,
             patience: Patience::default(),
         }

@@ -82,7 +82,10 @@ impl fmt::Display for Undelivered {
 impl Courier {
     /// One that keeps to these settings.
     pub fn new(settings: CourierSettings, internet: Internet) -> Courier {
-        Courier { settings, dialler: Dialler::new(internet) }
+        Courier {
+            settings,
+            dialler: Dialler::new(internet),
+        }
     }
 
     /// Whether messages may go to this address. No name is looked up: a question is a message, too.
@@ -101,15 +104,20 @@ impl Courier {
             Some("https") => true,
             Some("http") if self.settings.allow_plain_http => false,
             Some("http") => {
-                let hint = "use https://, or let the operator set allow_plain_http under [webhooks]";
+                let hint =
+                    "use https://, or let the operator set allow_plain_http under [webhooks]";
                 return Err(bad("http:// is readable for everybody on the way", hint));
             }
             _ => return Err(bad("it does not begin with https://", form)),
         };
-        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
+        let authority = uri
+            .authority()
+            .filter(|authority| !authority.as_str().contains('@'));
         let authority = authority.ok_or_else(|| bad("it names no host, or a user", form))?;
-        let host: Host =
-            authority.host().parse().map_err(|error| bad(&format!("{error}"), "name a host by its name"))?;
+        let host: Host = authority
+            .host()
+            .parse()
+            .map_err(|error| bad(&format!("{error}"), "name a host by its name"))?;
         let usual = if encrypted { 443 } else { 80 };
         // What is no number that a port can be is not told from none otherwise.
         let says_port = authority.as_str().len() > authority.host().len();
@@ -121,11 +129,23 @@ impl Courier {
         let is_own = |(own, at): &(Host, Option<u16>)| *own == host && at.unwrap_or(usual) == port;
         let may_be_private = self.settings.allow_private || self.settings.hosts.iter().any(is_own);
         refuse_early(&host, may_be_private).map_err(|why| {
-            bad(&why, "use a public address, or let the operator list HOST:PORT under [webhooks] hosts")
+            bad(
+                &why,
+                "use a public address, or let the operator list HOST:PORT under [webhooks] hosts",
+            )
         })?;
-        let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
+        let target = uri
+            .path_and_query()
+            .map_or("/", |target| target.as_str())
+            .to_owned();
         let authority = authority.as_str().to_owned();
-        Ok(Receiver { to: Destination { host, port }, encrypted, authority, target, may_be_private })
+        Ok(Receiver {
+            to: Destination { host, port },
+            encrypted,
+            authority,
+            target,
+            may_be_private,
+        })
     }
 
     /// Posts a message. What the receiver answered is not read beyond its status.
@@ -136,10 +156,20 @@ impl Courier {
         body: Bytes,
     ) -> Result<u16, Undelivered> {
         let sent = tokio::time::timeout(PATIENCE, self.post(receiver, headers, body)).await;
-        sent.unwrap_or_else(|_| Err(failed(format!("no answer came within {} s", PATIENCE.as_secs()))))
+        sent.unwrap_or_else(|_| {
+            Err(failed(format!(
+                "no answer came within {} s",
+                PATIENCE.as_secs()
+            )))
+        })
     }
 
-    async fn post(&self, to: &Receiver, headers: HeaderMap, body: Bytes) -> Result<u16, Undelivered> {
+    async fn post(
+        &self,
+        to: &Receiver,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<u16, Undelivered> {
         let dialled = self.dialler.dial(&to.to, to.may_be_private).await;
         let (stream, _) = dialled.map_err(|no_way| match no_way {
             NoWay::Refused(_) => Undelivered::Refused(private(&to.to.host)),
@@ -151,7 +181,10 @@ impl Courier {
         };
         let lost = || failed("the connection broke before there was an answer".to_owned());
         let mut wire = Wire::new(io).await.map_err(|_| lost())?;
-        let answer = wire.send(request(to, headers, body)?).await.map_err(|_| lost())?;
+        let answer = wire
+            .send(request(to, headers, body)?)
+            .await
+            .map_err(|_| lost())?;
         // The rest of the answer is nobody's business: the connection ends here.
         Ok(answer.status().as_u16())
     }
@@ -167,19 +200,33 @@ impl Courier {
             Host::Name(name) => ServerName::try_from(name.trim_end_matches('.').to_owned()),
             Host::Address(address) => Ok(ServerName::from(*address)),
         };
-        let name = name.map_err(|_| failed(format!("{host} is no name that a certificate can have")))?;
+        let name =
+            name.map_err(|_| failed(format!("{host} is no name that a certificate can have")))?;
         let secured = TlsConnector::from(config).connect(name, stream).await;
         secured.map_err(|error| failed(format!("TLS with {host} failed: {error}")))
     }
 }
 
-fn request(to: &Receiver, mut headers: HeaderMap, body: Bytes) -> Result<Request<Full<Bytes>>, Undelivered> {
+fn request(
+    to: &Receiver,
+    mut headers: HeaderMap,
+    body: Bytes,
+) -> Result<Request<Full<Bytes>>, Undelivered> {
     let unfit = |_| Undelivered::Refused("the address cannot stand in a request".to_owned());
-    headers.insert(HOST, HeaderValue::try_from(&to.authority).map_err(|error| unfit(error.into()))?);
+    headers.insert(
+        HOST,
+        HeaderValue::try_from(&to.authority).map_err(|error| unfit(error.into()))?,
+    );
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("airlock/", env!("CARGO_PKG_VERSION"))));
-    let mut request =
-        Request::builder().method(Method::POST).uri(&to.target).body(Full::new(body)).map_err(unfit)?;
+    headers.insert(
+        USER_AGENT,
+        HeaderValue::from_static(concat!("airlock/", env!("CARGO_PKG_VERSION"))),
+    );
+    let mut request = Request::builder()
+        .method(Method::POST)
+        .uri(&to.target)
+        .body(Full::new(body))
+        .map_err(unfit)?;
     *request.headers_mut() = headers;
     Ok(request)
 }
@@ -218,7 +265,10 @@ mod tests {
     fn what_an_address_says_is_looked_at_before_anything_is_asked() {
         let strict = courier(CourierSettings::default());
         let found = strict.check("https://hooks.example:8443/a?b=c").unwrap();
-        assert_eq!((found.to.port, found.target.as_str(), found.encrypted), (8443, "/a?b=c", true));
+        assert_eq!(
+            (found.to.port, found.target.as_str(), found.encrypted),
+            (8443, "/a?b=c", true)
+        );
         assert_eq!(strict.check("https://hooks.example").unwrap().target, "/");
         for bad in [
             "",
@@ -243,21 +293,38 @@ mod tests {
         ] {
             assert!(strict.check(bad).is_err(), "{bad}");
         }
-        assert!(strict.check(&format!("https://hooks.example/{}", "x".repeat(LONGEST_ADDRESS))).is_err());
+        assert!(
+            strict
+                .check(&format!(
+                    "https://hooks.example/{}",
+                    "x".repeat(LONGEST_ADDRESS)
+                ))
+                .is_err()
+        );
     }
 
     #[test]
     fn what_the_operator_allows_is_allowed_and_a_metadata_service_never_is() {
-        let open =
-            courier(CourierSettings { allow_private: true, allow_plain_http: true, ..Default::default() });
+        let open = courier(CourierSettings {
+            allow_private: true,
+            allow_plain_http: true,
+            ..Default::default()
+        });
         assert!(open.check("http://127.0.0.1:9/x").is_ok());
         assert!(open.check("http://169.254.169.254/latest").is_err());
         let [one, two] = ["10.0.0.7", "10.0.0.9"].map(|host| host.parse().unwrap());
         let hosts = vec![(one, None), (two, Some(8443))];
-        let listed = courier(CourierSettings { hosts, allow_plain_http: true, ..Default::default() });
-        for good in
-            ["https://10.0.0.7/x", "https://10.0.0.7:443/x", "http://10.0.0.7/x", "https://10.0.0.9:8443/x"]
-        {
+        let listed = courier(CourierSettings {
+            hosts,
+            allow_plain_http: true,
+            ..Default::default()
+        });
+        for good in [
+            "https://10.0.0.7/x",
+            "https://10.0.0.7:443/x",
+            "http://10.0.0.7/x",
+            "https://10.0.0.9:8443/x",
+        ] {
             assert!(listed.check(good).is_ok(), "{good}");
         }
         for bad in [
@@ -275,11 +342,22 @@ mod tests {
     async fn a_name_that_leads_to_this_machine_is_not_dialled() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let url = format!("http://localhost:{}/", listener.local_addr().unwrap().port());
-        let strict = courier(CourierSettings { allow_plain_http: true, ..Default::default() });
+        let url = format!(
+            "http://localhost:{}/",
+            listener.local_addr().unwrap().port()
+        );
+        let strict = courier(CourierSettings {
+            allow_plain_http: true,
+            ..Default::default()
+        });
         let receiver = strict.check(&url).unwrap();
-        let refused = strict.deliver(&receiver, HeaderMap::new(), Bytes::new()).await;
-        assert!(matches!(refused, Err(Undelivered::Refused(_))), "{refused:?}");
+        let refused = strict
+            .deliver(&receiver, HeaderMap::new(), Bytes::new())
+            .await;
+        assert!(
+            matches!(refused, Err(Undelivered::Refused(_))),
+            "{refused:?}"
+        );
         assert!(listener.accept().is_err(), "nobody came");
     }
 }

@@ -37,12 +37,23 @@ impl Registry {
     pub fn serve(self: &Arc<Registry>, listener: Listener) -> io::Result<JoinHandle<()>> {
         let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         let latest = Mutex::default();
-        serve::listen(Arc::new(Front { registry: self.clone(), connections, latest }), listener)
+        serve::listen(
+            Arc::new(Front {
+                registry: self.clone(),
+                connections,
+                latest,
+            }),
+            listener,
+        )
     }
 }
 
 impl Answers for Front {
-    async fn answer(self: Arc<Self>, line: Arc<Line>, request: Request<Incoming>) -> Response<Outgoing> {
+    async fn answer(
+        self: Arc<Self>,
+        line: Arc<Line>,
+        request: Request<Incoming>,
+    ) -> Response<Outgoing> {
         let (head, body) = request.into_parts();
         // Before anybody is asked for a token: who looks for it here is at the wrong door, whoever it is.
         if admin::is_admins(head.uri.path()) {
@@ -81,7 +92,8 @@ impl Answers for Front {
 impl Front {
     /// The first credential decides; none is like a wrong one, and looked for as long.
     fn whose(&self, head: &Parts) -> Option<Arc<Session>> {
-        self.registry.find(token::presented(head).next().unwrap_or_default())
+        self.registry
+            .find(token::presented(head).next().unwrap_or_default())
     }
 }
 
@@ -99,6 +111,9 @@ fn is_health(head: &Parts) -> bool {
 /// That somebody is there, and nothing else.
 fn health() -> Response<Outgoing> {
     let mut response = Response::new(Outgoing::whole("{\"status\":\"ok\"}"));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     response
 }

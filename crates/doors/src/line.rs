@@ -38,7 +38,9 @@ struct State {
 
 impl State {
     fn is_of(&self, crowd: &Crowd) -> bool {
-        self.crowd.as_ref().is_some_and(|(own, _)| std::ptr::eq(Arc::as_ptr(own), crowd))
+        self.crowd
+            .as_ref()
+            .is_some_and(|(own, _)| std::ptr::eq(Arc::as_ptr(own), crowd))
     }
 }
 
@@ -87,7 +89,10 @@ impl Line {
 
     /// Whether this is the session that is being served.
     pub(crate) fn serves(&self, crowd: &Arc<Crowd>) -> bool {
-        locked(&self.state).crowd.as_ref().is_some_and(|(same, _)| Arc::ptr_eq(same, crowd))
+        locked(&self.state)
+            .crowd
+            .as_ref()
+            .is_some_and(|(same, _)| Arc::ptr_eq(same, crowd))
     }
 
     /// Hangs up, unless a session is being served.
@@ -103,7 +108,12 @@ impl Line {
         if state.busy.is_some() {
             state.busy = Some(Instant::now());
         }
-        if !state.asked && !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        if !state.asked
+            && !state
+                .waker
+                .as_ref()
+                .is_some_and(|waker| waker.will_wake(cx.waker()))
+        {
             state.waker = Some(cx.waker().clone());
         }
         state.asked
@@ -111,7 +121,14 @@ impl Line {
 
     /// Waits until the session that is being served is ended.
     pub(crate) async fn asked(&self) {
-        poll_fn(|cx| if self.is_asked(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+        poll_fn(|cx| {
+            if self.is_asked(cx) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
     }
 
     /// Waits until this line is cut.
@@ -191,7 +208,11 @@ impl Crowd {
         if timeout_at(patience, self.emptied()).await.is_ok() {
             return;
         }
-        let lines: Vec<_> = locked(&self.lines).present.values().filter_map(Weak::upgrade).collect();
+        let lines: Vec<_> = locked(&self.lines)
+            .present
+            .values()
+            .filter_map(Weak::upgrade)
+            .collect();
         lines.iter().for_each(|line| line.cut_off(self));
         drop(lines);
         self.emptied().await;
@@ -231,7 +252,10 @@ mod tests {
         let both = [line(false), line(true)];
         crowd.end().await;
         assert!(both.into_iter().all(|task| task.is_finished()) || crowd.has_ended());
-        assert!(!Arc::new(Line::default()).enter(&crowd), "nobody is served any more");
+        assert!(
+            !Arc::new(Line::default()).enter(&crowd),
+            "nobody is served any more"
+        );
     }
 
     #[tokio::test]

@@ -5,7 +5,8 @@
 use crate::token;
 use rustix::{
     fs::{
-        AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, chownat, fstat, mkdirat, openat, statat, unlinkat,
+        AtFlags, CWD, Dir, FileType, Mode, OFlags, chmodat, chownat, fstat, mkdirat, openat,
+        statat, unlinkat,
     },
     io::Errno,
     process::{Uid, geteuid},
@@ -42,8 +43,12 @@ pub(crate) fn fresh_id() -> Result<String, token::NoRandom> {
 }
 
 fn is_id(name: &[u8]) -> bool {
-    let [first, rest @ ..] = name else { return false };
-    *first == ID_BEGINS as u8 && rest.len() == 2 * ID_BYTES && rest.iter().all(u8::is_ascii_hexdigit)
+    let [first, rest @ ..] = name else {
+        return false;
+    };
+    *first == ID_BEGINS as u8
+        && rest.len() == 2 * ID_BYTES
+        && rest.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Binds a socket in a folder that is open, whatever its path is.
@@ -54,7 +59,9 @@ pub(crate) fn bind(folder: BorrowedFd<'_>, name: &str, mode: Mode) -> io::Result
 }
 
 fn by_handle(folder: BorrowedFd<'_>, name: &str) -> PathBuf {
-    Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name)
+    Path::new("/proc/self/fd")
+        .join(folder.as_raw_fd().to_string())
+        .join(name)
 }
 
 /// Opens a folder, not a link to one.
@@ -70,7 +77,9 @@ pub(crate) fn remove_stale(folder: BorrowedFd<'_>, name: &str) -> io::Result<()>
         found => found?,
     };
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
-        return Err(io::Error::other("something that is no socket is there already"));
+        return Err(io::Error::other(
+            "something that is no socket is there already",
+        ));
     }
     match UnixStream::connect(by_handle(folder, name)) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -90,14 +99,20 @@ impl Place {
         if found.st_uid != geteuid().as_raw() || found.st_mode & 0o022 != 0 {
             return Err(io::Error::other("others could put something into it"));
         }
-        let place = Place { path: path.to_owned(), folder };
+        let place = Place {
+            path: path.to_owned(),
+            folder,
+        };
         place.sweep()?;
         Ok(place)
     }
 
     fn sweep(&self) -> io::Result<()> {
         let entries: Result<Vec<_>, _> = Dir::read_from(&self.folder)?.collect();
-        for entry in entries?.iter().filter(|entry| is_id(entry.file_name().to_bytes())) {
+        for entry in entries?
+            .iter()
+            .filter(|entry| is_id(entry.file_name().to_bytes()))
+        {
             // What a container put beside its socket stays, and keeps nobody from being served.
             if let Ok(id) = entry.file_name().to_str() {
                 _ = self.remove(id);
@@ -123,10 +138,21 @@ impl Place {
         let folder = open_folder(self.folder.as_fd(), Path::new(id))?;
         let made = bind(folder.as_fd(), name, Mode::from_raw_mode(0o600)).and_then(|listener| {
             if let Some(user) = user {
-                chownat(&folder, name, Some(Uid::from_raw(user)), None, AtFlags::SYMLINK_NOFOLLOW)?;
+                chownat(
+                    &folder,
+                    name,
+                    Some(Uid::from_raw(user)),
+                    None,
+                    AtFlags::SYMLINK_NOFOLLOW,
+                )?;
             }
             // Not by mkdir alone: that asks the umask.
-            chmodat(&self.folder, id, Mode::from_raw_mode(mode), AtFlags::empty())?;
+            chmodat(
+                &self.folder,
+                id,
+                Mode::from_raw_mode(mode),
+                AtFlags::empty(),
+            )?;
             Ok(listener)
         });
         match made {
@@ -161,7 +187,8 @@ mod tests {
 
     #[test]
     fn a_session_has_a_folder_of_its_own_however_long_the_path_and_nothing_stays() {
-        let deep = "a-long-name-of-a-folder-that-makes-paths-longer-than-the-address-of-a-socket-can-be";
+        let deep =
+            "a-long-name-of-a-folder-that-makes-paths-longer-than-the-address-of-a-socket-can-be";
         let root = std::env::temp_dir().join(format!("airlock-place-{}", std::process::id()));
         let path = root.join(deep).join("doors");
         let place = Place::open(&path).unwrap();
@@ -169,9 +196,17 @@ mod tests {
         let (listener, socket) = place.socket(&id, "llm.sock", None).unwrap();
         assert!(socket.as_os_str().len() > 108);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&path), mode(&path.join(&id)), mode(&socket)), (0o700, 0o700, 0o600));
-        assert!(UnixStream::connect(by_handle(place.folder.as_fd(), &format!("{id}/llm.sock"))).is_ok());
-        assert_eq!(place.socket(&id, "llm.sock", None).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(
+            (mode(&path), mode(&path.join(&id)), mode(&socket)),
+            (0o700, 0o700, 0o600)
+        );
+        assert!(
+            UnixStream::connect(by_handle(place.folder.as_fd(), &format!("{id}/llm.sock"))).is_ok()
+        );
+        assert_eq!(
+            place.socket(&id, "llm.sock", None).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
         drop(listener);
         // As after a crash: only what is ours goes.
         fs::write(path.join("run.sock"), "").unwrap();
@@ -179,7 +214,10 @@ mod tests {
         assert!(!path.join(&id).exists() && path.join("run.sock").exists());
         place.remove(&id).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(Place::open(&path).is_err(), "where others can write is no place for sockets");
+        assert!(
+            Place::open(&path).is_err(),
+            "where others can write is no place for sockets"
+        );
         fs::remove_dir_all(&root).unwrap();
     }
 
@@ -194,7 +232,10 @@ mod tests {
         remove_stale(folder.as_fd(), "a").unwrap();
         remove_stale(folder.as_fd(), "a").unwrap();
         fs::write(root.join("a"), "a file").unwrap();
-        assert!(remove_stale(folder.as_fd(), "a").is_err(), "what is no socket is not ours");
+        assert!(
+            remove_stale(folder.as_fd(), "a").is_err(),
+            "what is no socket is not ours"
+        );
         fs::remove_dir_all(&root).unwrap();
     }
 }

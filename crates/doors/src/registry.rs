@@ -191,7 +191,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn now() -> Timestamp {
-    Timestamp(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64))
+    Timestamp(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64),
+    )
 }
 
 impl Registry {
@@ -200,7 +204,12 @@ impl Registry {
     pub fn open(folder: &Path, setup: Setup, reload: Option<Reload>) -> io::Result<Arc<Registry>> {
         let place = Place::open(folder)?;
         let setup = Mutex::new(Arc::new(setup));
-        Ok(Arc::new(Registry { place, setup, reload, shelves: Mutex::default() }))
+        Ok(Arc::new(Registry {
+            place,
+            setup,
+            reload,
+            shelves: Mutex::default(),
+        }))
     }
 
     fn shelves(&self) -> MutexGuard<'_, Shelves> {
@@ -232,10 +241,20 @@ impl Registry {
         let about = about(&order, &id, &token, socket.clone());
         let expires_at = about.expires_at;
         let alarm = expires.map(|expires| self.alarm(&id, expires));
-        let live = Arc::new(Live { about: Arc::new(about), session, alarm, closed: OnceCell::new() });
+        let live = Arc::new(Live {
+            about: Arc::new(about),
+            session,
+            alarm,
+            closed: OnceCell::new(),
+        });
         let put = self.shelves().put(&live, order.token.is_some());
         match put {
-            Ok(()) => Ok(Registered { id, token, socket, expires_at }),
+            Ok(()) => Ok(Registered {
+                id,
+                token,
+                socket,
+                expires_at,
+            }),
             Err(refused) => {
                 // Nobody was told its name, but its socket may have been found.
                 self.finish(&live, State::Revoked).await;
@@ -264,7 +283,11 @@ impl Registry {
             key: order.key.clone(),
             models,
             budget: order.budget.clone(),
-            above: order.tenant.as_ref().map(|tenant| self.tenant(setup, tenant)).transpose()?,
+            above: order
+                .tenant
+                .as_ref()
+                .map(|tenant| self.tenant(setup, tenant))
+                .transpose()?,
             expires,
             token: Some(token.hash()),
         })
@@ -276,11 +299,18 @@ impl Registry {
             Some(terms) => terms,
             // Of a name that was mistyped nothing would be limited.
             None if !setup.tenants.is_empty() => return Err(RegisterError::NoTenant(name.clone())),
-            None => Terms { level: Level::Tenant, name: name.to_string(), ..Terms::default() },
+            None => Terms {
+                level: Level::Tenant,
+                name: name.to_string(),
+                ..Terms::default()
+            },
         };
         let mut shelves = self.shelves();
         if !shelves.tenants.contains_key(name.as_str()) && shelves.tenants.len() >= MOST_TENANTS {
-            return Err(RegisterError::Full { what: "tenants", most: MOST_TENANTS });
+            return Err(RegisterError::Full {
+                what: "tenants",
+                most: MOST_TENANTS,
+            });
         }
         // Shared by its name, with the terms of now.
         let account = setup.doors.till().account(terms, None);
@@ -298,8 +328,10 @@ impl Registry {
             Kind::Llm => "llm.sock",
             Kind::Inference => "inference.sock",
         };
-        let (listener, path) =
-            self.place.socket(session.id(), name, socket.user).map_err(RegisterError::Socket)?;
+        let (listener, path) = self
+            .place
+            .socket(session.id(), name, socket.user)
+            .map_err(RegisterError::Socket)?;
         session.serve(Listener::Unix(listener))?;
         Ok(path)
     }
@@ -338,14 +370,22 @@ impl Registry {
 
     /// All that live.
     pub fn list(&self) -> Vec<View> {
-        self.shelves().live.values().map(|live| live.view()).collect()
+        self.shelves()
+            .live
+            .values()
+            .map(|live| live.view())
+            .collect()
     }
 
     /// What each tenant has used.
     pub fn tenants(&self) -> BTreeMap<String, Used> {
         let doors = self.setup().doors.clone();
         let shelves = self.shelves();
-        shelves.tenants.iter().map(|(name, account)| (name.clone(), doors.till().used(account))).collect()
+        shelves
+            .tenants
+            .iter()
+            .map(|(name, account)| (name.clone(), doors.till().used(account)))
+            .collect()
     }
 
     /// Ends a session, by its name or its token. When this returns, no further byte reaches anybody who called.
@@ -355,7 +395,13 @@ impl Registry {
 
     /// The same for all sessions of a sandbox; how many there were.
     pub async fn revoke_sandbox(self: &Arc<Registry>, sandbox: &str) -> usize {
-        self.end_all(|about| about.sandbox.as_ref().is_some_and(|id| id.as_str() == sandbox)).await
+        self.end_all(|about| {
+            about
+                .sandbox
+                .as_ref()
+                .is_some_and(|id| id.as_str() == sandbox)
+        })
+        .await
     }
 
     /// Takes no more sessions, and ends those there are.
@@ -394,7 +440,9 @@ impl Registry {
         };
         let registry = self.clone();
         // A task of its own: whoever asked may go away, and half an end is none.
-        tokio::spawn(async move { registry.finish(&live, state).await }).await.ok()
+        tokio::spawn(async move { registry.finish(&live, state).await })
+            .await
+            .ok()
     }
 
     async fn finish(&self, live: &Live, state: State) -> View {
@@ -404,11 +452,19 @@ impl Registry {
         }
         let doors = &live.session.doors;
         // Where this cannot be written, the next owner counts the session among those that may come again: none does.
-        _ = doors.till().ledger().revoke(&live.session.terms().run, &live.about.id);
+        _ = doors
+            .till()
+            .ledger()
+            .revoke(&live.session.terms().run, &live.about.id);
         // One that cannot be removed leads nowhere, and is swept at the next start.
         _ = self.place.remove(&live.about.id);
         let denials = report.denials.clone();
-        let view = View { about: live.about.clone(), state, used: report.used, denials };
+        let view = View {
+            about: live.about.clone(),
+            state,
+            used: report.used,
+            denials,
+        };
         let mut shelves = self.shelves();
         if shelves.live.remove(&live.about.id).is_some() {
             if shelves.ended.len() >= MOST_ENDED {
@@ -421,7 +477,10 @@ impl Registry {
 
     /// Reads the configuration anew, for sessions that come. If it cannot be used, everything stays as it is.
     pub fn reload(&self) -> Result<(), String> {
-        let reload = self.reload.as_ref().ok_or("this service cannot read its configuration anew")?;
+        let reload = self
+            .reload
+            .as_ref()
+            .ok_or("this service cannot read its configuration anew")?;
         let setup = reload(&self.setup().doors)?;
         *locked(&self.setup) = Arc::new(setup);
         Ok(())
@@ -437,10 +496,16 @@ impl Shelves {
             return Err(RegisterError::TokenTaken);
         }
         if self.live.len() >= MOST_SESSIONS {
-            return Err(RegisterError::Full { what: "sessions", most: MOST_SESSIONS });
+            return Err(RegisterError::Full {
+                what: "sessions",
+                most: MOST_SESSIONS,
+            });
         }
         if chosen && self.chosen.len() >= MOST_CHOSEN {
-            return Err(RegisterError::Full { what: "tokens that were chosen", most: MOST_CHOSEN });
+            return Err(RegisterError::Full {
+                what: "tokens that were chosen",
+                most: MOST_CHOSEN,
+            });
         }
         Ok(())
     }
@@ -490,7 +555,9 @@ fn about(order: &Order, id: &str, token: &Token, socket: Option<PathBuf>) -> Abo
         budget: order.budget.clone(),
         socket,
         created_at,
-        expires_at: order.ttl.map(|ttl| Timestamp(created_at.0.saturating_add(millis(ttl)))),
+        expires_at: order
+            .ttl
+            .map(|ttl| Timestamp(created_at.0.saturating_add(millis(ttl)))),
         token: token.hash(),
     }
 }

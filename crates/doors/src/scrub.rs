@@ -40,9 +40,15 @@ pub(crate) struct Scrub {
 impl Reflection {
     /// Of a credential.
     pub(crate) fn new(key: &Secret) -> Reflection {
-        let mut reflection = Reflection { needles: Vec::new(), longest: 0 };
+        let mut reflection = Reflection {
+            needles: Vec::new(),
+            longest: 0,
+        };
         reflection.add(key.expose());
-        for form in spellings::of(key.expose()).iter().filter(|form| form.len() >= SHORTEST_FORM) {
+        for form in spellings::of(key.expose())
+            .iter()
+            .filter(|form| form.len() >= SHORTEST_FORM)
+        {
             reflection.add(form);
         }
         reflection
@@ -56,15 +62,25 @@ impl Reflection {
 
     fn add(&mut self, bytes: &[u8]) {
         // One that has another in it is found with that, but would be blanked in part only.
-        if !bytes.is_empty() && self.needles.iter().all(|known| known.bytes.expose() != bytes) {
+        if !bytes.is_empty()
+            && self
+                .needles
+                .iter()
+                .all(|known| known.bytes.expose() != bytes)
+        {
             let finder = Finder::new(bytes).into_owned();
             self.longest = self.longest.max(bytes.len());
-            self.needles.push(Needle { bytes: Secret::again(Zeroizing::new(bytes.to_vec())), finder });
+            self.needles.push(Needle {
+                bytes: Secret::again(Zeroizing::new(bytes.to_vec())),
+                finder,
+            });
         }
     }
 
     fn is_in(&self, text: &[u8]) -> bool {
-        self.needles.iter().any(|needle| needle.finder.find(text).is_some())
+        self.needles
+            .iter()
+            .any(|needle| needle.finder.find(text).is_some())
     }
 }
 
@@ -82,7 +98,12 @@ impl Scrub {
         let piece = blank(reflection, piece);
         let most = reflection.longest.saturating_sub(1);
         // No credential goes over the end of a line, and events end with one.
-        let waits = piece.iter().rev().take(most).take_while(|byte| matches!(byte, 0x20..=0x7e)).count();
+        let waits = piece
+            .iter()
+            .rev()
+            .take(most)
+            .take_while(|byte| matches!(byte, 0x20..=0x7e))
+            .count();
         if waits == 0 {
             return piece;
         }
@@ -97,7 +118,11 @@ impl Scrub {
         let mut held = self.held.split();
         let beginning = |needle: &Needle| {
             let found = longest_beginning(needle.bytes.expose(), &held);
-            if found > needle.bytes.expose().len() / 2 { found } else { 0 }
+            if found > needle.bytes.expose().len() / 2 {
+                found
+            } else {
+                0
+            }
         };
         let found = reflection.needles.iter().map(beginning).max().unwrap_or(0);
         if found >= SHORTEST_BEGINNING {
@@ -145,7 +170,9 @@ fn longest_beginning(key: &[u8], piece: &[u8]) -> usize {
     let most = key.len().saturating_sub(1).min(piece.len());
     let end = &piece[piece.len() - most..];
     let mut begins = memchr_iter(key.first().copied().unwrap_or_default(), end);
-    begins.find(|at| key.starts_with(&end[*at..])).map_or(0, |at| end.len() - at)
+    begins
+        .find(|at| key.starts_with(&end[*at..]))
+        .map_or(0, |at| end.len() - at)
 }
 
 #[cfg(test)]
@@ -165,12 +192,19 @@ mod tests {
         let (text, expected) = ("data: sk-sk-key and sk-k", "data: sk-****** and sk-k");
         for first in 0..=text.len() {
             for second in first..=text.len() {
-                let (reflection, mut scrub, mut all) = (reflection("sk-key"), Scrub::default(), Vec::new());
+                let (reflection, mut scrub, mut all) =
+                    (reflection("sk-key"), Scrub::default(), Vec::new());
                 for piece in [&text[..first], &text[first..second], &text[second..]] {
-                    all.extend_from_slice(&scrub.feed(&reflection, Bytes::copy_from_slice(piece.as_bytes())));
+                    all.extend_from_slice(
+                        &scrub.feed(&reflection, Bytes::copy_from_slice(piece.as_bytes())),
+                    );
                 }
                 all.extend_from_slice(&scrub.rest(&reflection));
-                assert_eq!(std::str::from_utf8(&all).unwrap(), expected, "{first} {second}");
+                assert_eq!(
+                    std::str::from_utf8(&all).unwrap(),
+                    expected,
+                    "{first} {second}"
+                );
             }
         }
     }
@@ -202,7 +236,10 @@ mod tests {
         ] {
             let left = blank(&reflection, Bytes::from(text.clone()));
             let stars = left.iter().filter(|byte| **byte == b'*').count();
-            assert!(stars >= key.len() && stars > text.len() / 2, "{text} {left:?}");
+            assert!(
+                stars >= key.len() && stars > text.len() / 2,
+                "{text} {left:?}"
+            );
             let mut cut = Scrub::default();
             let mut all = Vec::new();
             for byte in text.bytes() {
@@ -226,7 +263,11 @@ mod tests {
     /// How long each piece is that comes out for these.
     fn sizes(reflection: &Reflection, pieces: &[&str]) -> Vec<usize> {
         let mut scrub = Scrub::default();
-        let feed = |piece: &&str| scrub.feed(reflection, Bytes::copy_from_slice(piece.as_bytes())).len();
+        let feed = |piece: &&str| {
+            scrub
+                .feed(reflection, Bytes::copy_from_slice(piece.as_bytes()))
+                .len()
+        };
         pieces.iter().map(feed).collect()
     }
 
@@ -239,12 +280,23 @@ mod tests {
             let pieces = |guess: &str| [format!(" {guess}"), "!".repeat(200), format!("{guess}\n")];
             let shown = |guess: &str| {
                 let pieces = pieces(guess);
-                sizes(&reflection, &pieces.iter().map(String::as_str).collect::<Vec<_>>())
+                sizes(
+                    &reflection,
+                    &pieces.iter().map(String::as_str).collect::<Vec<_>>(),
+                )
             };
             assert_eq!(shown(&key[..length]), shown(&wrong), "{length}");
         }
-        assert_eq!(sizes(&reflection, &["data: {\"a\": \"canary\"}\n\n"]), [23], "an event does not wait");
-        assert_eq!(sizes(&reflection, &["canary"]), [0], "but what may go on does");
+        assert_eq!(
+            sizes(&reflection, &["data: {\"a\": \"canary\"}\n\n"]),
+            [23],
+            "an event does not wait"
+        );
+        assert_eq!(
+            sizes(&reflection, &["canary"]),
+            [0],
+            "but what may go on does"
+        );
     }
 
     #[test]
@@ -255,7 +307,11 @@ mod tests {
             let mut scrub = Scrub::default();
             let piece = Bytes::from(format!("{text}{}", &key[..length]));
             let all = [scrub.feed(&reflection, piece), scrub.rest(&reflection)].concat();
-            let shown = if length > key.len() / 2 { "*".repeat(length) } else { key[..length].to_owned() };
+            let shown = if length > key.len() / 2 {
+                "*".repeat(length)
+            } else {
+                key[..length].to_owned()
+            };
             assert_eq!(std::str::from_utf8(&all).unwrap(), format!("{text}{shown}"));
         }
     }
@@ -263,11 +319,22 @@ mod tests {
     #[test]
     fn a_key_is_found_in_the_name_of_a_header() {
         let reflection = reflection("Canary-0123456789");
-        let (name, value) = (HeaderName::from_static("x-canary-0123456789"), HeaderValue::from_static("1"));
+        let (name, value) = (
+            HeaderName::from_static("x-canary-0123456789"),
+            HeaderValue::from_static("1"),
+        );
         assert!(is_in(&reflection, &name, &value));
         let value = HeaderValue::from_static("Canary-0123456789");
-        assert!(is_in(&reflection, &HeaderName::from_static("x-key"), &value));
-        assert!(!is_in(&reflection, &HeaderName::from_static("x-canary"), &HeaderValue::from_static("1")));
+        assert!(is_in(
+            &reflection,
+            &HeaderName::from_static("x-key"),
+            &value
+        ));
+        assert!(!is_in(
+            &reflection,
+            &HeaderName::from_static("x-canary"),
+            &HeaderValue::from_static("1")
+        ));
     }
 
     #[test]

@@ -79,7 +79,9 @@ mod tests {
         );
         assert_eq!(secret.check_header(), Ok(()));
         assert_eq!(
-            Secret::new(b"a\r\nX-Other: b".to_vec()).unwrap().check_header(),
+            Secret::new(b"a\r\nX-Other: b".to_vec())
+                .unwrap()
+                .check_header(),
             Err(BadSecret::NotHeader)
         );
         assert_eq!(Secret::new(b"\n".to_vec()).unwrap_err(), BadSecret::Empty);

@@ -68,7 +68,11 @@ pub(crate) trait Answers: Send + Sync + 'static {
 }
 
 impl Answers for Session {
-    async fn answer(self: Arc<Self>, line: Arc<Line>, request: Request<Incoming>) -> Response<Outgoing> {
+    async fn answer(
+        self: Arc<Self>,
+        line: Arc<Line>,
+        request: Request<Incoming>,
+    ) -> Response<Outgoing> {
         relay::serve(self, line, request).await
     }
 
@@ -87,7 +91,10 @@ impl Answers for Session {
 }
 
 /// Takes calls until the task is ended.
-pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Result<JoinHandle<()>> {
+pub(crate) fn listen<A: Answers>(
+    answers: Arc<A>,
+    listener: Listener,
+) -> io::Result<JoinHandle<()>> {
     match listener {
         Listener::Tcp(listener) => {
             listener.set_nonblocking(true)?;
@@ -137,7 +144,10 @@ pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Res
 }
 
 /// One connection, to its end.
-async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(answers: Arc<A>, stream: S) {
+async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(
+    answers: Arc<A>,
+    stream: S,
+) {
     let line = Arc::new(Line::default());
     if !answers.arrived(&line) {
         return;
@@ -181,7 +191,13 @@ pub(crate) fn builder(head_time: Duration) -> Builder {
 
 /// hyper looks at the size between two reads, and the last one may have brought more.
 fn head_size(request: &Request<Incoming>) -> usize {
-    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
-    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    let target = request
+        .uri()
+        .path_and_query()
+        .map_or(0, |target| target.as_str().len());
+    let headers = request
+        .headers()
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len());
     target + headers.sum::<usize>()
 }

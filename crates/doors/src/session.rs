@@ -151,7 +151,13 @@ impl Doors {
     /// Doors with this configuration; nothing is opened yet.
     pub fn new(catalogue: Catalogue, secrets: Secrets, till: Till) -> Arc<Doors> {
         let drains = Semaphore::new(MOST_DRAINS);
-        Arc::new(Doors { catalogue, till, secrets, upstreams: Default::default(), drains })
+        Arc::new(Doors {
+            catalogue,
+            till,
+            secrets,
+            upstreams: Default::default(),
+            drains,
+        })
     }
 
     /// What was configured.
@@ -165,7 +171,11 @@ impl Doors {
     }
 
     /// Opens a session. What it needs is looked for now, so that a missing credential is known before anything runs.
-    pub async fn open(self: &Arc<Doors>, kind: Kind, terms: SessionTerms) -> Result<Arc<Session>, OpenError> {
+    pub async fn open(
+        self: &Arc<Doors>,
+        kind: Kind,
+        terms: SessionTerms,
+    ) -> Result<Arc<Session>, OpenError> {
         let upstream = match (kind, &terms.key) {
             (Kind::Inference, _) => self.inference().await?,
             (Kind::Llm, None) => self.upstream(&terms.provider).await?,
@@ -176,12 +186,24 @@ impl Doors {
             }
         };
         let budget = Budget {
-            concurrent: terms.budget.concurrent.or(Some(self.catalogue.bounds.concurrent)),
+            concurrent: terms
+                .budget
+                .concurrent
+                .or(Some(self.catalogue.bounds.concurrent)),
             ..terms.budget.clone()
         };
         // A lone run is its own session.
-        let level = if terms.run == terms.id { Level::Run } else { Level::Session };
-        let account_terms = Terms { level, name: terms.id.clone(), budget, ..Terms::default() };
+        let level = if terms.run == terms.id {
+            Level::Run
+        } else {
+            Level::Session
+        };
+        let account_terms = Terms {
+            level,
+            name: terms.id.clone(),
+            budget,
+            ..Terms::default()
+        };
         let account = self.till.account(account_terms, terms.above.as_ref());
         let Bounds { connections, .. } = self.catalogue.bounds;
         Ok(Arc::new(Session {
@@ -209,17 +231,29 @@ impl Doors {
 
     /// A provider with its credential, read once.
     pub(crate) async fn upstream(&self, name: &str) -> Result<Arc<Upstream>, OpenError> {
-        let provider = self.catalogue.providers.get(name).ok_or_else(|| self.no_provider(name))?;
+        let provider = self
+            .catalogue
+            .providers
+            .get(name)
+            .ok_or_else(|| self.no_provider(name))?;
         self.known(name, provider).await
     }
 
     async fn inference(&self) -> Result<Arc<Upstream>, OpenError> {
         let provider = self.catalogue.inference.as_ref();
         // No name of a provider has a space, so this one is nobody else's.
-        self.known("the inference door", provider.ok_or_else(|| self.no_provider("inference"))?).await
+        self.known(
+            "the inference door",
+            provider.ok_or_else(|| self.no_provider("inference"))?,
+        )
+        .await
     }
 
-    async fn known(&self, name: &str, provider: &Arc<Provider>) -> Result<Arc<Upstream>, OpenError> {
+    async fn known(
+        &self,
+        name: &str,
+        provider: &Arc<Provider>,
+    ) -> Result<Arc<Upstream>, OpenError> {
         let mut upstreams = self.upstreams.lock().await;
         if let Some(known) = upstreams.get(name) {
             return Ok(known.clone());
@@ -248,7 +282,10 @@ impl Session {
     /// Serves whoever calls at this listener, as this session, until it is closed.
     pub fn serve(self: &Arc<Session>, listener: Listener) -> Result<(), OpenError> {
         let task = serve::listen(self.clone(), listener).map_err(OpenError::Listener)?;
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(task);
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(task);
         Ok(())
     }
 
@@ -259,7 +296,10 @@ impl Session {
 
     /// What it was refused so far.
     pub fn denials(&self) -> Vec<Denial> {
-        self.denials.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.denials
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// What it has used so far.
@@ -269,15 +309,25 @@ impl Session {
 
     /// Ends it. When this returns, no further byte reaches anybody who called, and everything is settled.
     pub async fn close(&self) -> Report {
-        for listener in self.listeners.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for listener in self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+        {
             listener.abort();
         }
         self.crowd.end().await;
         self.draining.finish().await;
         // What cannot be written stays open there, and counts in full.
         _ = self.doors.till.ledger().flush();
-        let denials = std::mem::take(&mut *self.denials.lock().unwrap_or_else(PoisonError::into_inner));
-        Report { used: self.used(), denials, budget_hit: self.budget_hit.load(Ordering::Relaxed) }
+        let denials =
+            std::mem::take(&mut *self.denials.lock().unwrap_or_else(PoisonError::into_inner));
+        Report {
+            used: self.used(),
+            denials,
+            budget_hit: self.budget_hit.load(Ordering::Relaxed),
+        }
     }
 
     /// The models that a name stands for, best first; none if it may not be used.
@@ -290,9 +340,21 @@ impl Session {
         if !admitted {
             return None;
         }
-        let own = || vec![Target { provider: self.upstream.provider.name.clone(), model: model.to_owned() }];
+        let own = || {
+            vec![Target {
+                provider: self.upstream.provider.name.clone(),
+                model: model.to_owned(),
+            }]
+        };
         match self.kind {
-            Kind::Llm => Some(self.doors.catalogue.models.get(model).cloned().unwrap_or_else(own)),
+            Kind::Llm => Some(
+                self.doors
+                    .catalogue
+                    .models
+                    .get(model)
+                    .cloned()
+                    .unwrap_or_else(own),
+            ),
             Kind::Inference => Some(own()),
         }
     }
@@ -311,7 +373,9 @@ impl Session {
     pub(crate) fn denied(&self, what: &str, target: &str, rule: &str, allow_with: &str) {
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         let shown: String = target.chars().take(200).collect();
-        let known = denials.iter().any(|denial| denial.target == shown && denial.rule == rule);
+        let known = denials
+            .iter()
+            .any(|denial| denial.target == shown && denial.rule == rule);
         if !known && denials.len() < MOST_DENIALS {
             denials.push(Denial {
                 what: what.to_owned(),
@@ -339,7 +403,10 @@ impl Draining {
 
     /// Waits a little, then has the rest settle with what is known.
     async fn finish(&self) {
-        if tokio::time::timeout(LAST_DRAINS, self.emptied()).await.is_err() {
+        if tokio::time::timeout(LAST_DRAINS, self.emptied())
+            .await
+            .is_err()
+        {
             self.stop.notify_waiters();
             self.emptied().await;
         }

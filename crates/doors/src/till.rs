@@ -132,7 +132,11 @@ impl Day {
 /// The terms of a tenant among these: its own, else those of `*`.
 pub fn terms_of(tenants: &BTreeMap<String, Terms>, name: &str) -> Option<Terms> {
     let terms = tenants.get(name).or_else(|| tenants.get(OTHERS))?;
-    Some(Terms { level: Level::Tenant, name: name.to_owned(), ..terms.clone() })
+    Some(Terms {
+        level: Level::Tenant,
+        name: name.to_owned(),
+        ..terms.clone()
+    })
 }
 
 /// A reservation, written down. Dropped without being settled it counts in full.
@@ -201,13 +205,21 @@ impl Till {
 
     /// Where it writes.
     pub fn ledger(&self) -> Arc<Ledger> {
-        self.inner.ledger.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner
+            .ledger
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Writes what begins from now on to another ledger. What is under way ends in the one before, which is closed when
     /// nobody has it any more.
     pub fn write_to(&self, ledger: Arc<Ledger>) {
-        let mut place = self.inner.ledger.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self
+            .inner
+            .ledger
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *place, ledger);
         drop(place);
         // Behind the lock: to close it takes a write.
@@ -222,17 +234,30 @@ impl Till {
         let mut guard = self.inner.accounts();
         let accounts = &mut *guard;
         let key = (terms.level, terms.name.clone());
-        let known = accounts.names.get(&key).copied().filter(|_| !terms.name.is_empty());
+        let known = accounts
+            .names
+            .get(&key)
+            .copied()
+            .filter(|_| !terms.name.is_empty());
         let id = known.unwrap_or(accounts.last + 1);
         accounts.last = accounts.last.max(id);
         if !terms.name.is_empty() {
             accounts.names.insert(key, id);
         }
-        let state = accounts.states.entry(id).or_insert_with(|| State::new(terms.clone(), past, now));
+        let state = accounts
+            .states
+            .entry(id)
+            .or_insert_with(|| State::new(terms.clone(), past, now));
         state.agree(terms, now);
         state.handles += 1;
         drop(guard);
-        Account { handle: Arc::new(Handle { id, above: above.cloned(), inner: Arc::clone(&self.inner) }) }
+        Account {
+            handle: Arc::new(Handle {
+                id,
+                above: above.cloned(),
+                inner: Arc::clone(&self.inner),
+            }),
+        }
     }
 
     /// Reserves what `worst` says is the worst case, given the room there is; the record is written when this
@@ -246,11 +271,19 @@ impl Till {
     ) -> Result<Hold, Refused> {
         let claim = self.inner.hold(account, worst)?;
         let ledger = self.ledger();
-        let number = ledger.reserve(&call, claim.money, claim.tokens).map_err(|error| {
-            self.inner.each(account, |state| state.undo(claim));
-            Refused::Ledger(error.to_string())
-        })?;
-        let mut hold = Hold { claim, account: account.clone(), ledger, number, phase: Phase::Written };
+        let number = ledger
+            .reserve(&call, claim.money, claim.tokens)
+            .map_err(|error| {
+                self.inner.each(account, |state| state.undo(claim));
+                Refused::Ledger(error.to_string())
+            })?;
+        let mut hold = Hold {
+            claim,
+            account: account.clone(),
+            ledger,
+            number,
+            phase: Phase::Written,
+        };
         let lasting = hold.ledger.lasting(number).await;
         lasting.map_err(|error| Refused::Ledger(error.to_string()))?;
         hold.phase = Phase::Given;
@@ -261,14 +294,21 @@ impl Till {
     pub fn day(&self, account: &Account) -> Day {
         let now = self.inner.clock.now();
         let mut accounts = self.inner.accounts();
-        let Some(state) = accounts.states.get_mut(&account.handle.id) else { return Day::default() };
+        let Some(state) = accounts.states.get_mut(&account.handle.id) else {
+            return Day::default();
+        };
         state.pass_time(now);
         state.day(now)
     }
 
     /// What an account has used.
     pub fn used(&self, account: &Account) -> Used {
-        self.inner.accounts().states.get(&account.handle.id).map(|state| state.used).unwrap_or_default()
+        self.inner
+            .accounts()
+            .states
+            .get(&account.handle.id)
+            .map(|state| state.used)
+            .unwrap_or_default()
     }
 }
 
@@ -295,7 +335,11 @@ impl Inner {
     }
 
     /// Decides under one lock, and holds what is claimed on every level.
-    fn hold(&self, account: &Account, worst: impl FnOnce(Room) -> Option<Claim>) -> Result<Claim, Refused> {
+    fn hold(
+        &self,
+        account: &Account,
+        worst: impl FnOnce(Room) -> Option<Claim>,
+    ) -> Result<Claim, Refused> {
         let now = self.clock.now();
         let mut accounts = self.accounts();
         accounts.each(account, |state| state.pass_time(now));
@@ -324,14 +368,20 @@ impl Accounts {
         now: Now,
         worst: impl FnOnce(Room) -> Option<Claim>,
     ) -> Result<Claim, Refused> {
-        let levels = || account.levels().filter_map(|level| self.states.get(&level.handle.id));
+        let levels = || {
+            account
+                .levels()
+                .filter_map(|level| self.states.get(&level.handle.id))
+        };
         if let Some(refused) = levels().find_map(State::spent_requests) {
             return Err(refused);
         }
         let money = levels().filter_map(|state| state.money(now)).min();
         let tokens = levels().filter_map(State::tokens).min();
-        let room =
-            Room { money: money.map(|tight| Money(tight.left)), tokens: tokens.map(|tight| tight.left) };
+        let room = Room {
+            money: money.map(|tight| Money(tight.left)),
+            tokens: tokens.map(|tight| tight.left),
+        };
         let claim = worst(room);
         let short = match claim {
             Some(claim) => money
@@ -342,7 +392,11 @@ impl Accounts {
         };
         match (claim, short) {
             (_, Some(tight)) => Err(tight.refusal(room.money)),
-            (None, None) => Err(Refused::Spent { limit: "call", left: None, resets_in: None }),
+            (None, None) => Err(Refused::Spent {
+                limit: "call",
+                left: None,
+                resets_in: None,
+            }),
             (Some(claim), None) => match levels().find_map(|state| state.busy(claim)) {
                 Some(refused) => Err(refused),
                 None => Ok(claim),
@@ -361,7 +415,9 @@ impl Account {
 impl Drop for Handle {
     fn drop(&mut self) {
         let mut accounts = self.inner.accounts();
-        let Some(state) = accounts.states.get_mut(&self.id) else { return };
+        let Some(state) = accounts.states.get_mut(&self.id) else {
+            return;
+        };
         state.handles -= 1;
         if state.handles > 0 || state.terms.level == Level::Tenant {
             return;
@@ -403,7 +459,10 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let nothing = Outcome { source: Source::Final, ..Outcome::unknown(Money::ZERO, "not_sent") };
+        let nothing = Outcome {
+            source: Source::Final,
+            ..Outcome::unknown(Money::ZERO, "not_sent")
+        };
         match self.phase {
             Phase::Written => self.finish(nothing),
             Phase::Given => self.finish(Outcome::unknown(self.claim.money, "dropped")),

@@ -21,7 +21,10 @@ pub(crate) enum TlsError {
     #[error("`{}` has no certificate in PEM form", path.display())]
     NoCertificate { path: PathBuf },
     #[error("`{}` has a certificate that cannot be used", path.display())]
-    BadCertificate { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    BadCertificate {
+        path: PathBuf,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error("the certificates of this system cannot be used")]
     System(#[from] rustls::Error),
 }
@@ -45,7 +48,8 @@ pub(crate) fn client_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsE
 
 fn new_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
     let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let builder = match ca {
         Some(path) => builder.with_root_certificates(roots(path)?),
         None => builder.with_platform_verifier()?,
@@ -56,7 +60,10 @@ fn new_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
-    let bundle = read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
+    let bundle = read(path).map_err(|source| TlsError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
     let bad = |source: Box<dyn std::error::Error + Send + Sync>| TlsError::BadCertificate {
         path: path.to_owned(),
         source,
@@ -67,14 +74,18 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
         roots.add(certificate).map_err(|error| bad(error.into()))?;
     }
     match roots.is_empty() {
-        true => Err(TlsError::NoCertificate { path: path.to_owned() }),
+        true => Err(TlsError::NoCertificate {
+            path: path.to_owned(),
+        }),
         false => Ok(roots),
     }
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bundle = Vec::new();
-    File::open(path)?.take(LONGEST_BUNDLE + 1).read_to_end(&mut bundle)?;
+    File::open(path)?
+        .take(LONGEST_BUNDLE + 1)
+        .read_to_end(&mut bundle)?;
     match bundle.len() as u64 > LONGEST_BUNDLE {
         true => Err(io::Error::other("it is longer than 4 MiB")),
         false => Ok(bundle),
@@ -87,12 +98,19 @@ mod tests {
 
     #[test]
     fn a_file_without_certificates_trusts_nobody_rather_than_everybody() {
-        let empty = std::env::temp_dir().join(format!("airlock-no-certificates-{}", std::process::id()));
+        let empty =
+            std::env::temp_dir().join(format!("airlock-no-certificates-{}", std::process::id()));
         std::fs::write(&empty, "no certificate").unwrap();
         let refused = client_config(Some(&empty)).unwrap_err();
         std::fs::remove_file(&empty).unwrap();
-        assert!(matches!(refused, TlsError::NoCertificate { .. }), "{refused}");
-        assert!(matches!(client_config(Some(Path::new("/absent"))), Err(TlsError::Read { .. })));
+        assert!(
+            matches!(refused, TlsError::NoCertificate { .. }),
+            "{refused}"
+        );
+        assert!(matches!(
+            client_config(Some(Path::new("/absent"))),
+            Err(TlsError::Read { .. })
+        ));
     }
 
     #[test]

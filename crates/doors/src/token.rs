@@ -81,43 +81,62 @@ impl fmt::Debug for TokenHash {
 /// So many random bytes, as hexadecimal digits.
 pub(crate) fn random_hex<const BYTES: usize>() -> Result<String, NoRandom> {
     let mut bytes = Zeroizing::new([0; BYTES]);
-    SystemRandom::new().fill(&mut *bytes).map_err(|_| NoRandom)?;
-    Ok(bytes.iter().fold(String::with_capacity(2 * BYTES), |mut text, byte| {
-        for half in [byte >> 4, byte & 15] {
-            text.extend(char::from_digit(u32::from(half), 16));
-        }
-        text
-    }))
+    SystemRandom::new()
+        .fill(&mut *bytes)
+        .map_err(|_| NoRandom)?;
+    Ok(bytes
+        .iter()
+        .fold(String::with_capacity(2 * BYTES), |mut text, byte| {
+            for half in [byte >> 4, byte & 15] {
+                text.extend(char::from_digit(u32::from(half), 16));
+            }
+            text
+        }))
 }
 
 fn canonical(presented: &[u8]) -> &[u8] {
-    presented.strip_prefix(BEGINNING.as_bytes()).unwrap_or(presented)
+    presented
+        .strip_prefix(BEGINNING.as_bytes())
+        .unwrap_or(presented)
 }
 
 fn is_digits(text: &[u8]) -> bool {
-    text.len() == DIGITS && text.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == DIGITS
+        && text
+            .iter()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Everything that a request presents as its credential, in the order in which it is believed.
 pub(crate) fn presented(head: &Parts) -> impl Iterator<Item = &[u8]> {
-    let bearer = head.headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+    let bearer = head
+        .headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| bearer(value.as_bytes()));
     let header = |name| head.headers.get(name).map(http::HeaderValue::as_bytes);
     // Gemini's clients put it there. The route is rebuilt without it.
     let query = head.uri.query().unwrap_or_default();
-    let key = query.split('&').find_map(|pair| pair.strip_prefix("key=")).map(str::as_bytes);
-    [bearer, header("x-api-key"), header("x-goog-api-key"), key].into_iter().flatten()
+    let key = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("key="))
+        .map(str::as_bytes);
+    [bearer, header("x-api-key"), header("x-goog-api-key"), key]
+        .into_iter()
+        .flatten()
 }
 
 /// What stands behind `Bearer `.
 pub(crate) fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (word, rest) = value.split_at_checked(7)?;
-    word.eq_ignore_ascii_case(b"bearer ").then(|| rest.trim_ascii())
+    word.eq_ignore_ascii_case(b"bearer ")
+        .then(|| rest.trim_ascii())
 }
 
 /// Whether a request carries a token, and one that is not this. Other words are placeholders and mean nothing.
 pub(crate) fn is_anothers(head: &Parts, own: Option<&TokenHash>) -> bool {
-    presented(head)
-        .any(|credential| is_digits(canonical(credential)) && own != Some(&TokenHash::of(credential)))
+    presented(head).any(|credential| {
+        is_digits(canonical(credential)) && own != Some(&TokenHash::of(credential))
+    })
 }
 
 #[cfg(test)]
@@ -127,7 +146,9 @@ mod tests {
 
     fn head(headers: &[(&str, &str)], target: &str) -> Parts {
         let start = Request::builder().uri(target);
-        let request = headers.iter().fold(start, |request, (name, value)| request.header(*name, *value));
+        let request = headers.iter().fold(start, |request, (name, value)| {
+            request.header(*name, *value)
+        });
         request.body(()).unwrap().into_parts().0
     }
 
@@ -138,30 +159,60 @@ mod tests {
         assert!(whole.len() == 72 && whole.starts_with("session-"));
         let bare = Token::parse(&whole[8..]).unwrap();
         assert_eq!(bare.hash(), token.hash());
-        assert_eq!(TokenHash::of(whole.as_bytes()), TokenHash::of(&whole.as_bytes()[8..]));
+        assert_eq!(
+            TokenHash::of(whole.as_bytes()),
+            TokenHash::of(&whole.as_bytes()[8..])
+        );
         assert_ne!(Token::fresh().unwrap().hash(), token.hash());
-        assert_eq!(format!("{token:?} {:?}", token.hash()), "Token(..) TokenHash(..)");
+        assert_eq!(
+            format!("{token:?} {:?}", token.hash()),
+            "Token(..) TokenHash(..)"
+        );
     }
 
     #[test]
     fn what_could_be_guessed_is_no_token() {
-        for text in ["", "session-", "session-abc", &"A".repeat(64), &"0".repeat(63), &"0".repeat(65)] {
+        for text in [
+            "",
+            "session-",
+            "session-abc",
+            &"A".repeat(64),
+            &"0".repeat(63),
+            &"0".repeat(65),
+        ] {
             assert!(Token::parse(text).is_none(), "{text}");
         }
-        assert!(Token::parse(&"0".repeat(64)).is_some(), "the positive control");
+        assert!(
+            Token::parse(&"0".repeat(64)).is_some(),
+            "the positive control"
+        );
     }
 
     #[test]
     fn a_token_is_found_wherever_clients_put_it_and_the_first_place_is_believed() {
         let found = |headers: &[(&str, &str)], target: &str| {
             let head = head(headers, target);
-            presented(&head).next().map(|found| String::from_utf8(found.to_vec()).unwrap())
+            presented(&head)
+                .next()
+                .map(|found| String::from_utf8(found.to_vec()).unwrap())
         };
-        assert_eq!(found(&[("authorization", "bEaReR  a ")], "/"), Some("a".into()));
+        assert_eq!(
+            found(&[("authorization", "bEaReR  a ")], "/"),
+            Some("a".into())
+        );
         assert_eq!(found(&[("x-api-key", "b")], "/?key=d"), Some("b".into()));
-        assert_eq!(found(&[("x-goog-api-key", "c")], "/?key=d"), Some("c".into()));
-        assert_eq!(found(&[], "/v1beta/models?alt=sse&key=d&key=e"), Some("d".into()));
-        assert_eq!(found(&[("authorization", "Bearer ")], "/"), Some(String::new()));
+        assert_eq!(
+            found(&[("x-goog-api-key", "c")], "/?key=d"),
+            Some("c".into())
+        );
+        assert_eq!(
+            found(&[], "/v1beta/models?alt=sse&key=d&key=e"),
+            Some("d".into())
+        );
+        assert_eq!(
+            found(&[("authorization", "Bearer ")], "/"),
+            Some(String::new())
+        );
         assert_eq!(found(&[("authorization", "Basic YQ==")], "/?keys=d"), None);
     }
 
@@ -169,16 +220,34 @@ mod tests {
     fn a_token_of_another_session_is_known_and_a_placeholder_is_none() {
         let (own, other) = (Token::fresh().unwrap(), Token::fresh().unwrap());
         let carries = |value: &str| {
-            is_anothers(&head(&[("authorization", &format!("Bearer {value}"))], "/"), Some(&own.hash()))
+            is_anothers(
+                &head(&[("authorization", &format!("Bearer {value}"))], "/"),
+                Some(&own.hash()),
+            )
         };
         assert!(carries(&other.expose()) && carries(&other.expose()[8..]));
         assert!(!carries(&own.expose()) && !carries(&own.expose()[8..]));
         assert!(!carries("sk-placeholder") && !carries(""));
-        let both = [("authorization", &**own.expose()), ("x-api-key", &**other.expose())]
-            .map(|(name, value)| (name, value.to_owned()));
-        let both = [("authorization", format!("Bearer {}", both[0].1)), (both[1].0, both[1].1.clone())];
-        let both: Vec<_> = both.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        assert!(is_anothers(&head(&both, "/"), Some(&own.hash())), "no place is overlooked");
-        assert!(is_anothers(&head(&[("x-api-key", &own.expose())], "/"), None));
+        let both = [
+            ("authorization", &**own.expose()),
+            ("x-api-key", &**other.expose()),
+        ]
+        .map(|(name, value)| (name, value.to_owned()));
+        let both = [
+            ("authorization", format!("Bearer {}", both[0].1)),
+            (both[1].0, both[1].1.clone()),
+        ];
+        let both: Vec<_> = both
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        assert!(
+            is_anothers(&head(&both, "/"), Some(&own.hash())),
+            "no place is overlooked"
+        );
+        assert!(is_anothers(
+            &head(&[("x-api-key", &own.expose())], "/"),
+            None
+        ));
     }
 }

@@ -37,14 +37,22 @@ pub enum Source {
 impl Usage {
     /// Everything that was read.
     pub fn input_tokens(&self) -> u64 {
-        [self.input, self.cache_read, self.cache_write_5m, self.cache_write_1h, self.audio_in]
-            .into_iter()
-            .fold(0, u64::saturating_add)
+        [
+            self.input,
+            self.cache_read,
+            self.cache_write_5m,
+            self.cache_write_1h,
+            self.audio_in,
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
     }
 
     /// Everything that was written.
     pub fn output_tokens(&self) -> u64 {
-        [self.output, self.reasoning, self.audio_out].into_iter().fold(0, u64::saturating_add)
+        [self.output, self.reasoning, self.audio_out]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 
     /// Input and output.

@@ -52,7 +52,10 @@ struct Dice(u64);
 
 impl Dice {
     fn new(salt: u64) -> Dice {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .subsec_nanos();
         Dice((u64::from(since) ^ (salt << 32) ^ u64::from(std::process::id())) | 1)
     }
 
@@ -79,28 +82,53 @@ fn call(tenant: &str) -> Call {
 }
 
 fn served(money: u64) -> Outcome {
-    let usage = Usage { input: 100, output: 20, ..Usage::default() };
-    Outcome { usage, source: Source::Final, status: 200, ..Outcome::unknown(Money(money), "complete") }
+    let usage = Usage {
+        input: 100,
+        output: 20,
+        ..Usage::default()
+    };
+    Outcome {
+        usage,
+        source: Source::Final,
+        status: 200,
+        ..Outcome::unknown(Money(money), "complete")
+    }
 }
 
 /// The process that is killed: says each amount after it is reserved, and before it is settled.
 #[test]
 #[ignore = "a child of another test"]
 fn child_spends_until_it_is_killed() {
-    let workers = std::env::var("AIRLOCK_TEST_WORKERS").unwrap().parse().unwrap();
+    let workers = std::env::var("AIRLOCK_TEST_WORKERS")
+        .unwrap()
+        .parse()
+        .unwrap();
     let folder = PathBuf::from(std::env::var_os("AIRLOCK_TEST_FOLDER").unwrap());
-    let till = Till::new(Arc::new(Ledger::open(&folder, "owner", Durability::Process).unwrap()));
-    let tenant = till.account(Terms { level: Level::Tenant, name: "t".into(), ..Terms::default() }, None);
+    let till = Till::new(Arc::new(
+        Ledger::open(&folder, "owner", Durability::Process).unwrap(),
+    ));
+    let tenant = till.account(
+        Terms {
+            level: Level::Tenant,
+            name: "t".into(),
+            ..Terms::default()
+        },
+        None,
+    );
     std::thread::scope(|threads| {
         for number in 0..workers {
             let (till, tenant) = (&till, &tenant);
             threads.spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .build()
+                    .unwrap();
                 let mut dice = Dice::new(number);
                 loop {
                     let money = Money(1000 + dice.roll(1000));
                     let worst = Claim { money, tokens: 500 };
-                    let hold = runtime.block_on(till.reserve(tenant, call("t"), |_| Some(worst))).unwrap();
+                    let hold = runtime
+                        .block_on(till.reserve(tenant, call("t"), |_| Some(worst)))
+                        .unwrap();
                     let real = dice.roll(money.0 + 1);
                     // One write each: nobody reads half a line of it.
                     let said = format!("spends {real}\n");
@@ -122,7 +150,11 @@ fn kill_again_and_again(times: u64, workers: u64) {
     let (mut said, mut torn, mut lost, mut dice) = (0_u64, 0, 0, Dice::new(99));
     for time in 0..times {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--nocapture", "child_spends_until_it_is_killed"])
+            .args([
+                "--ignored",
+                "--nocapture",
+                "child_spends_until_it_is_killed",
+            ])
             .env("AIRLOCK_TEST_FOLDER", &folder.0)
             .env("AIRLOCK_TEST_WORKERS", workers.to_string())
             .stdout(Stdio::piped())
@@ -133,7 +165,9 @@ fn kill_again_and_again(times: u64, workers: u64) {
         for _ in 0..dice.roll(60) {
             line.clear();
             lines.read_line(&mut line).unwrap();
-            said += line.strip_prefix("spends ").map_or(0, |amount| amount.trim().parse::<u64>().unwrap());
+            said += line
+                .strip_prefix("spends ")
+                .map_or(0, |amount| amount.trim().parse::<u64>().unwrap());
         }
         for _ in 0..dice.roll(100_000) {
             std::hint::spin_loop();
@@ -143,17 +177,33 @@ fn kill_again_and_again(times: u64, workers: u64) {
         let mut rest = String::new();
         lines.read_to_string(&mut rest).unwrap();
         let amounts = rest.lines().filter_map(|line| line.strip_prefix("spends "));
-        said += amounts.map(|amount| amount.parse::<u64>().unwrap()).sum::<u64>();
+        said += amounts
+            .map(|amount| amount.parse::<u64>().unwrap())
+            .sum::<u64>();
         torn += ledger::verify(&folder.0).unwrap().len();
         let recovered = ledger::recover(&folder.0).unwrap();
-        assert_eq!((recovered.live, &recovered.problems[..]), (0, &[][..]), "after kill {time}");
+        assert_eq!(
+            (recovered.live, &recovered.problems[..]),
+            (0, &[][..]),
+            "after kill {time}"
+        );
         lost += recovered.lost;
         assert_eq!(ledger::verify(&folder.0).unwrap(), [], "after kill {time}");
         let counted = counted(&folder.0);
-        assert!(counted >= said, "after kill {time}: {counted} counted, {said} said");
+        assert!(
+            counted >= said,
+            "after kill {time}: {counted} counted, {said} said"
+        );
     }
-    let tenant = Ledger::open(&folder.0, "owner", Durability::Process).unwrap().found().tenants["t"];
-    assert_eq!(tenant.money, Money(counted(&folder.0)), "the till goes on from the same sum");
+    let tenant = Ledger::open(&folder.0, "owner", Durability::Process)
+        .unwrap()
+        .found()
+        .tenants["t"];
+    assert_eq!(
+        tenant.money,
+        Money(counted(&folder.0)),
+        "the till goes on from the same sum"
+    );
     println!(
         "{times} kills, {workers} at once: {said} said, {} counted, {lost} lost, {torn} torn",
         tenant.money.0
@@ -164,7 +214,11 @@ fn kill_again_and_again(times: u64, workers: u64) {
 fn counted(folder: &Path) -> u64 {
     let (mut open, mut sum) = (HashMap::new(), 0);
     // A child that was killed early enough never began one.
-    for path in ledger::segments(folder).unwrap().remove("owner").unwrap_or_default() {
+    for path in ledger::segments(folder)
+        .unwrap()
+        .remove("owner")
+        .unwrap_or_default()
+    {
         let file = BufReader::new(File::open(path).unwrap());
         let mut reader = ledger::Reader::new(file, ledger::Head::default());
         while let Some(row) = reader.next_row().unwrap() {
@@ -185,7 +239,10 @@ fn counted(folder: &Path) -> u64 {
 /// What this thread had of a CPU, in nanoseconds: other work on the machine is not in it.
 fn busy() -> u64 {
     let told = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    told.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default()
+    told.split(' ')
+        .next()
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_default()
 }
 
 /// Times, to be read (`--nocapture`); they decide nothing.
@@ -193,29 +250,60 @@ fn busy() -> u64 {
 fn a_long_ledger_is_read_again() {
     let calls: u64 = if full() { 500_000 } else { 5_000 };
     let folder = scratch("measure");
-    let till = Till::new(Arc::new(Ledger::open(&folder.0, "owner", Durability::Process).unwrap()));
-    let tenant = till.account(Terms { level: Level::Tenant, name: "t".into(), ..Terms::default() }, None);
-    let session =
-        till.account(Terms { level: Level::Session, name: "s".into(), ..Terms::default() }, Some(&tenant));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let till = Till::new(Arc::new(
+        Ledger::open(&folder.0, "owner", Durability::Process).unwrap(),
+    ));
+    let tenant = till.account(
+        Terms {
+            level: Level::Tenant,
+            name: "t".into(),
+            ..Terms::default()
+        },
+        None,
+    );
+    let session = till.account(
+        Terms {
+            level: Level::Session,
+            name: "s".into(),
+            ..Terms::default()
+        },
+        Some(&tenant),
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
     let (start, began) = (Instant::now(), busy());
     runtime.block_on(async {
         for _ in 0..calls {
-            let worst = Claim { money: Money(1000), tokens: 500 };
-            let hold = till.reserve(&session, call("t"), |_| Some(worst)).await.unwrap();
+            let worst = Claim {
+                money: Money(1000),
+                tokens: 500,
+            };
+            let hold = till
+                .reserve(&session, call("t"), |_| Some(worst))
+                .await
+                .unwrap();
             hold.settle(served(700));
         }
     });
     let (whole, a_call) = (start.elapsed().as_millis(), (busy() - began) / calls);
     // Without a last line, as after a crash.
-    std::mem::forget(runtime.block_on(till.reserve(&session, call("t"), |_| Some(Claim::default()))));
+    std::mem::forget(
+        runtime.block_on(till.reserve(&session, call("t"), |_| Some(Claim::default()))),
+    );
     drop((session, tenant, till));
     println!("reserve and settle: {a_call} ns of CPU a call; {calls} took {whole} ms");
-    let size: u64 =
-        fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    let size: u64 = fs::read_dir(&folder.0)
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap().len())
+        .sum();
     let (start, began) = (Instant::now(), busy());
     // The account that was forgotten keeps the ledger and its lock: this reads what another process would read.
     assert_eq!(ledger::verify(&folder.0).unwrap(), []);
     let (whole, cpu) = (start.elapsed().as_millis(), (busy() - began) / 1_000_000);
-    println!("{} lines, {} MiB, read again in {whole} ms ({cpu} ms of CPU)", 2 * calls, size >> 20);
+    println!(
+        "{} lines, {} MiB, read again in {whole} ms ({cpu} ms of CPU)",
+        2 * calls,
+        size >> 20
+    );
 }

@@ -36,14 +36,28 @@ impl Drop for World {
 }
 
 fn repository(push: &[&str], update: bool, delete: bool) -> Repository {
-    let push = push.iter().map(|pattern| pattern.parse().unwrap()).collect();
-    Repository { path: "acme/app".to_owned(), fetch: true, push, update, delete, credential: None }
+    let push = push
+        .iter()
+        .map(|pattern| pattern.parse().unwrap())
+        .collect();
+    Repository {
+        path: "acme/app".to_owned(),
+        fetch: true,
+        push,
+        update,
+        delete,
+        credential: None,
+    }
 }
 
 impl World {
     fn new(repository: Repository, format: &str) -> World {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("airlock-git-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-git-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = std::env::temp_dir().join(name);
         let bare = folder.join("acme/app.git");
         std::fs::create_dir_all(&bare).unwrap();
@@ -57,9 +71,31 @@ impl World {
             }
         });
         let world = World { folder, url };
-        world.good(&["init", "-q", "--bare", "-b", "main", "--object-format", format, "acme/app.git"]);
-        world.good(&["--git-dir=acme/app.git", "config", "receive.advertisePushOptions", "true"]);
-        world.good(&["init", "-q", "-b", "main", "--object-format", format, "seed"]);
+        world.good(&[
+            "init",
+            "-q",
+            "--bare",
+            "-b",
+            "main",
+            "--object-format",
+            format,
+            "acme/app.git",
+        ]);
+        world.good(&[
+            "--git-dir=acme/app.git",
+            "config",
+            "receive.advertisePushOptions",
+            "true",
+        ]);
+        world.good(&[
+            "init",
+            "-q",
+            "-b",
+            "main",
+            "--object-format",
+            format,
+            "seed",
+        ]);
         world.good(&["-C", "seed", "commit", "-q", "--allow-empty", "-m", "first"]);
         world.good(&[
             "-C",
@@ -80,8 +116,20 @@ impl World {
 
     fn git(&self, arguments: &[&str]) -> Output {
         let mut git = Command::new("git");
-        git.args(["-c", "user.name=a", "-c", "user.email=a@b", "-c", "http.proxy=", "-c", "gc.auto=0"]);
-        git.args(arguments).current_dir(&self.folder).env("NO_PROXY", "*").env("LC_ALL", "C");
+        git.args([
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            "http.proxy=",
+            "-c",
+            "gc.auto=0",
+        ]);
+        git.args(arguments)
+            .current_dir(&self.folder)
+            .env("NO_PROXY", "*")
+            .env("LC_ALL", "C");
         git.env("GIT_CONFIG_GLOBAL", "/dev/null")
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .env("GIT_TERMINAL_PROMPT", "0");
@@ -111,12 +159,25 @@ impl World {
     /// From now on pushes can be signed.
     fn sign(&self) {
         let mut keygen = Command::new("ssh-keygen");
-        keygen.args(["-q", "-t", "ed25519", "-N", "", "-f", "key"]).current_dir(&self.folder);
+        keygen
+            .args(["-q", "-t", "ed25519", "-N", "", "-f", "key"])
+            .current_dir(&self.folder);
         assert!(keygen.status().unwrap().success(), "ssh-keygen");
-        self.good(&["--git-dir=acme/app.git", "config", "receive.certNonceSeed", "seed"]);
+        self.good(&[
+            "--git-dir=acme/app.git",
+            "config",
+            "receive.certNonceSeed",
+            "seed",
+        ]);
         self.good(&["-C", "clone", "config", "gpg.format", "ssh"]);
         let key = self.folder.join("key");
-        self.good(&["-C", "clone", "config", "user.signingKey", key.to_str().unwrap()]);
+        self.good(&[
+            "-C",
+            "clone",
+            "config",
+            "user.signingKey",
+            key.to_str().unwrap(),
+        ]);
     }
 
     fn refs(&self) -> String {
@@ -130,7 +191,9 @@ fn noise(length: usize) -> Vec<u8> {
         *state = state.wrapping_mul(1664525).wrapping_add(1013904223);
         Some((*state >> 24) as u8)
     };
-    std::iter::repeat_n((), length).scan(7u32, |state, ()| step(state)).collect()
+    std::iter::repeat_n((), length)
+        .scan(7u32, |state, ()| step(state))
+        .collect()
 }
 
 fn serve(stream: TcpStream, root: &Path, repository: &Repository) -> std::io::Result<()> {
@@ -143,11 +206,16 @@ fn serve(stream: TcpStream, root: &Path, repository: &Repository) -> std::io::Re
 fn read(reader: &mut BufReader<TcpStream>) -> std::io::Result<Request> {
     let mut line = || {
         let mut line = String::new();
-        reader.read_line(&mut line).map(|_| line.trim_end().to_owned())
+        reader
+            .read_line(&mut line)
+            .map(|_| line.trim_end().to_owned())
     };
     let first = line()?;
     let mut words = first.split(' ');
-    let (method, target) = (words.next().unwrap().to_owned(), words.next().unwrap_or("/").to_owned());
+    let (method, target) = (
+        words.next().unwrap().to_owned(),
+        words.next().unwrap_or("/").to_owned(),
+    );
     let mut headers = Vec::new();
     loop {
         let line = line()?;
@@ -157,9 +225,16 @@ fn read(reader: &mut BufReader<TcpStream>) -> std::io::Result<Request> {
         }
     }
     let header = |name: &str| {
-        headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.clone()).unwrap_or_default()
+        headers
+            .iter()
+            .find(|(own, _)| own == name)
+            .map(|(_, value)| value.clone())
+            .unwrap_or_default()
     };
-    assert!(header("content-encoding").is_empty() || !target.ends_with("receive-pack"), "git packs no push");
+    assert!(
+        header("content-encoding").is_empty() || !target.ends_with("receive-pack"),
+        "git packs no push"
+    );
     let mut body = Vec::new();
     if header("transfer-encoding") == "chunked" {
         loop {
@@ -173,19 +248,29 @@ fn read(reader: &mut BufReader<TcpStream>) -> std::io::Result<Request> {
             }
         }
     } else {
-        reader.take(header("content-length").parse().unwrap_or(0)).read_to_end(&mut body)?;
+        reader
+            .take(header("content-length").parse().unwrap_or(0))
+            .read_to_end(&mut body)?;
     }
     let (path, query) = match target.split_once('?') {
         Some((path, query)) => (path.to_owned(), Some(query.to_owned())),
         None => (target, None),
     };
-    Ok(Request { method, path, query, kind: header("content-type"), protocol: header("git-protocol"), body })
+    Ok(Request {
+        method,
+        path,
+        query,
+        kind: header("content-type"),
+        protocol: header("git-protocol"),
+        body,
+    })
 }
 
 fn answer(request: &Request, root: &Path, repository: &Repository) -> Vec<u8> {
     let path = request.path.parse().unwrap();
     let asked = ask(&request.method, &path, request.query.as_deref()).unwrap();
-    let forbidden = || b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".to_vec();
+    let forbidden =
+        || b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".to_vec();
     if decide(std::slice::from_ref(repository), &asked).is_err() {
         return forbidden();
     }
@@ -194,7 +279,10 @@ fn answer(request: &Request, root: &Path, repository: &Repository) -> Vec<u8> {
     }
     let mut push = Push::new(repository);
     // Byte by byte: where it is cut is nobody's business.
-    let at = request.body.iter().position(|byte| push.feed(&[*byte]) != Decision::More);
+    let at = request
+        .body
+        .iter()
+        .position(|byte| push.feed(&[*byte]) != Decision::More);
     let rest = &request.body[at.map_or(request.body.len(), |at| at + 1)..];
     match push.feed(&[]) {
         Decision::Allowed => backend(request, root, &[&push.into_held(), rest].concat()),
@@ -238,11 +326,18 @@ fn what_is_allowed_arrives() {
         let world = World::new(repository(&["refs/heads/agent/*"], true, true), format);
         let pushed = |arguments: &[&str]| {
             let output = world.push(arguments);
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         };
         pushed(&["main:agent/new", "main:agent/moved", ":agent/old"]);
         let refs = world.refs();
-        assert!(refs.contains("agent/new") && !refs.contains("agent/old"), "{refs}");
+        assert!(
+            refs.contains("agent/new") && !refs.contains("agent/old"),
+            "{refs}"
+        );
         // With a probe before it, and in chunks.
         world.good(&["-C", "clone", "config", "http.postBuffer", "65536"]);
         world.good(&["-C", "clone", "commit", "-q", "--amend", "-m", "other"]);
@@ -250,7 +345,10 @@ fn what_is_allowed_arrives() {
         world.good(&["-C", "clone", "commit", "-qam", "third"]);
         pushed(&["--force", "--atomic", "main:agent/moved"]);
         let tip = world.good(&["-C", "clone", "rev-parse", "main"]);
-        assert_eq!(world.good(&["--git-dir=acme/app.git", "rev-parse", "agent/moved"]), tip);
+        assert_eq!(
+            world.good(&["--git-dir=acme/app.git", "rev-parse", "agent/moved"]),
+            tip
+        );
     }
 }
 
@@ -259,17 +357,41 @@ fn what_is_not_changes_nothing_and_git_says_why() {
     let world = World::new(repository(&["refs/heads/agent/*"], false, false), "sha1");
     world.good(&["-C", "clone", "tag", "v1"]);
     for (arguments, words) in [
-        (&["main"][..], "refs/heads/main may not be written, only refs/heads/agent/*"),
-        (&["main:agent/new", "main"], "refs/heads/main may not be written, only refs/heads/agent/*"),
-        (&["v1"], "refs/tags/v1 may not be written, only refs/heads/agent/*"),
-        (&["--delete", "agent/old"], "refs/heads/agent/old may not be removed"),
-        (&["main:agent/moved"], "refs/heads/agent/moved is there already and may not be moved"),
-        (&["--force", "main:agent/moved"], "refs/heads/agent/moved is there already and may not be moved"),
+        (
+            &["main"][..],
+            "refs/heads/main may not be written, only refs/heads/agent/*",
+        ),
+        (
+            &["main:agent/new", "main"],
+            "refs/heads/main may not be written, only refs/heads/agent/*",
+        ),
+        (
+            &["v1"],
+            "refs/tags/v1 may not be written, only refs/heads/agent/*",
+        ),
+        (
+            &["--delete", "agent/old"],
+            "refs/heads/agent/old may not be removed",
+        ),
+        (
+            &["main:agent/moved"],
+            "refs/heads/agent/moved is there already and may not be moved",
+        ),
+        (
+            &["--force", "main:agent/moved"],
+            "refs/heads/agent/moved is there already and may not be moved",
+        ),
         (&["-o", "ci.skip", "main:agent/new"], "it has push options"),
     ] {
         let said = world.refused(arguments);
-        assert!(said.contains("remote: airlock: the push was refused: ") && said.contains(words), "{said}");
-        assert!(said.contains("[remote rejected]") && said.contains("(airlock: "), "{said}");
+        assert!(
+            said.contains("remote: airlock: the push was refused: ") && said.contains(words),
+            "{said}"
+        );
+        assert!(
+            said.contains("[remote rejected]") && said.contains("(airlock: "),
+            "{said}"
+        );
     }
     world.sign();
     let said = world.refused(&["--signed", "main:agent/new"]);
@@ -279,10 +401,15 @@ fn what_is_not_changes_nothing_and_git_says_why() {
     );
     let said = world.refused(&["main:agent/new", "main"]);
     assert!(
-        said.contains("remote: airlock: What would allow it: `push = [\"refs/heads/main\"]` at `acme/app`"),
+        said.contains(
+            "remote: airlock: What would allow it: `push = [\"refs/heads/main\"]` at `acme/app`"
+        ),
         "{said}"
     );
-    assert!(said.contains("main -> agent/new (airlock: another ref of this push was refused)"), "{said}");
+    assert!(
+        said.contains("main -> agent/new (airlock: another ref of this push was refused)"),
+        "{said}"
+    );
     assert!(world.push(&["main:agent/new"]).status.success());
 }
 

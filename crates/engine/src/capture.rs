@@ -14,7 +14,12 @@ pub(crate) struct Capture {
 impl Capture {
     pub(crate) fn new(cap: u64) -> Capture {
         let half = usize::try_from(cap / 2).unwrap_or(usize::MAX).max(1);
-        Capture { half, head: Vec::new(), tail: VecDeque::new(), total: 0 }
+        Capture {
+            half,
+            head: Vec::new(),
+            tail: VecDeque::new(),
+            total: 0,
+        }
     }
 
     pub(crate) fn add(&mut self, data: &[u8]) {
@@ -36,7 +41,11 @@ impl Capture {
             return (kept, false);
         }
         kept.truncate(kept.len() - cut_character(&kept));
-        let begin = tail.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
+        let begin = tail
+            .iter()
+            .take(3)
+            .take_while(|byte| **byte & 0xc0 == 0x80)
+            .count();
         let gap = format!("\n[... {left_out} bytes left out ...]\n").into_bytes();
         kept.reserve_exact(gap.len() + tail.len());
         kept.extend(gap);
@@ -52,8 +61,10 @@ fn cut_character(text: &[u8]) -> usize {
         Some(place) => {
             let (start, length) = (text[last + place], text.len() - last - place);
             let wanted = [(0xe0, 0xc0, 2), (0xf0, 0xe0, 3), (0xf8, 0xf0, 4)];
-            let wanted =
-                wanted.iter().find(|(mask, bits, _)| start & mask == *bits).map_or(1, |(_, _, count)| *count);
+            let wanted = wanted
+                .iter()
+                .find(|(mask, bits, _)| start & mask == *bits)
+                .map_or(1, |(_, _, count)| *count);
             if length < wanted { length } else { 0 }
         }
         None => 0,
@@ -72,8 +83,14 @@ mod tests {
 
     #[test]
     fn what_fits_is_kept_to_the_byte() {
-        assert_eq!(capture(8, &[b"abc", b"", b"defgh"]), (b"abcdefgh".to_vec(), false));
-        assert_eq!(capture(8, &[b"\xff\x00\xc3"]), (b"\xff\x00\xc3".to_vec(), false));
+        assert_eq!(
+            capture(8, &[b"abc", b"", b"defgh"]),
+            (b"abcdefgh".to_vec(), false)
+        );
+        assert_eq!(
+            capture(8, &[b"\xff\x00\xc3"]),
+            (b"\xff\x00\xc3".to_vec(), false)
+        );
     }
 
     #[test]

@@ -54,7 +54,9 @@ pub(crate) fn hold(contract: Contract, result: &mut RunResult) {
             result.error = Some(ErrorInfo {
                 code: ErrorCode::ContractViolated,
                 message: format!("the program broke the contract `{contract}`: {violation}"),
-                hint: Some("its log belongs on stderr; docs/agent.md shows what stdout must be".to_owned()),
+                hint: Some(
+                    "its log belongs on stderr; docs/agent.md shows what stdout must be".to_owned(),
+                ),
             });
         }
     }
@@ -78,8 +80,10 @@ pub(crate) fn read(
         blank if blank.iter().all(u8::is_ascii_whitespace) => return Err(Violation::Empty),
         _ => {}
     }
-    let read: Json = serde_json::from_slice(stdout)
-        .map_err(|error| Violation::NotOneObject { line: error.line(), column: error.column() })?;
+    let read: Json = serde_json::from_slice(stdout).map_err(|error| Violation::NotOneObject {
+        line: error.line(),
+        column: error.column(),
+    })?;
     if depth(&read) > DEEPEST {
         return Err(Violation::TooDeep);
     }
@@ -102,7 +106,14 @@ fn depth(value: &Json) -> usize {
 
 /// Exit 0 is `completed`, 1 `failed`, 2 `rejected`; whatever else a program exits with, it crashed.
 fn check_task(read: &Json, code: i32) -> Result<(), Violation> {
-    let known = ["task_id", "status", "result", "error", "tool_calls", "tokens_used"];
+    let known = [
+        "task_id",
+        "status",
+        "result",
+        "error",
+        "tool_calls",
+        "tokens_used",
+    ];
     let task = Fields::of(read, String::new(), &known)?;
     task.text("task_id")?;
     let (said, expected) = match task.text("status")? {
@@ -114,7 +125,9 @@ fn check_task(read: &Json, code: i32) -> Result<(), Violation> {
     match (expected, task.get("result"), task.get("error")) {
         (0, None, _) => return Err(task.wrong("result", "is missing")),
         (0, Some(_), None | Some(Json::Null)) => {}
-        (0, Some(_), Some(_)) => return Err(task.wrong("error", "is there although the task is completed")),
+        (0, Some(_), Some(_)) => {
+            return Err(task.wrong("error", "is there although the task is completed"));
+        }
         (_, _, None | Some(Json::Null)) => return Err(task.wrong("error", "is missing")),
         (_, _, Some(Json::Text(_))) => {}
         (_, _, Some(_)) => return Err(task.wrong("error", "is not a text")),
@@ -139,12 +152,22 @@ fn check_envelope(read: &Json, code: i32) -> Result<(), Violation> {
         payload.text("text")?;
         payload.optional_text("mediaUrl")?;
     }
-    let known = ["durationMs", "error", "litellmCallId", "aborted", "agentMeta"];
-    let meta = envelope.object("meta", &known)?.ok_or_else(|| envelope.wrong("meta", "is missing"))?;
+    let known = [
+        "durationMs",
+        "error",
+        "litellmCallId",
+        "aborted",
+        "agentMeta",
+    ];
+    let meta = envelope
+        .object("meta", &known)?
+        .ok_or_else(|| envelope.wrong("meta", "is missing"))?;
     meta.whole("durationMs")?;
     meta.optional_text("litellmCallId")?;
     if let Some(about) = meta.object("agentMeta", &["sessionId", "provider", "model", "usage"])? {
-        ["sessionId", "provider", "model"].iter().try_for_each(|name| about.optional_text(name))?;
+        ["sessionId", "provider", "model"]
+            .iter()
+            .try_for_each(|name| about.optional_text(name))?;
     }
     let aborted = match meta.get("aborted") {
         None | Some(Json::Null) => false,
@@ -154,7 +177,11 @@ fn check_envelope(read: &Json, code: i32) -> Result<(), Violation> {
     meta.required("error")?;
     let error = meta.object("error", &["code", "kind", "message"])?;
     if let Some(error) = &error {
-        error.text(if error.get("kind").is_some() { "kind" } else { "code" })?;
+        error.text(if error.get("kind").is_some() {
+            "kind"
+        } else {
+            "code"
+        })?;
         error.optional_text("code")?;
         error.text("message")?;
     }
@@ -183,13 +210,20 @@ impl<'a> Fields<'a> {
         let Json::Object(fields) = value else {
             return Err(match place.is_empty() {
                 true => Violation::NotOneObject { line: 1, column: 1 },
-                false => Violation::Shape { place, what: "is not an object" },
+                false => Violation::Shape {
+                    place,
+                    what: "is not an object",
+                },
             });
         };
         let this = Fields { place, fields };
         match fields.keys().find(|name| !known.contains(&name.as_str())) {
             Some(unknown) => {
-                let name: String = unknown.chars().take(40).flat_map(char::escape_debug).collect();
+                let name: String = unknown
+                    .chars()
+                    .take(40)
+                    .flat_map(char::escape_debug)
+                    .collect();
                 Err(this.wrong(&name, "is not a field of this contract"))
             }
             None => Ok(this),
@@ -197,7 +231,10 @@ impl<'a> Fields<'a> {
     }
 
     fn wrong(&self, name: &str, what: &'static str) -> Violation {
-        Violation::Shape { place: self.below(name), what }
+        Violation::Shape {
+            place: self.below(name),
+            what,
+        }
     }
 
     fn below(&self, name: &str) -> String {
@@ -243,15 +280,26 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn objects(&self, name: &str, most: usize, known: &[&str]) -> Result<Vec<Fields<'a>>, Violation> {
+    fn objects(
+        &self,
+        name: &str,
+        most: usize,
+        known: &[&str],
+    ) -> Result<Vec<Fields<'a>>, Violation> {
         let values = match self.get(name) {
             None => return Ok(Vec::new()),
-            Some(Json::List(values)) if values.len() > most => return Err(self.wrong(name, "is too long")),
+            Some(Json::List(values)) if values.len() > most => {
+                return Err(self.wrong(name, "is too long"));
+            }
             Some(Json::List(values)) => values,
             Some(_) => return Err(self.wrong(name, "is not a list")),
         };
         let place = |at| format!("{}[{at}]", self.below(name));
-        values.iter().enumerate().map(|(at, value)| Fields::of(value, place(at), known)).collect()
+        values
+            .iter()
+            .enumerate()
+            .map(|(at, value)| Fields::of(value, place(at), known))
+            .collect()
     }
 }
 

@@ -15,7 +15,9 @@ use crate::doors::{Shown, called, internal};
 use doors::egress::{Egress, RuleView};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
-use spec::{EgressMode, EgressRule, ErrorCode, ErrorInfo, HostPattern, Id, Ports, Time, host_and_ports};
+use spec::{
+    EgressMode, EgressRule, ErrorCode, ErrorInfo, HostPattern, Id, Ports, Time, host_and_ports,
+};
 use std::{
     fs::{self, File},
     io,
@@ -99,9 +101,22 @@ struct Answer {
 }
 
 impl Answer {
-    fn refusing(ErrorInfo { code, message, hint }: ErrorInfo) -> Answer {
-        let code = serde_json::to_value(code).ok().and_then(|code| code.as_str().map(str::to_owned));
-        Answer { code, message: Some(message), hint, ..Answer::default() }
+    fn refusing(
+        ErrorInfo {
+            code,
+            message,
+            hint,
+        }: ErrorInfo,
+    ) -> Answer {
+        let code = serde_json::to_value(code)
+            .ok()
+            .and_then(|code| code.as_str().map(str::to_owned));
+        Answer {
+            code,
+            message: Some(message),
+            hint,
+            ..Answer::default()
+        }
     }
 }
 
@@ -132,13 +147,25 @@ pub(crate) fn open(
 ) -> Result<Control, ErrorInfo> {
     let folder = state.join("doors");
     let name = called(id, EXTENSION);
-    let listener = bind(&folder, &name)
-        .map_err(|error| internal("cannot make the socket by which a run's rules are changed", &error))?;
+    let listener = bind(&folder, &name).map_err(|error| {
+        internal(
+            "cannot make the socket by which a run's rules are changed",
+            &error,
+        )
+    })?;
     let changes = Changes::default();
-    let subject = Arc::new(Subject { door, within, changes: changes.clone() });
+    let subject = Arc::new(Subject {
+        door,
+        within,
+        changes: changes.clone(),
+    });
     let mut tasks = JoinSet::new();
     tasks.spawn(serve(listener, subject));
-    Ok(Control { _socket: Shown(folder.join(name)), tasks, changes })
+    Ok(Control {
+        _socket: Shown(folder.join(name)),
+        tasks,
+        changes,
+    })
 }
 
 impl Control {
@@ -155,7 +182,10 @@ fn by_handle(folder: &File) -> PathBuf {
 }
 
 fn bind(folder: &Path, name: &str) -> io::Result<UnixListener> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
     fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
     let handle = File::open(folder)?;
     let path = by_handle(&handle).join(name);
@@ -163,7 +193,10 @@ fn bind(folder: &Path, name: &str) -> io::Result<UnixListener> {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             // Of a run of the same name: one that was killed, unless somebody answers.
             if StdStream::connect(&path).is_ok() {
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a run with this id is under way"));
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "a run with this id is under way",
+                ));
             }
             fs::remove_file(&path)?;
             UnixListener::bind(&path)?
@@ -177,7 +210,9 @@ fn bind(folder: &Path, name: &str) -> io::Result<UnixListener> {
 async fn serve(listener: UnixListener, subject: Arc<Subject>) {
     let (places, mut asking) = (Arc::new(Semaphore::new(MOST_ASKING)), JoinSet::new());
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
         match listener.accept().await {
             Ok((stream, _)) => {
                 let subject = subject.clone();
@@ -205,8 +240,14 @@ async fn attend(stream: UnixStream, subject: &Subject) {
             Ok(Ok(count)) if count > 0 && line.ends_with(b"\n") => {}
             _ => return,
         }
-        let answer = if may_ask { subject.answer(&line) } else { Answer::refusing(not_yours()) };
-        let Ok(mut answer) = serde_json::to_vec(&answer) else { return };
+        let answer = if may_ask {
+            subject.answer(&line)
+        } else {
+            Answer::refusing(not_yours())
+        };
+        let Ok(mut answer) = serde_json::to_vec(&answer) else {
+            return;
+        };
         answer.push(b'\n');
         let written = timeout(PATIENCE, writing.write_all(&answer)).await;
         if !may_ask || !matches!(written, Ok(Ok(()))) {
@@ -229,17 +270,27 @@ fn not_yours() -> ErrorInfo {
 }
 
 fn invalid(message: impl Into<String>, hint: &str) -> ErrorInfo {
-    ErrorInfo { code: ErrorCode::InvalidSpec, message: message.into(), hint: Some(hint.to_owned()) }
+    ErrorInfo {
+        code: ErrorCode::InvalidSpec,
+        message: message.into(),
+        hint: Some(hint.to_owned()),
+    }
 }
 
 impl Subject {
     fn answer(&self, line: &[u8]) -> Answer {
-        let asked = serde_json::from_slice(line)
-            .map_err(|error| invalid(format!("this is no question: {error}"), "see `airlock grant --help`"));
+        let asked = serde_json::from_slice(line).map_err(|error| {
+            invalid(
+                format!("this is no question: {error}"),
+                "see `airlock grant --help`",
+            )
+        });
         match asked.and_then(|ask| self.change(&ask)) {
-            Ok(()) => {
-                Answer { ok: true, rules: self.door.rules().iter().map(told).collect(), ..Answer::default() }
-            }
+            Ok(()) => Answer {
+                ok: true,
+                rules: self.door.rules().iter().map(told).collect(),
+                ..Answer::default()
+            },
             Err(refused) => Answer::refusing(refused),
         }
     }
@@ -257,9 +308,13 @@ impl Subject {
         let (host, ports) = parsed(text)?;
         let time = Duration::from_secs(seconds);
         if time.is_zero() || time > LONGEST_GRANT {
-            return Err(invalid("a grant lasts from one second to 24 hours", "give --for another value"));
+            return Err(invalid(
+                "a grant lasts from one second to 24 hours",
+                "give --for another value",
+            ));
         }
-        let is_within = |list: &Vec<HostPattern>| list.iter().any(|pattern| host.is_within(pattern));
+        let is_within =
+            |list: &Vec<HostPattern>| list.iter().any(|pattern| host.is_within(pattern));
         if !self.within.iter().all(is_within) {
             return Err(ErrorInfo {
                 code: ErrorCode::PolicyDenied,
@@ -272,35 +327,60 @@ impl Subject {
         }
         let rule = EgressRule::tunnel(format!("airlock grant {text}"), host, ports);
         self.add(rule, Some(Instant::now() + time))?;
-        self.note(format!("{text} was granted for {} while the run went on", Time(time)));
+        self.note(format!(
+            "{text} was granted for {} while the run went on",
+            Time(time)
+        ));
         Ok(())
     }
 
     fn deny(&self, text: &str) -> Result<(), ErrorInfo> {
         let (host, ports) = parsed(text)?;
         // Without a port it is denied at all of them.
-        let ports = if ports == Ports::web() { Ports::Any } else { ports };
+        let ports = if ports == Ports::web() {
+            Ports::Any
+        } else {
+            ports
+        };
         let rule = EgressRule::tunnel(format!("airlock grant --deny {text}"), host, ports);
-        self.add(EgressRule { mode: EgressMode::Deny, ..rule }, None)?;
+        self.add(
+            EgressRule {
+                mode: EgressMode::Deny,
+                ..rule
+            },
+            None,
+        )?;
         self.note(format!("{text} was denied while the run went on"));
         Ok(())
     }
 
     fn add(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), ErrorInfo> {
         let hint = "take rules away (airlock grant RUN HOST --revoke), or see to the ledger";
-        self.door.grant(rule, until).map_err(|error| invalid(error.to_string(), hint))
+        self.door
+            .grant(rule, until)
+            .map_err(|error| invalid(error.to_string(), hint))
     }
 
     fn revoke(&self, text: &str) -> Result<(), ErrorInfo> {
         let host: HostPattern = text.parse().map_err(|error: spec::BadHost| {
-            invalid(error.to_string(), "name the host as in the rule, without a port")
+            invalid(
+                error.to_string(),
+                "name the host as in the rule, without a port",
+            )
         })?;
-        let revoked =
-            self.door.revoke(&host).map_err(|error| invalid(error.to_string(), "see to the ledger"))?;
+        let revoked = self
+            .door
+            .revoke(&host)
+            .map_err(|error| invalid(error.to_string(), "see to the ledger"))?;
         match revoked {
-            0 => Err(invalid(format!("no rule is for {host}"), "`airlock grant RUN --list` shows the rules")),
+            0 => Err(invalid(
+                format!("no rule is for {host}"),
+                "`airlock grant RUN --list` shows the rules",
+            )),
             _ => {
-                self.note(format!("the rules for {host} were taken away while the run went on"));
+                self.note(format!(
+                    "the rules for {host} were taken away while the run went on"
+                ));
                 Ok(())
             }
         }
@@ -310,7 +390,9 @@ impl Subject {
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         match changes.len() {
             MOST_TOLD.. => {}
-            count if count + 1 == MOST_TOLD => changes.push("rules were changed more often".to_owned()),
+            count if count + 1 == MOST_TOLD => {
+                changes.push("rules were changed more often".to_owned())
+            }
             _ => changes.push(change),
         }
     }

@@ -18,26 +18,44 @@ impl Running {
     async fn new(name: &str, within: &[&str]) -> Running {
         // Longer than a socket's address can be.
         let long = "x".repeat(120);
-        let state =
-            std::env::temp_dir().join(format!("airlock-control-{}-{name}-{long}", std::process::id()));
+        let state = std::env::temp_dir().join(format!(
+            "airlock-control-{}-{name}-{long}",
+            std::process::id()
+        ));
         let within = match within {
             [] => Vec::new(),
             hosts => vec![hosts.iter().map(|host| host.parse().unwrap()).collect()],
         };
         let rules = vec![EgressRule::from_option("first.com").unwrap()];
-        let grant = EgressGrant { rules, within: within.clone(), ..EgressGrant::default() };
+        let grant = EgressGrant {
+            rules,
+            within: within.clone(),
+            ..EgressGrant::default()
+        };
         let ledger = Ledger::open(&state.join("ledger"), "run-r", Durability::Process).unwrap();
-        let opened =
-            Egress::open("r", &grant, &Settings::default(), &Secrets::default(), Arc::new(ledger)).await;
+        let opened = Egress::open(
+            "r",
+            &grant,
+            &Settings::default(),
+            &Secrets::default(),
+            Arc::new(ledger),
+        )
+        .await;
         let door = opened.unwrap();
         let control = Some(open(&state, &run(), door.clone(), within).unwrap());
-        Running { state, door, control }
+        Running {
+            state,
+            door,
+            control,
+        }
     }
 
     /// Asks from a thread of its own, as another process would.
     async fn ask(&self, question: Ask) -> Result<Vec<Told>, ControlError> {
         let state = self.state.clone();
-        tokio::task::spawn_blocking(move || ask(&state, &run(), &question)).await.unwrap()
+        tokio::task::spawn_blocking(move || ask(&state, &run(), &question))
+            .await
+            .unwrap()
     }
 
     async fn refusal(&self, question: Ask) -> ErrorInfo {
@@ -64,7 +82,10 @@ fn run() -> Id {
 }
 
 fn grant(host: &str, seconds: u64) -> Ask {
-    Ask::Grant { host: host.to_owned(), seconds }
+    Ask::Grant {
+        host: host.to_owned(),
+        seconds,
+    }
 }
 
 fn hosts(rules: &[Told]) -> Vec<&str> {
@@ -74,7 +95,10 @@ fn hosts(rules: &[Told]) -> Vec<&str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn rules_are_added_denied_and_taken_away_while_a_run_goes_on() {
     let mut running = Running::new("change", &[]).await;
-    let rules = running.ask(grant("Db.example.com:5432", 900)).await.unwrap();
+    let rules = running
+        .ask(grant("Db.example.com:5432", 900))
+        .await
+        .unwrap();
     let told = &rules[1];
     let wanted = Told {
         name: "airlock grant Db.example.com:5432".to_owned(),
@@ -85,9 +109,22 @@ async fn rules_are_added_denied_and_taken_away_while_a_run_goes_on() {
     };
     assert_eq!(*told, wanted);
     assert!((890..=900).contains(&told.expires_in.unwrap()), "{told:?}");
-    let rules = running.ask(Ask::Deny { host: "evil.com".to_owned() }).await.unwrap();
-    assert_eq!((rules[2].mode.as_str(), &rules[2].ports, rules[2].expires_in), ("deny", &None, None));
-    let rules = running.ask(Ask::Revoke { host: "first.com".to_owned() }).await.unwrap();
+    let rules = running
+        .ask(Ask::Deny {
+            host: "evil.com".to_owned(),
+        })
+        .await
+        .unwrap();
+    assert_eq!(
+        (rules[2].mode.as_str(), &rules[2].ports, rules[2].expires_in),
+        ("deny", &None, None)
+    );
+    let rules = running
+        .ask(Ask::Revoke {
+            host: "first.com".to_owned(),
+        })
+        .await
+        .unwrap();
     assert_eq!(hosts(&rules), ["db.example.com", "evil.com"]);
     assert_eq!(running.ask(Ask::List {}).await.unwrap().len(), 2);
     assert_eq!(running.door.rules().len(), 2, "they are the door's own");
@@ -104,10 +141,16 @@ async fn rules_are_added_denied_and_taken_away_while_a_run_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_ends_by_itself() {
     let running = Running::new("time", &[]).await;
-    assert_eq!(hosts(&running.ask(grant("a.com", 1)).await.unwrap()), ["first.com", "a.com"]);
+    assert_eq!(
+        hosts(&running.ask(grant("a.com", 1)).await.unwrap()),
+        ["first.com", "a.com"]
+    );
     let until = running.door.rules()[1].until.unwrap();
     tokio::time::sleep_until(until.into()).await;
-    assert_eq!(hosts(&running.ask(Ask::List {}).await.unwrap()), ["first.com"]);
+    assert_eq!(
+        hosts(&running.ask(Ask::List {}).await.unwrap()),
+        ["first.com"]
+    );
     running.end().await;
 }
 
@@ -115,25 +158,63 @@ async fn a_grant_ends_by_itself() {
 async fn what_cannot_be_granted_is_refused_and_changes_nothing() {
     let running = Running::new("refused", &["*.example.com", "first.com"]).await;
     for (question, code, message) in [
-        (grant("evil.com", 60), ErrorCode::PolicyDenied, "evil.com is beyond the hosts"),
-        (grant("*", 60), ErrorCode::PolicyDenied, "* is beyond the hosts"),
-        (grant("a.example.com", 0), ErrorCode::InvalidSpec, "a grant lasts"),
-        (grant("a.example.com", 24 * 3600 + 1), ErrorCode::InvalidSpec, "a grant lasts"),
-        (grant("a.example.com", u64::MAX), ErrorCode::InvalidSpec, "a grant lasts"),
-        (grant("a b", 60), ErrorCode::InvalidSpec, "`a b` is no host"),
-        (Ask::Revoke { host: "b.com".to_owned() }, ErrorCode::InvalidSpec, "no rule is for b.com"),
         (
-            Ask::Revoke { host: "first.com:443".to_owned() },
+            grant("evil.com", 60),
+            ErrorCode::PolicyDenied,
+            "evil.com is beyond the hosts",
+        ),
+        (
+            grant("*", 60),
+            ErrorCode::PolicyDenied,
+            "* is beyond the hosts",
+        ),
+        (
+            grant("a.example.com", 0),
+            ErrorCode::InvalidSpec,
+            "a grant lasts",
+        ),
+        (
+            grant("a.example.com", 24 * 3600 + 1),
+            ErrorCode::InvalidSpec,
+            "a grant lasts",
+        ),
+        (
+            grant("a.example.com", u64::MAX),
+            ErrorCode::InvalidSpec,
+            "a grant lasts",
+        ),
+        (grant("a b", 60), ErrorCode::InvalidSpec, "`a b` is no host"),
+        (
+            Ask::Revoke {
+                host: "b.com".to_owned(),
+            },
+            ErrorCode::InvalidSpec,
+            "no rule is for b.com",
+        ),
+        (
+            Ask::Revoke {
+                host: "first.com:443".to_owned(),
+            },
             ErrorCode::InvalidSpec,
             "`first.com:443` is no host",
         ),
     ] {
         let info = running.refusal(question).await;
-        assert!(info.code == code && info.message.starts_with(message), "{info:?}");
+        assert!(
+            info.code == code && info.message.starts_with(message),
+            "{info:?}"
+        );
         assert!(info.hint.is_some(), "{info:?}");
     }
     assert_eq!(running.door.rules().len(), 1);
-    assert_eq!(running.ask(grant("a.example.com", 24 * 3600)).await.unwrap().len(), 2);
+    assert_eq!(
+        running
+            .ask(grant("a.example.com", 24 * 3600))
+            .await
+            .unwrap()
+            .len(),
+        2
+    );
     running.end().await;
 }
 
@@ -154,12 +235,16 @@ async fn lines_that_are_no_question_or_too_long_are_not_obeyed() {
             let count = stream.read(&mut said).unwrap();
             heard.push(String::from_utf8_lossy(&said[..count]).into_owned());
         }
-        stream.write_all(&vec![b'x'; LONGEST_LINE as usize]).unwrap();
+        stream
+            .write_all(&vec![b'x'; LONGEST_LINE as usize])
+            .unwrap();
         (heard, stream.read(&mut said).map_or(0, |count| count))
     });
     let (heard, after) = answers.await.unwrap();
     assert!(
-        heard.iter().all(|answer| answer.starts_with("{\"ok\":false") && answer.contains("no question")),
+        heard
+            .iter()
+            .all(|answer| answer.starts_with("{\"ok\":false") && answer.contains("no question")),
         "{heard:?}"
     );
     assert_eq!(after, 0, "who says too much is left");
@@ -173,10 +258,20 @@ async fn the_socket_is_its_owners_alone_and_cannot_be_taken_from_a_living_run() 
     let running = Running::new("owner", &[]).await;
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let folder = running.state.join("doors");
-    assert_eq!((mode(folder.clone()), mode(folder.join("r.control"))), (0o700, 0o600));
+    assert_eq!(
+        (mode(folder.clone()), mode(folder.join("r.control"))),
+        (0o700, 0o600)
+    );
     let taken = open(&running.state, &run(), running.door.clone(), Vec::new()).unwrap_err();
-    assert!(taken.message.ends_with("a run with this id is under way"), "{}", taken.message);
-    assert!(running.ask(Ask::List {}).await.is_ok(), "the first one still answers");
+    assert!(
+        taken.message.ends_with("a run with this id is under way"),
+        "{}",
+        taken.message
+    );
+    assert!(
+        running.ask(Ask::List {}).await.is_ok(),
+        "the first one still answers"
+    );
     let me = geteuid().as_raw();
     assert!(may_ask(me) && may_ask(0) && !may_ask(me + 1));
     running.end().await;
@@ -197,11 +292,17 @@ async fn a_run_that_is_not_there_or_has_no_door_is_told_apart() {
     fs::create_dir_all(state.join("runs")).unwrap();
     let record = File::create(state.join("runs/plain")).unwrap();
     assert!(
-        matches!(asked("plain").await.unwrap(), Err(ControlError::NoSuchRun { .. })),
+        matches!(
+            asked("plain").await.unwrap(),
+            Err(ControlError::NoSuchRun { .. })
+        ),
         "its owner is gone"
     );
     rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    assert!(matches!(asked("plain").await.unwrap(), Err(ControlError::NoDoor { .. })));
+    assert!(matches!(
+        asked("plain").await.unwrap(),
+        Err(ControlError::NoDoor { .. })
+    ));
     // As if its owner had been killed: the socket stays, and nobody listens.
     let mut killed = running.control.take().unwrap();
     killed.tasks.shutdown().await;
@@ -210,7 +311,10 @@ async fn a_run_that_is_not_there_or_has_no_door_is_told_apart() {
         Err(ControlError::NoSuchRun { others, .. }) => assert!(others.is_empty(), "{others:?}"),
         answer => panic!("{answer:?}"),
     }
-    assert!(open(&state, &run(), running.door.clone(), Vec::new()).is_ok(), "its place can be taken");
+    assert!(
+        open(&state, &run(), running.door.clone(), Vec::new()).is_ok(),
+        "its place can be taken"
+    );
     drop(killed);
     running.end().await;
 }
@@ -221,7 +325,9 @@ async fn the_longest_id_is_answered_for_as_any_other() {
     let id = Id::new(&"i".repeat(128)).unwrap();
     let control = open(&running.state, &id, running.door.clone(), Vec::new()).unwrap();
     let (state, asked) = (running.state.clone(), id.clone());
-    let rules = tokio::task::spawn_blocking(move || ask(&state, &asked, &grant("a.com", 60))).await.unwrap();
+    let rules = tokio::task::spawn_blocking(move || ask(&state, &asked, &grant("a.com", 60)))
+        .await
+        .unwrap();
     assert_eq!(hosts(&rules.unwrap()), ["first.com", "a.com"]);
     drop(control);
     let left: Vec<_> = fs::read_dir(running.state.join("doors")).unwrap().collect();
@@ -250,13 +356,19 @@ async fn who_asks_is_not_led_elsewhere() {
         // Not a link, but the very socket.
         fs::create_dir_all(place.join("by-link/doors")).unwrap();
         fs::hard_link(&socket, place.join("by-link/doors/r.control")).unwrap();
-        assert!(asked(place.join("by-link")).await.is_ok(), "the control: all of it is ours");
+        assert!(
+            asked(place.join("by-link")).await.is_ok(),
+            "the control: all of it is ours"
+        );
         running.door.revoke(&"evil.com".parse().unwrap()).unwrap();
         for theirs in ["by-link", "by-link/doors"] {
             std::os::unix::fs::chown(place.join(theirs), Some(65534), None).unwrap();
         }
         let refused = asked(place.join("by-link")).await.unwrap_err();
-        assert!(refused.to_string().contains("is not the owner"), "{refused}");
+        assert!(
+            refused.to_string().contains("is not the owner"),
+            "{refused}"
+        );
     }
     assert_eq!(running.door.rules().len(), 1);
     running.end().await;
@@ -266,12 +378,19 @@ async fn who_asks_is_not_led_elsewhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn somebody_else_is_told_that_the_run_is_not_theirs() {
     if !geteuid().is_root() {
-        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "only root can become somebody else");
+        assert!(
+            std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+            "only root can become somebody else"
+        );
         return eprintln!("NOT RUN: only root can become somebody else");
     }
     let running = Running::new("other", &[]).await;
     let folder = running.state.join("doors");
-    for (path, mode) in [(&running.state, 0o755), (&folder, 0o755), (&folder.join("r.control"), 0o666)] {
+    for (path, mode) in [
+        (&running.state, 0o755),
+        (&folder, 0o755),
+        (&folder.join("r.control"), 0o666),
+    ] {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
     let asked = |user: u32| {
@@ -279,11 +398,18 @@ async fn somebody_else_is_told_that_the_run_is_not_theirs() {
                       s.sendall(b'{\"op\":\"grant\",\"host\":\"a.com\",\"seconds\":9}\\n'); print(s.recv(65536).decode())";
         let mut command = std::process::Command::new("setpriv");
         command.args([format!("--reuid={user}"), "--clear-groups".to_owned()]);
-        let command = command.args(["/usr/bin/python3", "-c", script]).current_dir(&folder).output().unwrap();
+        let command = command
+            .args(["/usr/bin/python3", "-c", script])
+            .current_dir(&folder)
+            .output()
+            .unwrap();
         String::from_utf8([command.stdout, command.stderr].concat()).unwrap()
     };
     let refused = tokio::task::block_in_place(|| asked(65534));
-    assert!(refused.contains("policy_denied") && refused.contains("whoever started it"), "{refused}");
+    assert!(
+        refused.contains("policy_denied") && refused.contains("whoever started it"),
+        "{refused}"
+    );
     assert_eq!(running.door.rules().len(), 1);
     let answer = tokio::task::block_in_place(|| asked(0));
     assert!(answer.starts_with("{\"ok\":true"), "the control: {answer}");

@@ -15,10 +15,14 @@ impl Engine {
 
     /// A key of this node's own from the encrypted store, made when it is first asked for.
     pub fn own_key(&self, name: &str) -> Result<OwnKey, ErrorInfo> {
-        self.inner.doors.secrets.own_key(name).map_err(|error| ErrorInfo {
-            code: ErrorCode::Internal,
-            message: error.message,
-            hint: Some(error.hint),
-        })
+        self.inner
+            .doors
+            .secrets
+            .own_key(name)
+            .map_err(|error| ErrorInfo {
+                code: ErrorCode::Internal,
+                message: error.message,
+                hint: Some(error.hint),
+            })
     }
 }

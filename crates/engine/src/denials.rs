@@ -26,7 +26,8 @@ pub(crate) async fn collect(
 ) -> Collected {
     let mut collected = Collected::default();
     let Some(mut told) = told else {
-        let why = "what the program was denied is not listed: nobody can listen to its system calls here";
+        let why =
+            "what the program was denied is not listed: nobody can listen to its system calls here";
         collected.note = Some(why.to_owned());
         return collected;
     };
@@ -46,8 +47,9 @@ pub(crate) async fn collect(
                 _ = events.send(Event::Denied(denial)).await;
             }
             Some(Told::More) => {
-                let note =
-                    format!("more than {MOST_DENIALS} different things were denied; the rest is not listed");
+                let note = format!(
+                    "more than {MOST_DENIALS} different things were denied; the rest is not listed"
+                );
                 collected.note = Some(note);
             }
             Some(Told::Unanswered) => {
@@ -71,14 +73,23 @@ mod tests {
 
     fn denial(target: &str) -> Denial {
         let [what, rule, allow_with] = ["write", "read_only_root", "nothing"].map(str::to_owned);
-        Denial { what, target: target.to_owned(), rule, allow_with }
+        Denial {
+            what,
+            target: target.to_owned(),
+            rule,
+            allow_with,
+        }
     }
 
     #[tokio::test]
     async fn denials_are_events_and_a_list_and_their_bound_is_told() {
         let ((tell, told), (events, mut seen)) = (mpsc::channel(8), mpsc::channel(8));
         let (_driver, ended) = watch::channel(false);
-        for word in [Told::Denied(denial("/a")), Told::Denied(denial("/b")), Told::More] {
+        for word in [
+            Told::Denied(denial("/a")),
+            Told::Denied(denial("/b")),
+            Told::More,
+        ] {
             tell.try_send(word).unwrap();
         }
         drop(tell);

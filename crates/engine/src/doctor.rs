@@ -38,7 +38,15 @@ const OLDEST: (u32, u32) = (5, 14);
 pub(crate) async fn examine(engine: &Engine) -> Vec<Check> {
     let trial = trial(engine).await;
     let mut checks = vec![kernel(), namespaces(engine, &trial), landlock()];
-    checks.extend(engine.inner.native.cgroups().findings().into_iter().map(limit));
+    checks.extend(
+        engine
+            .inner
+            .native
+            .cgroups()
+            .findings()
+            .into_iter()
+            .map(limit),
+    );
     checks.push(a_run(&trial));
     checks.push(container_engine(engine).await);
     checks
@@ -46,7 +54,13 @@ pub(crate) async fn examine(engine: &Engine) -> Vec<Check> {
 
 fn check(name: &str, state: CheckState, detail: impl Into<String>, barriers: &[Barrier]) -> Check {
     let barriers = barriers.iter().map(|barrier| barrier.name()).collect();
-    Check { name: name.to_owned(), state, detail: detail.into(), barriers, remedy: None }
+    Check {
+        name: name.to_owned(),
+        state,
+        detail: detail.into(),
+        barriers,
+        remedy: None,
+    }
 }
 
 fn kernel() -> Check {
@@ -55,8 +69,15 @@ fn kernel() -> Check {
     match probe::kernel_version(&release) {
         Some(version) if version >= OLDEST => check("kernel", CheckState::Good, release, &[]),
         _ => Check {
-            remedy: Some(format!("install a kernel of version {major}.{minor} or newer")),
-            ..check("kernel", CheckState::Missing, format!("{release}, older than {major}.{minor}"), &[])
+            remedy: Some(format!(
+                "install a kernel of version {major}.{minor} or newer"
+            )),
+            ..check(
+                "kernel",
+                CheckState::Missing,
+                format!("{release}, older than {major}.{minor}"),
+                &[],
+            )
         },
     }
 }
@@ -73,25 +94,39 @@ const OF_NAMESPACES: [Barrier; 7] = [
 
 fn namespaces(engine: &Engine, trial: &RunResult) -> Check {
     let who = match engine.inner.native.starter() {
-        Starter::Root(ids) => format!("as root; programs are nobody outside (ids from {} on)", ids.first),
+        Starter::Root(ids) => format!(
+            "as root; programs are nobody outside (ids from {} on)",
+            ids.first
+        ),
         Starter::User => "as an ordinary user; programs are this user outside".to_owned(),
     };
-    let works = OF_NAMESPACES.iter().all(|barrier| trial.barriers.contains(barrier));
+    let works = OF_NAMESPACES
+        .iter()
+        .all(|barrier| trial.barriers.contains(barrier));
     match works {
         true => check("namespaces", CheckState::Good, who, &OF_NAMESPACES),
         false => Check {
             remedy: Some(namespace_remedy()),
-            ..check("namespaces", CheckState::Missing, format!("cannot be made {who}"), &OF_NAMESPACES)
+            ..check(
+                "namespaces",
+                CheckState::Missing,
+                format!("cannot be made {who}"),
+                &OF_NAMESPACES,
+            )
         },
     }
 }
 
 /// The usual reasons, in the order in which distributions have them.
 fn namespace_remedy() -> String {
-    let reads = |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
+    let reads =
+        |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
     let setting = if reads("/proc/sys/kernel/unprivileged_userns_clone", "0") {
         "sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    } else if reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
+    } else if reads(
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+    ) {
         "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
     } else if reads("/proc/sys/user/max_user_namespaces", "0") {
         "sudo sysctl -w user.max_user_namespaces=10000"
@@ -105,15 +140,28 @@ fn landlock() -> Check {
     let barriers = [Barrier::PathRules];
     match probe::landlock_version() {
         0 => Check {
-            remedy: Some("boot with landlock in the kernel's lsm= list (Linux 5.13 or newer)".to_owned()),
-            ..check("Landlock", CheckState::Weaker, "the kernel has none", &barriers)
+            remedy: Some(
+                "boot with landlock in the kernel's lsm= list (Linux 5.13 or newer)".to_owned(),
+            ),
+            ..check(
+                "Landlock",
+                CheckState::Weaker,
+                "the kernel has none",
+                &barriers,
+            )
         },
         version @ 1..=5 => {
-            let detail =
-                format!("version {version}; abstract sockets and signals are scoped from version 6 on");
+            let detail = format!(
+                "version {version}; abstract sockets and signals are scoped from version 6 on"
+            );
             check("Landlock", CheckState::Good, detail, &barriers)
         }
-        version => check("Landlock", CheckState::Good, format!("version {version}"), &barriers),
+        version => check(
+            "Landlock",
+            CheckState::Good,
+            format!("version {version}"),
+            &barriers,
+        ),
     }
 }
 
@@ -131,19 +179,40 @@ fn limit(finding: sandbox::native::cgroup::Finding) -> Check {
     };
     // Counted per user namespace, of which every box has its own: a limit on the box like a cgroup's.
     let by_namespace = barrier == Barrier::PidsLimit && finding.enforcer == Enforcer::Rlimit;
-    let by = if by_namespace { "by a resource limit that counts the whole box" } else { by };
+    let by = if by_namespace {
+        "by a resource limit that counts the whole box"
+    } else {
+        by
+    };
     let good = by_namespace || matches!(finding.enforcer, Enforcer::CgroupV2 | Enforcer::CgroupV1);
-    let state = if good { CheckState::Good } else { CheckState::Weaker };
+    let state = if good {
+        CheckState::Good
+    } else {
+        CheckState::Weaker
+    };
     let (detail, remedy) = match &finding.obstacle {
         Some((why, remedy)) if !good => (format!("{by}: {why}"), Some((*remedy).to_owned())),
         _ => (by.to_owned(), None),
     };
-    Check { remedy, ..check(&format!("{} limit", finding.limit), state, detail, &[barrier]) }
+    Check {
+        remedy,
+        ..check(
+            &format!("{} limit", finding.limit),
+            state,
+            detail,
+            &[barrier],
+        )
+    }
 }
 
 /// Not having one is no fault: only `--backend docker` and `podman` need it.
 async fn container_engine(engine: &Engine) -> Check {
-    let detail = match engine.inner.containers.identify(spec::Backend::Container).await {
+    let detail = match engine
+        .inner
+        .containers
+        .identify(spec::Backend::Container)
+        .await
+    {
         Ok((name, socket)) => format!("{name} at {}", socket.display()),
         Err(_) => "none answers; only --backend docker and podman need one".to_owned(),
     };
@@ -153,7 +222,10 @@ async fn container_engine(engine: &Engine) -> Check {
 /// A sandbox that lists its own root: needs nothing of the host but what every run needs.
 async fn trial(engine: &Engine) -> RunResult {
     let command = ["sh", "-c", "exit 0"].map(Into::into).into();
-    let spec = Policy::default().admit(RunRequest { command, ..RunRequest::default() });
+    let spec = Policy::default().admit(RunRequest {
+        command,
+        ..RunRequest::default()
+    });
     engine.run(spec.expect("a plain request is admitted")).await
 }
 
@@ -163,8 +235,13 @@ fn a_run(trial: &RunResult) -> Check {
         return check("a sandbox", CheckState::Good, detail, &[]);
     }
     let error = trial.error.as_ref();
-    let detail =
-        error.map_or_else(|| format!("the trial ended with {}", trial.exit_status), |e| e.message.clone());
+    let detail = error.map_or_else(
+        || format!("the trial ended with {}", trial.exit_status),
+        |e| e.message.clone(),
+    );
     let remedy = error.and_then(|error| error.hint.clone());
-    Check { remedy, ..check("a sandbox", CheckState::Missing, detail, &[]) }
+    Check {
+        remedy,
+        ..check("a sandbox", CheckState::Missing, detail, &[])
+    }
 }

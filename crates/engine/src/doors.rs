@@ -55,15 +55,28 @@ pub struct DoorSettings {
 impl DoorSettings {
     /// Nothing configured but a store for secrets in the state folder.
     pub(crate) fn new(state: &Path) -> DoorSettings {
-        let secrets = doors::secrets::Secrets { folder: state.join("secrets"), ..Default::default() };
-        DoorSettings { secrets, ..DoorSettings::default() }
+        let secrets = doors::secrets::Secrets {
+            folder: state.join("secrets"),
+            ..Default::default()
+        };
+        DoorSettings {
+            secrets,
+            ..DoorSettings::default()
+        }
     }
 
     /// The account that everything of a tenant's is paid from; none where no server owns the ledger.
     fn account(&self, tenant: &str) -> Option<Account> {
-        let nothing = || Terms { level: Level::Tenant, name: tenant.to_owned(), ..Terms::default() };
+        let nothing = || Terms {
+            level: Level::Tenant,
+            name: tenant.to_owned(),
+            ..Terms::default()
+        };
         let terms = terms_of(&self.tenants, tenant).unwrap_or_else(nothing);
-        self.till.as_ref().filter(|_| !tenant.is_empty()).map(|till| till.account(terms, None))
+        self.till
+            .as_ref()
+            .filter(|_| !tenant.is_empty())
+            .map(|till| till.account(terms, None))
     }
 
     /// How it stands with a tenant's day.
@@ -74,7 +87,9 @@ impl DoorSettings {
 
     /// Has a server write to the ledger of a day.
     pub(crate) fn begin_day(&self, state: &Path, today: spec::Day) -> io::Result<()> {
-        let Some(till) = &self.till else { return Ok(()) };
+        let Some(till) = &self.till else {
+            return Ok(());
+        };
         crate::usage::begin_day(till, state, self.durability, today)
     }
 }
@@ -93,7 +108,11 @@ pub(crate) fn called(id: &Id, extension: &str) -> String {
         return format!("{id}.{extension}");
     }
     let digest = Sha256::digest(id.as_str());
-    let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let digest: String = digest
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     format!("+{digest}.{extension}")
 }
 
@@ -141,15 +160,22 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     let above = settings.account(&tenant);
     if let Some(grant) = spec.grants.egress.clone() {
         let with = (&settings.egress, &settings.secrets);
-        opened.egress = Some(egress::open(&engine.state, id, spec, &grant, with, till.clone()).await?);
+        opened.egress =
+            Some(egress::open(&engine.state, id, spec, &grant, with, till.clone()).await?);
     }
     let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
     if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
         // What a program sends as its key: known at this door, and worth nothing elsewhere.
-        let token = Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
+        let token =
+            Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
         let terms = terms(id, provider, grant.models, spec.grants.budget.clone());
         let (tenant, above) = (tenant.clone(), above.clone());
-        let terms = SessionTerms { token: Some(token.hash()), tenant, above, ..terms };
+        let terms = SessionTerms {
+            token: Some(token.hash()),
+            tenant,
+            above,
+            ..terms
+        };
         let session = open_session(&doors, Kind::Llm, terms).await?;
         set(spec, &llm_variables(&token.expose()))?;
         opened.sessions.push(session);
@@ -157,7 +183,16 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     if let Some(mut models) = spec.grants.inference.clone() {
         models.push(engine.doors.inference_models.clone());
         let terms = terms(id, String::new(), models, spec.grants.budget.clone());
-        let session = open_session(&doors, Kind::Inference, SessionTerms { tenant, above, ..terms }).await?;
+        let session = open_session(
+            &doors,
+            Kind::Inference,
+            SessionTerms {
+                tenant,
+                above,
+                ..terms
+            },
+        )
+        .await?;
         opened.socket = Some(show_socket(engine, id, spec, &session)?);
         set(spec, &inference_variables())?;
         opened.sessions.push(session);
@@ -172,9 +207,16 @@ pub(crate) fn tenant(spec: &RunSpec) -> &str {
 
 /// A lone run has a ledger segment of its own: nobody else has to be asked, and nobody can be in the way.
 fn begin_ledger(engine: &Inner, id: &Id) -> Result<Arc<Ledger>, ErrorInfo> {
-    let ledger = Ledger::open(&engine.state.join("ledger"), &format!("run-{id}"), engine.doors.durability);
+    let ledger = Ledger::open(
+        &engine.state.join("ledger"),
+        &format!("run-{id}"),
+        engine.doors.durability,
+    );
     ledger.map(Arc::new).map_err(|error| {
-        internal("cannot begin a ledger, without which nothing may be spent or let in", &error)
+        internal(
+            "cannot begin a ledger, without which nothing may be spent or let in",
+            &error,
+        )
     })
 }
 
@@ -212,15 +254,33 @@ impl Engine {
         let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
         let terms = terms(id, provider, grant.models.clone(), budget);
         let (tenant, above) = (tenant.to_owned(), settings.account(tenant));
-        let session = open_session(&doors, Kind::Llm, SessionTerms { tenant, above, ..terms }).await?;
-        let failed = |error: &io::Error| internal("cannot make the socket of a model's door", error);
+        let session = open_session(
+            &doors,
+            Kind::Llm,
+            SessionTerms {
+                tenant,
+                above,
+                ..terms
+            },
+        )
+        .await?;
+        let failed =
+            |error: &io::Error| internal("cannot make the socket of a model's door", error);
         let folder = engine.state.join("doors");
         let path = folder.join(called(id, "sock"));
         let listener = bind(&folder, &path).map_err(|error| failed(&error))?;
         let socket = Shown(path);
-        session.serve(Listener::Unix(listener)).map_err(|error| refused(&error))?;
+        session
+            .serve(Listener::Unix(listener))
+            .map_err(|error| refused(&error))?;
         let folder = fs::File::open(folder).map_err(|error| failed(&error))?;
-        Ok(ModelDoor { session, dialect, output_cap, folder, socket })
+        Ok(ModelDoor {
+            session,
+            dialect,
+            output_cap,
+            folder,
+            socket,
+        })
     }
 }
 
@@ -238,8 +298,8 @@ impl ModelDoor {
     /// A line to it.
     pub async fn connect(&self) -> io::Result<tokio::net::UnixStream> {
         let name = self.socket.0.file_name().unwrap_or_default();
-        let by_handle =
-            Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&self.folder).to_string());
+        let by_handle = Path::new("/proc/self/fd")
+            .join(std::os::fd::AsRawFd::as_raw_fd(&self.folder).to_string());
         tokio::net::UnixStream::connect(by_handle.join(name)).await
     }
 
@@ -261,21 +321,43 @@ impl Drop for ModelDoor {
 
 /// Which provider is meant. One without a credential is refused before anything is written for the run.
 async fn provider(engine: &Inner, grant: &LlmGrant) -> Result<String, ErrorInfo> {
-    let Some(name) = &grant.provider else { return only_provider(engine).await };
+    let Some(name) = &grant.provider else {
+        return only_provider(engine).await;
+    };
     let known = &engine.doors.catalogue.providers;
     let Some(provider) = known.get(name) else {
         let known = known.keys().cloned().collect();
-        return Err(refused(&OpenError::NoProvider { name: name.clone(), known }));
+        return Err(refused(&OpenError::NoProvider {
+            name: name.clone(),
+            known,
+        }));
     };
     if let Some(source) = &provider.key {
-        engine.doors.secrets.find(source).await.map_err(|error| refused(&error.into()))?;
+        engine
+            .doors
+            .secrets
+            .find(source)
+            .await
+            .map_err(|error| refused(&error.into()))?;
     }
     Ok(name.clone())
 }
 
-fn terms(id: &Id, provider: String, models: Vec<Vec<ModelPattern>>, budget: Budget) -> SessionTerms {
+fn terms(
+    id: &Id,
+    provider: String,
+    models: Vec<Vec<ModelPattern>>,
+    budget: Budget,
+) -> SessionTerms {
     let id = id.to_string();
-    SessionTerms { id: id.clone(), run: id, provider, models, budget, ..SessionTerms::default() }
+    SessionTerms {
+        id: id.clone(),
+        run: id,
+        provider,
+        models,
+        budget,
+        ..SessionTerms::default()
+    }
 }
 
 async fn open_session(
@@ -283,7 +365,10 @@ async fn open_session(
     kind: Kind,
     terms: SessionTerms,
 ) -> Result<Arc<Session>, ErrorInfo> {
-    doors.open(kind, terms).await.map_err(|error| refused(&error))
+    doors
+        .open(kind, terms)
+        .await
+        .map_err(|error| refused(&error))
 }
 
 /// Of several providers the one that has a credential.
@@ -299,12 +384,20 @@ async fn only_provider(engine: &Inner) -> Result<String, ErrorInfo> {
             usable.push(provider.name.clone());
         }
     }
-    let names: Vec<_> = settings.catalogue.providers.keys().map(String::as_str).collect();
+    let names: Vec<_> = settings
+        .catalogue
+        .providers
+        .keys()
+        .map(String::as_str)
+        .collect();
     match &usable[..] {
         [only] => Ok(only.clone()),
         [] => Err(error(
             ErrorCode::InvalidSpec,
-            format!("no provider has a credential yet; there are {}", names.join(", ")),
+            format!(
+                "no provider has a credential yet; there are {}",
+                names.join(", ")
+            ),
             "give one its key: airlock secrets set PROVIDER".to_owned(),
         )),
         several => Err(error(
@@ -323,7 +416,12 @@ fn llm_variables(token: &str) -> Vec<(&'static str, String)> {
         ("ANTHROPIC_BASE_URL", base.clone()),
         ("GOOGLE_GEMINI_BASE_URL", base),
     ];
-    let keys = ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"];
+    let keys = [
+        "OPENAI_API_KEY",
+        "ANTHROPIC_API_KEY",
+        "GEMINI_API_KEY",
+        "GOOGLE_API_KEY",
+    ];
     variables.extend(keys.map(|name| (name, token.to_owned())));
     variables
 }
@@ -331,14 +429,21 @@ fn llm_variables(token: &str) -> Vec<(&'static str, String)> {
 fn inference_variables() -> Vec<(&'static str, String)> {
     let base = format!("http://127.0.0.1:{}", spec::INFERENCE_PORT);
     let socket = format!("http+unix://{}", INFERENCE_SOCKET.replace('/', "%2F"));
-    vec![("OLLAMA_HOST", base.clone()), ("OLLAMA_BASE_URL", base), ("INFERENCE_PROXY_URL", socket)]
+    vec![
+        ("OLLAMA_HOST", base.clone()),
+        ("OLLAMA_BASE_URL", base),
+        ("INFERENCE_PROXY_URL", socket),
+    ]
 }
 
 /// Over what the caller set: a program that finds a door by these must find this one.
-pub(crate) fn set(spec: &mut RunSpec, variables: &[(&'static str, String)]) -> Result<(), ErrorInfo> {
+pub(crate) fn set(
+    spec: &mut RunSpec,
+    variables: &[(&'static str, String)],
+) -> Result<(), ErrorInfo> {
     for (name, value) in variables {
-        let name =
-            EnvName::new(OsStr::new(name)).map_err(|error| error_of(ErrorCode::Internal, error.message))?;
+        let name = EnvName::new(OsStr::new(name))
+            .map_err(|error| error_of(ErrorCode::Internal, error.message))?;
         spec.sandbox.env.insert(name, OsString::from(value));
     }
     Ok(())
@@ -356,11 +461,17 @@ fn show_socket(
     let path = folder.join(called(id, "sock"));
     let listener = bind(&folder, &path).map_err(|error| failed(&error))?;
     let shown = Shown(path.clone());
-    session.serve(Listener::Unix(listener)).map_err(|error| refused(&error))?;
+    session
+        .serve(Listener::Unix(listener))
+        .map_err(|error| refused(&error))?;
     let inside = InsidePath::new(Path::new(INFERENCE_SOCKET))
         .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
     guard::add_own(&mut spec.sandbox, &path).map_err(|error| failed(&error))?;
-    spec.sandbox.mounts.push(Mount { host: path, inside, access: Access::ReadOnly });
+    spec.sandbox.mounts.push(Mount {
+        host: path,
+        inside,
+        access: Access::ReadOnly,
+    });
     Ok(shown)
 }
 
@@ -370,7 +481,8 @@ fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
     // By the folder's handle: the path itself may be longer than a socket's address.
     let handle = fs::File::open(folder)?;
     let name = path.file_name().unwrap_or_default();
-    let by_handle = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&handle).to_string());
+    let by_handle =
+        Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&handle).to_string());
     let by_handle = by_handle.join(name);
     // Of a run of the same name that was killed; if it stays, binding says so.
     _ = fs::remove_file(&by_handle);
@@ -383,9 +495,14 @@ fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
 /// Removes sockets and certificates of runs that were killed: a listener dies with its owner, and then nobody answers. One that was made
 /// just now may not listen yet.
 pub(crate) fn sweep(state: &Path) {
-    let Ok(folder) = fs::File::open(state.join("doors")) else { return };
-    let by_handle = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&folder).to_string());
-    let Ok(entries) = fs::read_dir(&by_handle) else { return };
+    let Ok(folder) = fs::File::open(state.join("doors")) else {
+        return;
+    };
+    let by_handle =
+        Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&folder).to_string());
+    let Ok(entries) = fs::read_dir(&by_handle) else {
+        return;
+    };
     for entry in entries.flatten() {
         let path = by_handle.join(entry.file_name());
         let is_old = || {
@@ -423,15 +540,22 @@ impl Opened {
     ) -> Result<Vec<TcpListener>, ErrorInfo> {
         let count = self.sessions.len() + usize::from(self.egress.is_some());
         if listeners.len() < count {
-            return Err(error_of(ErrorCode::Internal, "the box has no listener for a door".to_owned()));
+            return Err(error_of(
+                ErrorCode::Internal,
+                "the box has no listener for a door".to_owned(),
+            ));
         }
         let others = listeners.split_off(count);
         let mut listeners = listeners.into_iter();
         for (session, listener) in self.sessions.iter().zip(listeners.by_ref()) {
-            session.serve(Listener::Tcp(listener)).map_err(|error| refused(&error))?;
+            session
+                .serve(Listener::Tcp(listener))
+                .map_err(|error| refused(&error))?;
         }
         if let Some((egress, listener)) = self.egress.as_ref().zip(listeners.next()) {
-            egress.serve(listener, passing).map_err(|error| refused(&error))?;
+            egress
+                .serve(listener, passing)
+                .map_err(|error| refused(&error))?;
         }
         Ok(others)
     }
@@ -442,11 +566,17 @@ impl Opened {
         whose: Whose<'_>,
         secrets: &[(String, EnvName)],
     ) -> Result<(), ErrorInfo> {
-        let failed = |error: &io::Error| internal("cannot write down that a secret is let in", error);
+        let failed =
+            |error: &io::Error| internal("cannot write down that a secret is let in", error);
         secrets.iter().try_for_each(|(name, variable)| {
-            let till = self.till.as_ref().ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
+            let till = self
+                .till
+                .as_ref()
+                .ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
             let variable = variable.as_os_str().to_string_lossy();
-            till.ledger().inject(whose, name, &variable).map_err(|error| failed(&error))
+            till.ledger()
+                .inject(whose, name, &variable)
+                .map_err(|error| failed(&error))
         })
     }
 
@@ -482,21 +612,36 @@ fn count(report: &Report, tokens: Option<u64>, result: &mut RunResult) {
         }
     };
     if used.overrun > spec::Money::ZERO {
-        note(format!("a provider served {} USD more than was reserved", used.overrun));
+        note(format!(
+            "a provider served {} USD more than was reserved",
+            used.overrun
+        ));
     }
-    let over =
-        used.input_tokens.saturating_add(used.output_tokens).saturating_sub(tokens.unwrap_or(u64::MAX));
+    let over = used
+        .input_tokens
+        .saturating_add(used.output_tokens)
+        .saturating_sub(tokens.unwrap_or(u64::MAX));
     if over > 0 {
-        note(format!("a provider served {over} tokens more than the budget has"));
+        note(format!(
+            "a provider served {over} tokens more than the budget has"
+        ));
     }
 }
 
 fn error(code: ErrorCode, message: String, hint: String) -> ErrorInfo {
-    ErrorInfo { code, message, hint: Some(hint) }
+    ErrorInfo {
+        code,
+        message,
+        hint: Some(hint),
+    }
 }
 
 pub(crate) fn error_of(code: ErrorCode, message: String) -> ErrorInfo {
-    ErrorInfo { code, message, hint: None }
+    ErrorInfo {
+        code,
+        message,
+        hint: None,
+    }
 }
 
 pub(crate) fn internal(what: &str, error: &io::Error) -> ErrorInfo {
@@ -533,15 +678,22 @@ mod tests {
     fn a_long_id_has_a_short_name_of_its_own() {
         let id = |end: &str| Id::new(&format!("{}{end}", "x".repeat(127))).expect("it is one");
         let named = [id("a"), id("b")].map(|id| called(&id, "sock"));
-        assert!(named[0] != named[1] && named.iter().all(|name| name.len() == 38), "{named:?}");
-        assert!(Id::new(named[0].trim_end_matches(".sock")).is_err(), "nobody else can have it");
+        assert!(
+            named[0] != named[1] && named.iter().all(|name| name.len() == 38),
+            "{named:?}"
+        );
+        assert!(
+            Id::new(named[0].trim_end_matches(".sock")).is_err(),
+            "nobody else can have it"
+        );
         let longest = Id::new(&"x".repeat(LONGEST_NAME)).expect("it is one");
         assert_eq!(called(&longest, "sock"), format!("{longest}.sock"));
     }
 
     #[test]
     fn the_socket_of_a_killed_run_goes_and_that_of_a_living_one_stays() {
-        let state = std::env::temp_dir().join(format!("airlock-door-sockets-{}", std::process::id()));
+        let state =
+            std::env::temp_dir().join(format!("airlock-door-sockets-{}", std::process::id()));
         let folder = state.join("doors");
         let made = |name: &str| bind(&folder, &folder.join(name)).expect("it can be made");
         let (dead, live, fresh) = (made("dead.sock"), made("live.sock"), made("fresh.sock"));
@@ -550,15 +702,34 @@ mod tests {
             fs::write(folder.join(name), "").expect("it can be made");
         }
         let asked = made("live.control");
-        let past = Timespec { tv_sec: 1, tv_nsec: 0 };
-        for name in ["dead.sock", "live.sock", "dead.control", "other", "dead.pem", "live.pem"] {
-            let times = Timestamps { last_access: past, last_modification: past };
+        let past = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        for name in [
+            "dead.sock",
+            "live.sock",
+            "dead.control",
+            "other",
+            "dead.pem",
+            "live.pem",
+        ] {
+            let times = Timestamps {
+                last_access: past,
+                last_modification: past,
+            };
             utimensat(CWD, folder.join(name), &times, AtFlags::empty()).expect("it is ours");
         }
         sweep(&state);
         let left = |name: &str| folder.join(name).exists();
-        assert_eq!(["dead.sock", "dead.control", "dead.pem"].map(left), [false; 3]);
-        assert_eq!(["live.sock", "fresh.sock", "other", "live.pem"].map(left), [true; 4]);
+        assert_eq!(
+            ["dead.sock", "dead.control", "dead.pem"].map(left),
+            [false; 3]
+        );
+        assert_eq!(
+            ["live.sock", "fresh.sock", "other", "live.pem"].map(left),
+            [true; 4]
+        );
         drop((live, asked));
         fs::remove_dir_all(state).expect("it is ours");
     }

@@ -16,8 +16,8 @@ use crate::{
     files::{self, Bounds},
     keep::Keeper,
     making::{
-        LONGEST_START, Making, Standing, cancellation, close, environment, injected, internal, leave,
-        refused, until_cancelled,
+        LONGEST_START, Making, Standing, cancellation, close, environment, injected, internal,
+        leave, refused, until_cancelled,
     },
     origin::Origin,
     pool,
@@ -26,14 +26,14 @@ use crate::{
     streams::{Reading, Streams, connect_pipes},
     terminal::{self, Terminal},
     verdict::{
-        CANCEL_GRACE, COUNTED_EVERY, Ending, GRACE, SIGKILL, SIGTERM, SIGXCPU, Stopped, cpu_left, ending,
-        first_look, judge,
+        CANCEL_GRACE, COUNTED_EVERY, Ending, GRACE, SIGKILL, SIGTERM, SIGXCPU, Stopped, cpu_left,
+        ending, first_look, judge,
     },
 };
 use sandbox::{Program, Sandbox, SandboxError};
 use spec::{
-    Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, LimitName, RunResult, RunSpec, Status, Stream,
-    Truncated, Usage,
+    Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, LimitName, RunResult, RunSpec, Status,
+    Stream, Truncated, Usage,
 };
 use std::{
     ffi::OsString,
@@ -88,7 +88,11 @@ impl Driver {
                 ErrorCode::Cancelled => Status::Cancelled,
                 _ => Status::NotStarted,
             };
-            result.exit_status = if result.status == Status::Cancelled { 130 } else { result.exit_status };
+            result.exit_status = if result.status == Status::Cancelled {
+                130
+            } else {
+                result.exit_status
+            };
             result.error = Some(refused);
         }
         result.ended_at = record::now();
@@ -106,7 +110,12 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
-        let Standing { origin, opened, records, mut sandbox } = self.making.stand(result).await?;
+        let Standing {
+            origin,
+            opened,
+            records,
+            mut sandbox,
+        } = self.making.stand(result).await?;
         let ran = self.run_in(&mut *sandbox, &opened, input, result).await;
         // Before the box is cleared away: listeners keep its network alive.
         opened.close(result).await;
@@ -190,7 +199,11 @@ impl Driver {
     }
 
     /// Pipes, or the terminal on all three.
-    fn connect(&mut self, sandbox: &mut dyn Sandbox, input: Option<OwnedFd>) -> io::Result<Streams> {
+    fn connect(
+        &mut self,
+        sandbox: &mut dyn Sandbox,
+        input: Option<OwnedFd>,
+    ) -> io::Result<Streams> {
         let Some((ours, size)) = sandbox.take_terminal().zip(self.making.spec.sandbox.tty) else {
             return connect_pipes(input);
         };
@@ -199,8 +212,16 @@ impl Driver {
             // Nobody may want it: then nobody types.
             _ = terminal.send(parts.terminal);
         }
-        let inside = [parts.inside.try_clone()?, parts.inside.try_clone()?, parts.inside];
-        Ok(Streams { inside, stdout: parts.shown, stderr: None })
+        let inside = [
+            parts.inside.try_clone()?,
+            parts.inside.try_clone()?,
+            parts.inside,
+        ];
+        Ok(Streams {
+            inside,
+            stdout: parts.shown,
+            stderr: None,
+        })
     }
 
     async fn exec(
@@ -209,16 +230,37 @@ impl Driver {
         input: Option<OwnedFd>,
         secrets: Vec<(OsString, OsString)>,
     ) -> Result<Outputs, SandboxError> {
-        let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
-        let Streams { inside, stdout, stderr } = self.connect(sandbox, input).map_err(failed)?;
-        let held = stderr.is_none().then(|| inside[0].try_clone()).transpose().map_err(failed)?;
+        let failed = |source: io::Error| SandboxError::Launcher {
+            what: "connect",
+            source,
+        };
+        let Streams {
+            inside,
+            stdout,
+            stderr,
+        } = self.connect(sandbox, input).map_err(failed)?;
+        let held = stderr
+            .is_none()
+            .then(|| inside[0].try_clone())
+            .transpose()
+            .map_err(failed)?;
         let mut env = environment(&self.making.id, &self.making.spec);
         env.extend(secrets);
-        let (argv, terminal) = (self.making.spec.command.clone(), self.making.spec.sandbox.tty.is_some());
-        let program = Program { argv, env, terminal, ..Program::default() };
+        let (argv, terminal) = (
+            self.making.spec.command.clone(),
+            self.making.spec.sandbox.tty.is_some(),
+        );
+        let program = Program {
+            argv,
+            env,
+            terminal,
+            ..Program::default()
+        };
         sandbox.exec(&program, inside).await?;
         // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
-        _ = self.events.try_send(Event::Started { barriers: sandbox.barriers() });
+        _ = self.events.try_send(Event::Started {
+            barriers: sandbox.barriers(),
+        });
         let cap = self.making.spec.sandbox.limits.output.0;
         let (ended, has_ended) = watch::channel(false);
         let read = |stream, pipe| {
@@ -233,7 +275,13 @@ impl Driver {
             has_ended.clone(),
             LONGEST_LAST_WORD,
         );
-        Ok(Outputs { ended, stdout, stderr, _inside: held, denials: tokio::spawn(denials) })
+        Ok(Outputs {
+            ended,
+            stdout,
+            stderr,
+            _inside: held,
+            denials: tokio::spawn(denials),
+        })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -242,9 +290,13 @@ impl Driver {
         let deadline = tokio::time::sleep(limits.wall_time.0);
         tokio::pin!(deadline);
         let mut next_look = Instant::now() + first_look(&limits);
-        let mut counting = tokio::time::interval_at((Instant::now() + COUNTED_EVERY).into(), COUNTED_EVERY);
+        let mut counting =
+            tokio::time::interval_at((Instant::now() + COUNTED_EVERY).into(), COUNTED_EVERY);
         let is_counted = self.making.spec.owner.is_some();
-        let (state, has_layer) = (self.making.engine.state.clone(), self.making.layer.is_some());
+        let (state, has_layer) = (
+            self.making.engine.state.clone(),
+            self.making.layer.is_some(),
+        );
         let shortage = room::shortage(&state);
         tokio::pin!(shortage);
         let mut asked = None;
@@ -296,8 +348,10 @@ impl Driver {
     ) {
         // With nobody left inside nothing can change any more; where clean-up comes behind the result, so does the
         // end of an empty box. What its first process counted matters only without a cgroup.
-        let counted =
-            !matches!(result.enforced_by.get("cpu"), None | Some(Enforcer::Rlimit | Enforcer::Nothing));
+        let counted = !matches!(
+            result.enforced_by.get("cpu"),
+            None | Some(Enforcer::Rlimit | Enforcer::Nothing)
+        );
         let native = self.making.spec.sandbox.backend == Backend::Native;
         let quiet = ending.alone && counted && native && self.making.engine.pools.is_on();
         // A container's counters go with it.
@@ -318,14 +372,20 @@ impl Driver {
         self.over.send_replace(true);
         let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
-        result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
+        result.truncated = Truncated {
+            stdout: cut_out,
+            stderr: cut_err,
+        };
         result.denials = denials.list;
         result.notes.extend(denials.note);
         self.keep_artifacts(sandbox, result).await;
         result.moments.kept = record::now_us();
         let counters = before.unwrap_or_else(|| sandbox.counters());
         result.usage = Usage {
-            cpu_ms: counters.cpu.unwrap_or(Duration::from_micros(ending.cpu_us)).as_millis() as u64,
+            cpu_ms: counters
+                .cpu
+                .unwrap_or(Duration::from_micros(ending.cpu_us))
+                .as_millis() as u64,
             memory_peak_bytes: counters.memory_peak.unwrap_or(ending.peak_bytes),
             pids_peak: counters.pids_peak,
             ..Usage::default()
@@ -338,7 +398,11 @@ impl Driver {
             (LimitName::Disk, sandbox.scratch_is_full()),
             (LimitName::Output, cut_out || cut_err),
         ];
-        result.limits_hit = hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name).collect();
+        result.limits_hit = hits
+            .into_iter()
+            .filter(|(_, hit)| *hit)
+            .map(|(name, _)| name)
+            .collect();
         judge(&ending, oom, &self.making.spec.sandbox.limits, result);
         contract::hold(self.making.spec.contract, result);
     }
@@ -346,7 +410,10 @@ impl Driver {
     /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
     async fn keep_artifacts(&self, sandbox: &dyn Sandbox, result: &mut RunResult) {
         let fresh = self.making.spec.sandbox.workspace.is_none();
-        if fresh && self.making.spec.artifacts.is_empty() && files::artifacts_are_empty(sandbox.workspace()) {
+        if fresh
+            && self.making.spec.artifacts.is_empty()
+            && files::artifacts_are_empty(sandbox.workspace())
+        {
             return;
         }
         if !self.making.spec.keep {
@@ -355,12 +422,17 @@ impl Driver {
         }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
-                let Making { engine, id, spec, .. } = &self.making;
+                let Making {
+                    engine, id, spec, ..
+                } = &self.making;
                 let keeper = Keeper::new(engine, id, spec);
-                let (wanted, bounds, sandbox) = (spec.artifacts.clone(), self.bounds(), spec.sandbox.clone());
-                tokio::task::spawn_blocking(move || keeper.collect(&workspace, &wanted, bounds, &sandbox))
-                    .await
-                    .unwrap_or_else(|error| Err(error.into()))
+                let (wanted, bounds, sandbox) =
+                    (spec.artifacts.clone(), self.bounds(), spec.sandbox.clone());
+                tokio::task::spawn_blocking(move || {
+                    keeper.collect(&workspace, &wanted, bounds, &sandbox)
+                })
+                .await
+                .unwrap_or_else(|error| Err(error.into()))
             }
             Err(error) => Err(error),
         };
@@ -370,11 +442,17 @@ impl Driver {
         };
         result.artifacts = kept;
         let told = collected.skipped.iter();
-        result.notes.extend(
-            told.map(|skipped| format!("artifact `{}` was not kept: {}", skipped.name, skipped.reason)),
-        );
+        result.notes.extend(told.map(|skipped| {
+            format!(
+                "artifact `{}` was not kept: {}",
+                skipped.name, skipped.reason
+            )
+        }));
         if collected.more_skipped > 0 {
-            result.notes.push(format!("{} more artifacts were not kept", collected.more_skipped));
+            result.notes.push(format!(
+                "{} more artifacts were not kept",
+                collected.more_skipped
+            ));
         }
     }
 
@@ -383,7 +461,10 @@ impl Driver {
         let (bounds, sandbox) = (Bounds::default(), &self.making.spec.sandbox);
         match sandbox.workspace {
             Some(_) => bounds,
-            None => Bounds { total_bytes: bounds.total_bytes.min(sandbox.limits.disk.0), ..bounds },
+            None => Bounds {
+                total_bytes: bounds.total_bytes.min(sandbox.limits.disk.0),
+                ..bounds
+            },
         }
     }
 }
@@ -412,10 +493,17 @@ async fn read_output(
     let mut capture = Capture::new(cap);
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let count @ 1.. = reading.next(&mut buffer).await else { return capture.finish() };
+        let count @ 1.. = reading.next(&mut buffer).await else {
+            return capture.finish();
+        };
         capture.add(&buffer[..count]);
         // Without a reader, the stream is still drained: a full pipe would stop the program.
-        _ = events.send(Event::Output { stream, data: buffer[..count].to_vec() }).await;
+        _ = events
+            .send(Event::Output {
+                stream,
+                data: buffer[..count].to_vec(),
+            })
+            .await;
     }
 }
 
@@ -436,7 +524,11 @@ async fn until(moment: Option<tokio::time::Instant>) {
 
 /// It did not end by itself when it was asked to, and is ended with its box.
 fn killed() -> Ending {
-    Ending { status: Some(SIGKILL), stopped: Some(Stopped::Cancelled), ..Ending::default() }
+    Ending {
+        status: Some(SIGKILL),
+        stopped: Some(Stopped::Cancelled),
+        ..Ending::default()
+    }
 }
 
 /// Asks the program to end, and gives it a moment.
@@ -451,20 +543,32 @@ async fn stop(sandbox: &mut dyn Sandbox, stopped: Stopped) -> Ending {
     sandbox.signal(signal);
     match tokio::time::timeout(grace, sandbox.progress()).await {
         Ok(progress) => ending(progress, Some(stopped)),
-        Err(_) => Ending { status: Some(SIGKILL), stopped: Some(stopped), ..Ending::default() },
+        Err(_) => Ending {
+            status: Some(SIGKILL),
+            stopped: Some(stopped),
+            ..Ending::default()
+        },
     }
 }
 
 /// The result of a run whose driver panicked. Its box is gone with the driver's end of the channel.
 pub(crate) fn broken(blank: RunResult) -> RunResult {
     let error = internal("the engine failed; this is a bug in Airlock".to_owned());
-    RunResult { status: Status::Lost, error: Some(error), ..blank }
+    RunResult {
+        status: Status::Lost,
+        error: Some(error),
+        ..blank
+    }
 }
 
 /// A result with nothing in it yet.
 pub(crate) fn blank(id: &Id, spec: &RunSpec) -> RunResult {
     let blank = RunResult::blank(id.clone(), spec.sandbox.profile.clone(), record::now());
-    RunResult { task_id: spec.task_id.clone(), job_id: spec.job_id.clone(), ..blank }
+    RunResult {
+        task_id: spec.task_id.clone(),
+        job_id: spec.job_id.clone(),
+        ..blank
+    }
 }
 
 #[cfg(test)]
@@ -477,12 +581,20 @@ mod tests {
         let (reader, writer) = output_pipe().unwrap();
         let (ended, has_ended) = watch::channel(false);
         let (events, mut seen) = mpsc::channel(16);
-        let reading = tokio::spawn(read_output(Stream::Stdout, Reading::new(reader, has_ended), 100, events));
+        let reading = tokio::spawn(read_output(
+            Stream::Stdout,
+            Reading::new(reader, has_ended),
+            100,
+            events,
+        ));
         rustix::io::write(&writer, b"before").unwrap();
         assert!(seen.recv().await.is_some());
         rustix::io::write(&writer, b" and at the end").unwrap();
         ended.send_replace(true);
-        assert_eq!(reading.await.unwrap(), (b"before and at the end".to_vec(), false));
+        assert_eq!(
+            reading.await.unwrap(),
+            (b"before and at the end".to_vec(), false)
+        );
         drop(writer);
     }
 }

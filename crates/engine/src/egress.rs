@@ -9,8 +9,8 @@ use doors::egress::{Egress, EgressReport, Settings};
 use doors::{OpenError, ledger::Whose, secrets::Secrets, till::Till};
 use sandbox::{MeantFor, Passing};
 use spec::{
-    Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName, Mount,
-    RunResult, RunSpec,
+    Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName,
+    Mount, RunResult, RunSpec,
 };
 use std::{
     fs::{self, OpenOptions},
@@ -53,7 +53,10 @@ pub(crate) async fn open(
     (settings, secrets): (&Settings, &Secrets),
     till: Till,
 ) -> Result<OpenEgress, ErrorInfo> {
-    let whose = Whose { run: id.as_str(), tenant: tenant(spec) };
+    let whose = Whose {
+        run: id.as_str(),
+        tenant: tenant(spec),
+    };
     let door = Egress::open(whose, grant, settings, secrets, till).await;
     let door = door.map_err(|error| refused(&error))?;
     let proxy = format!("http://127.0.0.1:{}", spec::EGRESS_PORT);
@@ -80,11 +83,20 @@ pub(crate) async fn open(
     };
     set(spec, &variables)?;
     let control = control::open(state, id, door.clone(), grant.within.clone())?;
-    Ok(OpenEgress { door, _certificates, control })
+    Ok(OpenEgress {
+        door,
+        _certificates,
+        control,
+    })
 }
 
 /// The system's certificates and the door's own, as one file that is mounted into this box and no other.
-fn show_certificates(state: &Path, id: &Id, spec: &mut RunSpec, own: &str) -> Result<Shown, ErrorInfo> {
+fn show_certificates(
+    state: &Path,
+    id: &Id,
+    spec: &mut RunSpec,
+    own: &str,
+) -> Result<Shown, ErrorInfo> {
     let path = state.join("doors").join(called(id, EXTENSION));
     let shown = Shown(path.clone());
     write_certificates(&path, own)
@@ -93,35 +105,56 @@ fn show_certificates(state: &Path, id: &Id, spec: &mut RunSpec, own: &str) -> Re
         .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
     guard::add_own(&mut spec.sandbox, &path)
         .map_err(|error| internal("cannot look at the door's certificate", &error))?;
-    spec.sandbox.mounts.push(Mount { host: path, inside, access: Access::ReadOnly });
+    spec.sandbox.mounts.push(Mount {
+        host: path,
+        inside,
+        access: Access::ReadOnly,
+    });
     Ok(shown)
 }
 
 fn write_certificates(path: &Path, own: &str) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
     // Of a run of the same name that was killed; if it stays, making it anew says so.
     _ = fs::remove_file(path);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(path)?;
     file.write_all(&systems())?;
     file.write_all(own.as_bytes())
 }
 
 /// Without them only what the door itself signs is trusted inside.
 fn systems() -> Vec<u8> {
-    let is_bundle =
-        |path: &&str| fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() <= LARGEST_BUNDLE);
-    let mut bundle =
-        SYSTEMS.into_iter().find(is_bundle).and_then(|path| fs::read(path).ok()).unwrap_or_default();
+    let is_bundle = |path: &&str| {
+        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() <= LARGEST_BUNDLE)
+    };
+    let mut bundle = SYSTEMS
+        .into_iter()
+        .find(is_bundle)
+        .and_then(|path| fs::read(path).ok())
+        .unwrap_or_default();
     bundle.push(b'\n');
     bundle
 }
 
 impl OpenEgress {
     /// Serves programs that know of the door, and those that do not.
-    pub(crate) fn serve(&self, listener: TcpListener, passing: Option<Passing>) -> Result<(), OpenError> {
+    pub(crate) fn serve(
+        &self,
+        listener: TcpListener,
+        passing: Option<Passing>,
+    ) -> Result<(), OpenError> {
         self.door.serve(listener)?;
-        let Some(passing) = passing else { return Ok(()) };
+        let Some(passing) = passing else {
+            return Ok(());
+        };
         let redirected = passing.meant_for == MeantFor::Redirected;
         for listener in passing.listeners {
             self.door.serve_passing(listener, redirected)?;
@@ -152,6 +185,11 @@ fn tell(report: EgressReport, result: &mut RunResult) {
         bytes_received: report.received,
     };
     let learned = report.learned.into_iter();
-    result.learned =
-        learned.map(|(host, was)| LearnedRule { host, ports: was.ports, uses: was.uses }).collect();
+    result.learned = learned
+        .map(|(host, was)| LearnedRule {
+            host,
+            ports: was.ports,
+            uses: was.uses,
+        })
+        .collect();
 }

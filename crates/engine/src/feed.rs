@@ -108,7 +108,13 @@ impl Feed {
     fn kept_in(most: u64, folder: Option<PathBuf>, budget: Option<Arc<Budget>>) -> Feed {
         let kept = || Mutex::new(Kept::new(most.max(1), folder.clone(), budget.clone()));
         let streams = [kept(), kept()];
-        Feed { shared: Arc::new(Shared { streams, progress: watch::Sender::default(), budget }) }
+        Feed {
+            shared: Arc::new(Shared {
+                streams,
+                progress: watch::Sender::default(),
+                budget,
+            }),
+        }
     }
 
     fn stream(&self, stream: Stream) -> MutexGuard<'_, Kept> {
@@ -139,14 +145,23 @@ impl Feed {
         let mut kept = self.stream(stream);
         kept.append(bytes);
         // Still under the lock: whoever hears of a length can read up to it, and lengths only grow.
-        self.shared.progress.send_modify(|progress| progress.lengths[place(stream)] = kept.total);
+        self.shared
+            .progress
+            .send_modify(|progress| progress.lengths[place(stream)] = kept.total);
     }
 
     /// Nothing more will come.
     pub fn end(&self) {
-        let first =
-            self.shared.progress.send_if_modified(|progress| !std::mem::replace(&mut progress.ended, true));
-        let has_some = || self.shared.streams.iter().any(|stream| locked(stream).taken > 0);
+        let first = self
+            .shared
+            .progress
+            .send_if_modified(|progress| !std::mem::replace(&mut progress.ended, true));
+        let has_some = || {
+            self.shared
+                .streams
+                .iter()
+                .any(|stream| locked(stream).taken > 0)
+        };
         if let Some(budget) = self.shared.budget.as_ref().filter(|_| first && has_some()) {
             budget.ended(&Arc::downgrade(&self.shared));
         }
@@ -175,9 +190,12 @@ impl Feed {
 
     /// Waits until there is more than this; false once nothing more will come.
     pub async fn grown(&self, seen: [u64; 2]) -> bool {
-        let more = |progress: &Progress| progress.lengths[0] > seen[0] || progress.lengths[1] > seen[1];
+        let more =
+            |progress: &Progress| progress.lengths[0] > seen[0] || progress.lengths[1] > seen[1];
         let mut progress = self.shared.progress.subscribe();
-        let found = progress.wait_for(|progress| progress.ended || more(progress)).await;
+        let found = progress
+            .wait_for(|progress| progress.ended || more(progress))
+            .await;
         // Its sender lives in this very feed.
         found.is_ok_and(|progress| more(&progress))
     }
@@ -192,7 +210,16 @@ fn place(stream: Stream) -> usize {
 
 impl Kept {
     fn new(most: u64, folder: Option<PathBuf>, budget: Option<Arc<Budget>>) -> Kept {
-        Kept { most, folder, oldest: 0, total: 0, memory: VecDeque::new(), file: None, budget, taken: 0 }
+        Kept {
+            most,
+            folder,
+            oldest: 0,
+            total: 0,
+            memory: VecDeque::new(),
+            file: None,
+            budget,
+            taken: 0,
+        }
     }
 
     fn stays_small(&self, count: usize) -> bool {
@@ -217,7 +244,9 @@ impl Kept {
     /// Moves what is there into a file. Where none can be had, memory keeps as much as is little, and the rest is
     /// forgotten early: readers see that by their offsets.
     fn spill(&mut self) {
-        let Some(folder) = self.folder.take() else { return };
+        let Some(folder) = self.folder.take() else {
+            return;
+        };
         let room = self.budget.as_ref().is_none_or(|budget| budget.take(SMALL));
         let Some(file) = room.then(|| nameless(&folder).ok()).flatten() else {
             if let Some(budget) = self.budget.as_ref().filter(|_| room) {
@@ -235,8 +264,12 @@ impl Kept {
 
     /// Takes what the file will have more. Where the budget is spent, it is written round from where it is now.
     fn grow(&mut self, more: u64) {
-        let (Some(budget), Some(_)) = (&self.budget, &self.file) else { return };
-        let wanted = (self.total + more).min(self.most).saturating_sub(self.taken);
+        let (Some(budget), Some(_)) = (&self.budget, &self.file) else {
+            return;
+        };
+        let wanted = (self.total + more)
+            .min(self.most)
+            .saturating_sub(self.taken);
         match wanted == 0 || budget.take(wanted) {
             true => self.taken += wanted,
             // Nothing has been written over yet, or it would not grow.
@@ -283,7 +316,10 @@ impl Kept {
         let count = most.min((self.total - from) as usize);
         let Some(file) = &self.file else {
             let begin = (from - self.oldest) as usize;
-            return Piece { from, bytes: self.memory.range(begin..begin + count).copied().collect() };
+            return Piece {
+                from,
+                bytes: self.memory.range(begin..begin + count).copied().collect(),
+            };
         };
         let mut bytes = vec![0; count];
         let read = around(from, count, self.most)
@@ -291,7 +327,10 @@ impl Kept {
             .try_for_each(|(at, part)| file.read_exact_at(&mut bytes[part], at));
         match read {
             Ok(()) => Piece { from, bytes },
-            Err(_) => Piece { from: self.total, bytes: Vec::new() },
+            Err(_) => Piece {
+                from: self.total,
+                bytes: Vec::new(),
+            },
         }
     }
 }
@@ -319,7 +358,11 @@ fn nameless(folder: &Path) -> io::Result<File> {
         return Ok(File::from(file));
     }
     let path = folder.join(format!(".feed-{}", crate::record::fresh_id()));
-    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode)?;
+    let file = rustix::fs::open(
+        &path,
+        flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW,
+        mode,
+    )?;
     std::fs::remove_file(&path)?;
     Ok(File::from(file))
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 /// Bytes that tell where they belong.
 fn pattern(from: u64, count: usize) -> Vec<u8> {
-    (from..from + count as u64).map(|at| (at % 251) as u8).collect()
+    (from..from + count as u64)
+        .map(|at| (at % 251) as u8)
+        .collect()
 }
 
 fn read_all(feed: &Feed, stream: Stream, mut from: u64, step: usize) -> (u64, Vec<u8>) {
@@ -62,7 +64,13 @@ fn memory_stays_flat_and_the_file_has_no_name() {
         feed.append(Stream::Stderr, &[b'x'; 64 << 10]);
     }
     let kept = feed.stream(Stream::Stderr);
-    assert_eq!((kept.memory.capacity(), kept.file.as_ref().unwrap().metadata().unwrap().len()), (0, 1 << 20));
+    assert_eq!(
+        (
+            kept.memory.capacity(),
+            kept.file.as_ref().unwrap().metadata().unwrap().len()
+        ),
+        (0, 1 << 20)
+    );
     drop(kept);
     assert_eq!(feed.lengths(), [0, 200 * (64 << 10)]);
     assert_eq!(feed.oldest(), [0, 200 * (64 << 10) - (1 << 20)]);
@@ -86,16 +94,26 @@ async fn a_reader_waits_for_more_and_for_the_end() {
     let reader = feed.clone();
     let waiting = tokio::spawn(async move {
         let first = reader.grown([0, 0]).await;
-        (first, reader.grown([3, 0]).await, reader.grown([3, 1]).await)
+        (
+            first,
+            reader.grown([3, 0]).await,
+            reader.grown([3, 1]).await,
+        )
     });
     tokio::task::yield_now().await;
     feed.append(Stream::Stdout, b"abc");
     tokio::task::yield_now().await;
     feed.append(Stream::Stderr, b"!");
     feed.end();
-    let seen = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap();
+    let seen = tokio::time::timeout(Duration::from_secs(5), waiting)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(seen, (true, true, false));
-    assert!(feed.grown([0, 0]).await, "what is there can still be read after the end");
+    assert!(
+        feed.grown([0, 0]).await,
+        "what is there can still be read after the end"
+    );
 }
 
 #[test]
@@ -103,7 +121,8 @@ fn feeds_with_one_budget_forget_what_ended_first_and_never_have_more_than_it_tog
     let budget = Budget::alone(1 << 20);
     let feed = || Feed::within(&budget, 600 << 10, &std::env::temp_dir());
     let (first, second, third) = (feed(), feed(), feed());
-    let write = |feed: &Feed, from: u64, count: usize| feed.append(Stream::Stdout, &pattern(from, count));
+    let write =
+        |feed: &Feed, from: u64, count: usize| feed.append(Stream::Stdout, &pattern(from, count));
     write(&first, 0, 500 << 10);
     first.end();
     write(&second, 0, 500 << 10);
@@ -130,7 +149,11 @@ fn one_that_cannot_grow_any_more_keeps_its_newest_and_says_where_that_begins() {
     }
     let total = 100 * 10_007;
     let (from, bytes) = read_all(&feed, Stream::Stdout, 0, 1 << 20);
-    assert!(bytes.len() > 200 << 10 && bytes.len() <= 256 << 10, "{}", bytes.len());
+    assert!(
+        bytes.len() > 200 << 10 && bytes.len() <= 256 << 10,
+        "{}",
+        bytes.len()
+    );
     assert_eq!(from, total - bytes.len() as u64);
     assert!(bytes == pattern(from, bytes.len()));
     let late = Feed::within(&budget, 64 << 20, &std::env::temp_dir());
@@ -164,13 +187,18 @@ fn one_owner_has_his_share_and_no_more_however_many_sessions_and_others_have_the
         Feed::within(&session, 64 << 20, &std::env::temp_dir())
     };
     let write = |feed: &Feed, mib: usize| {
-        (0..16 * mib).for_each(|at| feed.append(Stream::Stdout, &pattern((at as u64) << 16, 64 << 10)));
+        (0..16 * mib)
+            .for_each(|at| feed.append(Stream::Stdout, &pattern((at as u64) << 16, 64 << 10)));
     };
     let kept = |feed: &Feed| (feed.lengths()[0] - feed.oldest()[0]) >> 20;
     let (ended, greedy) = (feed("f"), feed("f"));
     write(&ended, 3);
     ended.end();
-    assert_eq!((kept(&ended), disk.owner(None).bytes()), (3, 0), "the positive control: it fits");
+    assert_eq!(
+        (kept(&ended), disk.owner(None).bytes()),
+        (3, 0),
+        "the positive control: it fits"
+    );
     write(&greedy, 30);
     assert_eq!(
         (kept(&ended), kept(&greedy)),
@@ -178,11 +206,22 @@ fn one_owner_has_his_share_and_no_more_however_many_sessions_and_others_have_the
         "what his feeds ended with is forgotten for what comes"
     );
     assert_eq!(owner("f").bytes(), 4 << 20);
-    let others: Vec<_> = ["a", "b", "c", "d"].map(feed).into_iter().inspect(|feed| write(feed, 5)).collect();
-    assert_eq!(others.iter().map(kept).collect::<Vec<_>>(), [4, 4, 2, 1], "half of what the others leave");
+    let others: Vec<_> = ["a", "b", "c", "d"]
+        .map(feed)
+        .into_iter()
+        .inspect(|feed| write(feed, 5))
+        .collect();
+    assert_eq!(
+        others.iter().map(kept).collect::<Vec<_>>(),
+        [4, 4, 2, 1],
+        "half of what the others leave"
+    );
     assert_eq!(kept(&greedy), 4);
     drop((ended, greedy));
     let again = feed("f");
     write(&again, 5);
-    assert!(kept(&again) >= 2, "what was given back is there for the next");
+    assert!(
+        kept(&again) >= 2,
+        "what was given back is there for the next"
+    );
 }

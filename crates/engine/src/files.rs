@@ -147,12 +147,23 @@ pub fn put_input(
     rights: &Rights,
 ) -> Result<(), InputError> {
     if let Some(why) = rights.protects(workspace, name.as_path()) {
-        return Err(InputError::Protected { name: name.clone(), why });
+        return Err(InputError::Protected {
+            name: name.clone(),
+            why,
+        });
     }
-    let failed = |source| InputError::Write { name: name.clone(), source };
-    let (folder, last) = rights.act(|| make_parents(workspace, name.as_path(), owner)).map_err(failed)?;
+    let failed = |source| InputError::Write {
+        name: name.clone(),
+        source,
+    };
+    let (folder, last) = rights
+        .act(|| make_parents(workspace, name.as_path(), owner))
+        .map_err(failed)?;
     if let Some(what) = rights.act(|| in_the_way(&folder, &last)).map_err(failed)? {
-        return Err(InputError::InTheWay { name: name.clone(), what });
+        return Err(InputError::InTheWay {
+            name: name.clone(),
+            what,
+        });
     }
     let draft = rights.act(|| Draft::new(&folder)).map_err(failed)?;
     let put = copy(name, source, &draft.file, limit_bytes).and_then(|()| {
@@ -182,7 +193,11 @@ pub(crate) fn make_parents(
     Ok((folder, path.file_name().unwrap_or_default().to_owned()))
 }
 
-pub(crate) fn make_folder(parent: &OwnedFd, name: &OsStr, owner: Option<(u32, u32)>) -> io::Result<OwnedFd> {
+pub(crate) fn make_folder(
+    parent: &OwnedFd,
+    name: &OsStr,
+    owner: Option<(u32, u32)>,
+) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
         Err(Errno::EXIST) => return open(parent, name, OFlags::PATH | OFlags::DIRECTORY),
         made => made?,
@@ -229,11 +244,18 @@ pub(crate) struct Draft {
 impl Draft {
     pub(crate) fn new(folder: &OwnedFd) -> io::Result<Draft> {
         match open(folder, ".", OFlags::WRONLY | OFlags::TMPFILE) {
-            Ok(file) => Ok(Draft { file: File::from(file), name: None }),
+            Ok(file) => Ok(Draft {
+                file: File::from(file),
+                name: None,
+            }),
             Err(_) => {
-                let make = |name: &str| open(folder, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
+                let make =
+                    |name: &str| open(folder, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
                 let (name, file) = under_new_name(make)?;
-                Ok(Draft { file: File::from(file), name: Some(name) })
+                Ok(Draft {
+                    file: File::from(file),
+                    name: Some(name),
+                })
             }
         }
     }
@@ -241,7 +263,8 @@ impl Draft {
     /// Makes it visible. Replaces the name itself, never what a link of that name points at.
     pub(crate) fn publish(&self, folder: &OwnedFd, last: &OsStr) -> io::Result<()> {
         let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let link = |name: &OsStr| rustix::fs::linkat(CWD, &file, folder, name, AtFlags::SYMLINK_FOLLOW);
+        let link =
+            |name: &OsStr| rustix::fs::linkat(CWD, &file, folder, name, AtFlags::SYMLINK_FOLLOW);
         let (name, linked) = match &self.name {
             Some(name) => (name.clone(), false),
             None => match link(last) {
@@ -290,14 +313,25 @@ fn copy(
             Ok(0) => return Ok(()),
             Ok(count) => count,
             Err(again) if again.kind() == io::ErrorKind::Interrupted => continue,
-            Err(source) => return Err(InputError::Read { name: name.clone(), source }),
+            Err(source) => {
+                return Err(InputError::Read {
+                    name: name.clone(),
+                    source,
+                });
+            }
         };
         size_bytes += count as u64;
         if size_bytes > limit_bytes {
-            return Err(InputError::TooLarge { name: name.clone(), limit_bytes });
+            return Err(InputError::TooLarge {
+                name: name.clone(),
+                limit_bytes,
+            });
         }
         file.write_all(&buffer[..count])
-            .map_err(|source| InputError::Write { name: name.clone(), source })?;
+            .map_err(|source| InputError::Write {
+                name: name.clone(),
+                source,
+            })?;
     }
 }
 
@@ -307,8 +341,14 @@ pub(crate) fn finish(file: &File, owner: Option<(u32, u32)>) -> io::Result<()> {
 }
 
 pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()> {
-    let Some((user, group)) = owner else { return Ok(()) };
-    Ok(rustix::fs::fchown(file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?)
+    let Some((user, group)) = owner else {
+        return Ok(());
+    };
+    Ok(rustix::fs::fchown(
+        file,
+        Some(Uid::from_raw(user)),
+        Some(Gid::from_raw(group)),
+    )?)
 }
 
 /// Hands every file that is to be kept to `keep`, one at a time: the wanted files, what lies in the
@@ -319,8 +359,13 @@ pub fn collect(
     bounds: Bounds,
     keep: &mut dyn FnMut(Found) -> Result<(), String>,
 ) -> Collected {
-    let mut collecting =
-        Collecting { bounds, keep, entries: 0, full: false, collected: Collected::default() };
+    let mut collecting = Collecting {
+        bounds,
+        keep,
+        entries: 0,
+        full: false,
+        collected: Collected::default(),
+    };
     for path in outermost(wanted) {
         match open(workspace, path, OFlags::PATH) {
             Ok(handle) => collecting.start(workspace, &handle, path, path),
@@ -337,11 +382,13 @@ pub fn collect(
 
 /// Whether nothing lies in `.artifacts`, for certain: one look, which a file system in memory answers at once.
 pub fn artifacts_are_empty(workspace: BorrowedFd<'_>) -> bool {
-    let listed = open(workspace, ARTIFACTS, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|folder| {
-        let mut names = rustix::fs::Dir::new(folder)?;
-        names
-            .try_fold(true, |empty, entry| Ok(empty && matches!(entry?.file_name().to_bytes(), b"." | b"..")))
-    });
+    let listed =
+        open(workspace, ARTIFACTS, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|folder| {
+            let mut names = rustix::fs::Dir::new(folder)?;
+            names.try_fold(true, |empty, entry| {
+                Ok(empty && matches!(entry?.file_name().to_bytes(), b"." | b".."))
+            })
+        });
     listed.unwrap_or(false)
 }
 
@@ -378,7 +425,10 @@ struct Level {
 impl Collecting<'_> {
     fn start(&mut self, parent: BorrowedFd<'_>, handle: &OwnedFd, path: &Path, name: &Path) {
         if let Some(folder) = self.visit(parent, handle, path, name) {
-            self.walk(Level { folder, name: name.to_owned() });
+            self.walk(Level {
+                folder,
+                name: name.to_owned(),
+            });
         }
     }
 
@@ -404,7 +454,10 @@ impl Collecting<'_> {
             let folder = self.enter(level, &entry, &name);
             match folder {
                 Some(_) if levels.len() >= self.bounds.depth => {
-                    self.skip(&name, format!("lies deeper than {} folders", self.bounds.depth));
+                    self.skip(
+                        &name,
+                        format!("lies deeper than {} folders", self.bounds.depth),
+                    );
                 }
                 Some(folder) => levels.push(Level { folder, name }),
                 None => {}
@@ -417,13 +470,20 @@ impl Collecting<'_> {
         self.entries += 1;
         if self.entries > self.bounds.entries {
             self.full = true;
-            let reason = format!("more than {} entries: the rest was not looked at", self.bounds.entries);
+            let reason = format!(
+                "more than {} entries: the rest was not looked at",
+                self.bounds.entries
+            );
             return self.skip_entry(name, reason);
         }
-        let opened = level.folder.fd().map_err(io::Error::from).and_then(|folder| {
-            let handle = open(folder, entry, OFlags::PATH)?;
-            Ok((folder, handle))
-        });
+        let opened = level
+            .folder
+            .fd()
+            .map_err(io::Error::from)
+            .and_then(|folder| {
+                let handle = open(folder, entry, OFlags::PATH)?;
+                Ok((folder, handle))
+            });
         match opened {
             Ok((folder, handle)) => self.visit(folder, &handle, Path::new(entry), name),
             Err(source) => self.skip_entry(name, why_not(&source)),
@@ -431,7 +491,13 @@ impl Collecting<'_> {
     }
 
     /// Decides on the handle, which opens nothing: opening a FIFO would wait, a device could do anything.
-    fn visit(&mut self, parent: BorrowedFd<'_>, handle: &OwnedFd, path: &Path, name: &Path) -> Option<Dir> {
+    fn visit(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        handle: &OwnedFd,
+        path: &Path,
+        name: &Path,
+    ) -> Option<Dir> {
         let found = match rustix::fs::fstat(handle) {
             Ok(found) => found,
             Err(source) => return self.skip_entry(name, why_not(&source.into())),
@@ -445,31 +511,52 @@ impl Collecting<'_> {
     }
 
     /// Hands one file over; the error is the reason why not.
-    fn file(&mut self, parent: BorrowedFd<'_>, path: &Path, seen: &Stat, name: &Path) -> Result<(), String> {
+    fn file(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        path: &Path,
+        seen: &Stat,
+        name: &Path,
+    ) -> Result<(), String> {
         let name = WorkspacePath::new(name).map_err(|bad| bad.why.to_owned())?;
         if self.collected.files >= self.bounds.files {
             self.full = true;
             return Err(format!("{} files are kept, and no more", self.bounds.files));
         }
-        let (file, size_bytes) = open_seen(parent, path, seen).map_err(|source| why_not(&source))?;
+        let (file, size_bytes) =
+            open_seen(parent, path, seen).map_err(|source| why_not(&source))?;
         if let Some(reason) = self.too_large(size_bytes) {
             return Err(reason);
         }
-        (self.keep)(Found { name, size_bytes, contents: file.take(size_bytes) })?;
+        (self.keep)(Found {
+            name,
+            size_bytes,
+            contents: file.take(size_bytes),
+        })?;
         self.collected.files += 1;
         self.collected.bytes += size_bytes;
         Ok(())
     }
 
     fn too_large(&self, size_bytes: u64) -> Option<String> {
-        let Bounds { file_bytes, total_bytes, .. } = self.bounds;
+        let Bounds {
+            file_bytes,
+            total_bytes,
+            ..
+        } = self.bounds;
         if size_bytes > file_bytes {
             return Some(format!(
                 "has {size_bytes} bytes, more than the {file_bytes} that are kept of a file"
             ));
         }
-        let fits = self.collected.bytes.checked_add(size_bytes).is_some_and(|sum| sum <= total_bytes);
-        (!fits).then(|| format!("has {size_bytes} bytes, and no more than {total_bytes} are kept in all"))
+        let fits = self
+            .collected
+            .bytes
+            .checked_add(size_bytes)
+            .is_some_and(|sum| sum <= total_bytes);
+        (!fits).then(|| {
+            format!("has {size_bytes} bytes, and no more than {total_bytes} are kept in all")
+        })
     }
 
     fn skip_entry(&mut self, name: &Path, reason: String) -> Option<Dir> {
@@ -480,35 +567,55 @@ impl Collecting<'_> {
     fn skip(&mut self, name: &Path, reason: impl Into<String>) {
         // That a bound was reached is always told.
         match self.collected.skipped.len() < self.bounds.told || self.full {
-            true => self.collected.skipped.push(Skipped { name: shown(name), reason: reason.into() }),
+            true => self.collected.skipped.push(Skipped {
+                name: shown(name),
+                reason: reason.into(),
+            }),
             false => self.collected.more_skipped += 1,
         }
     }
 }
 
 /// Opens the regular file that was seen at this place, or says why not; also its size.
-pub(crate) fn open_seen(parent: BorrowedFd<'_>, path: &Path, seen: &Stat) -> io::Result<(File, u64)> {
+pub(crate) fn open_seen(
+    parent: BorrowedFd<'_>,
+    path: &Path,
+    seen: &Stat,
+) -> io::Result<(File, u64)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(open(parent, path, flags)?);
     let opened = rustix::fs::fstat(&file)?;
     let same = (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino);
     match same && kind(&opened) == FileType::RegularFile {
         true => Ok((file, u64::try_from(opened.st_size).unwrap_or(u64::MAX))),
-        false => Err(io::Error::new(io::ErrorKind::WouldBlock, "was replaced while it was being opened")),
+        false => Err(io::Error::new(
+            io::ErrorKind::WouldBlock,
+            "was replaced while it was being opened",
+        )),
     }
 }
 
 /// The very folder that was seen, opened for reading.
 fn open_to_read(handle: &OwnedFd) -> Result<Dir, String> {
     let folder = open(handle, ".", OFlags::RDONLY | OFlags::DIRECTORY);
-    folder.and_then(|folder| Ok(Dir::new(folder)?)).map_err(|source| why_not(&source))
+    folder
+        .and_then(|folder| Ok(Dir::new(folder)?))
+        .map_err(|source| why_not(&source))
 }
 
 /// Opens beneath `folder`, through no symbolic link; a new file is nobody else's to read yet.
-pub(crate) fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
+pub(crate) fn open(
+    folder: impl AsFd,
+    path: impl AsRef<Path>,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     let makes = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
-    let mode = if makes { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let mode = if makes {
+        Mode::RUSR | Mode::WUSR
+    } else {
+        Mode::empty()
+    };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..DISTURBED {
         match rustix::fs::openat2(folder.as_fd(), path.as_ref(), flags, mode, resolve) {
@@ -524,7 +631,9 @@ pub(crate) fn why_not(source: &io::Error) -> String {
     match Errno::from_io_error(source) {
         Some(Errno::NOENT) => "was not there".to_owned(),
         Some(Errno::LOOP) => "leads through a symbolic link".to_owned(),
-        Some(Errno::NOTDIR) => "is not a folder, or leads through something that is none".to_owned(),
+        Some(Errno::NOTDIR) => {
+            "is not a folder, or leads through something that is none".to_owned()
+        }
         None => source.to_string(),
         Some(_) => format!("cannot be read: {source}"),
     }

@@ -21,7 +21,8 @@ impl Place {
     fn new() -> Place {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let root = std::env::temp_dir().join(format!("airlock-files-{}-{count}", std::process::id()));
+        let root =
+            std::env::temp_dir().join(format!("airlock-files-{}-{count}", std::process::id()));
         fs::create_dir_all(root.join("work")).unwrap();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let workspace = rustix::fs::open(root.join("work"), flags, Mode::empty()).unwrap();
@@ -38,7 +39,14 @@ impl Place {
     }
 
     fn put(&self, path: &str, content: &str) -> Result<(), InputError> {
-        put_input(self.workspace.as_fd(), &name(path), &mut content.as_bytes(), None, 100, &Rights::default())
+        put_input(
+            self.workspace.as_fd(),
+            &name(path),
+            &mut content.as_bytes(),
+            None,
+            100,
+            &Rights::default(),
+        )
     }
 
     fn collect(&self, wanted: &[&str], bounds: Bounds) -> (BTreeMap<PathBuf, String>, Collected) {
@@ -47,7 +55,11 @@ impl Place {
         let collected = collect(self.workspace.as_fd(), &wanted, bounds, &mut |mut found| {
             let mut text = String::new();
             found.contents.read_to_string(&mut text).unwrap();
-            assert_eq!(kept.insert(found.name.as_path().to_owned(), text), None, "kept twice");
+            assert_eq!(
+                kept.insert(found.name.as_path().to_owned(), text),
+                None,
+                "kept twice"
+            );
             Ok(())
         });
         (kept, collected)
@@ -65,11 +77,18 @@ fn name(path: &str) -> WorkspacePath {
 }
 
 fn kept(files: &[(&str, &str)]) -> BTreeMap<PathBuf, String> {
-    files.iter().map(|(name, content)| (PathBuf::from(name), (*content).to_owned())).collect()
+    files
+        .iter()
+        .map(|(name, content)| (PathBuf::from(name), (*content).to_owned()))
+        .collect()
 }
 
 fn skipped(collected: &Collected) -> BTreeMap<&str, &str> {
-    collected.skipped.iter().map(|skipped| (skipped.name.as_str(), skipped.reason.as_str())).collect()
+    collected
+        .skipped
+        .iter()
+        .map(|skipped| (skipped.name.as_str(), skipped.reason.as_str()))
+        .collect()
 }
 
 /// Looks at the workspace in the middle of being read.
@@ -93,9 +112,24 @@ impl Read for Watching<'_> {
 fn an_input_has_no_name_before_it_is_whole_so_that_a_crash_leaves_nothing() {
     let place = Place::new();
     for there in [None, Some("in"), Some("in")] {
-        let mut source = Watching { place: &place, left: 3, seen: Vec::new() };
-        put_input(place.workspace.as_fd(), &name("in"), &mut source, None, 100, &Rights::default()).unwrap();
-        assert_eq!(source.seen, there.map(OsString::from).into_iter().collect::<Vec<_>>());
+        let mut source = Watching {
+            place: &place,
+            left: 3,
+            seen: Vec::new(),
+        };
+        put_input(
+            place.workspace.as_fd(),
+            &name("in"),
+            &mut source,
+            None,
+            100,
+            &Rights::default(),
+        )
+        .unwrap();
+        assert_eq!(
+            source.seen,
+            there.map(OsString::from).into_iter().collect::<Vec<_>>()
+        );
         assert_eq!(fs::read_to_string(place.at("in")).unwrap(), "xxx");
         assert_eq!(fs::read_dir(place.at("")).unwrap().count(), 1);
     }
@@ -106,26 +140,54 @@ fn an_input_arrives_readable_with_its_folders() {
     let place = Place::new();
     place.put("a/b/c.txt", "hello").unwrap();
     assert_eq!(fs::read(place.at("a/b/c.txt")).unwrap(), b"hello");
-    assert_eq!(fs::metadata(place.at("a/b/c.txt")).unwrap().permissions().mode() & 0o7777, 0o644);
-    assert_eq!(fs::metadata(place.at("a/b")).unwrap().permissions().mode() & 0o7777, 0o755);
+    assert_eq!(
+        fs::metadata(place.at("a/b/c.txt"))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o7777,
+        0o644
+    );
+    assert_eq!(
+        fs::metadata(place.at("a/b")).unwrap().permissions().mode() & 0o7777,
+        0o755
+    );
     place.put("a/b/c.txt", "replaced").unwrap();
     assert_eq!(fs::read(place.at("a/b/c.txt")).unwrap(), b"replaced");
-    assert_eq!(fs::read_dir(place.at("a/b")).unwrap().count(), 1, "no draft is left");
+    assert_eq!(
+        fs::read_dir(place.at("a/b")).unwrap().count(),
+        1,
+        "no draft is left"
+    );
 }
 
 #[test]
 fn an_input_and_the_folders_made_for_it_get_their_owner() {
     if !rustix::process::geteuid().is_root() {
-        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "prerequisite: root");
+        assert!(
+            std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+            "prerequisite: root"
+        );
         eprintln!("skipped: only root can give files away");
         return;
     }
     let place = Place::new();
     fs::create_dir(place.at("there")).unwrap();
     let path = name("there/made/file");
-    put_input(place.workspace.as_fd(), &path, &mut &b"x"[..], Some((1234, 2345)), 10, &Rights::default())
-        .unwrap();
-    let owner = |path| fs::metadata(place.at(path)).map(|found| (found.uid(), found.gid())).unwrap();
+    put_input(
+        place.workspace.as_fd(),
+        &path,
+        &mut &b"x"[..],
+        Some((1234, 2345)),
+        10,
+        &Rights::default(),
+    )
+    .unwrap();
+    let owner = |path| {
+        fs::metadata(place.at(path))
+            .map(|found| (found.uid(), found.gid()))
+            .unwrap()
+    };
     assert_eq!(owner("there/made/file"), (1234, 2345));
     assert_eq!(owner("there/made"), (1234, 2345));
     assert_eq!(owner("there"), (0, 0), "what was there keeps its owner");
@@ -136,7 +198,16 @@ fn an_input_that_fails_leaves_what_was_there() {
     let place = Place::new();
     place.write("file", "old");
     let error = place.put("file", &"x".repeat(101)).unwrap_err();
-    assert!(matches!(error, InputError::TooLarge { limit_bytes: 100, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            InputError::TooLarge {
+                limit_bytes: 100,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert_eq!(fs::read(place.at("file")).unwrap(), b"old");
     assert_eq!(fs::read_dir(place.at("")).unwrap().count(), 1);
     place.put("file", &"x".repeat(100)).unwrap();
@@ -154,12 +225,21 @@ fn an_input_goes_through_no_link_and_replaces_only_files() {
     fs::create_dir(place.at("directory")).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, place.at("fifo"), Mode::RWXU).unwrap();
     for path in ["folder/canary", "folder/new/x", "root/tmp/airlock-escaped"] {
-        assert!(matches!(place.put(path, "dead"), Err(InputError::Write { .. })), "{path}");
+        assert!(
+            matches!(place.put(path, "dead"), Err(InputError::Write { .. })),
+            "{path}"
+        );
     }
     for path in ["link", "directory", "fifo"] {
-        assert!(matches!(place.put(path, "dead"), Err(InputError::InTheWay { .. })), "{path}");
+        assert!(
+            matches!(place.put(path, "dead"), Err(InputError::InTheWay { .. })),
+            "{path}"
+        );
     }
-    assert_eq!(fs::read(place.root.join("outside/canary")).unwrap(), b"alive");
+    assert_eq!(
+        fs::read(place.root.join("outside/canary")).unwrap(),
+        b"alive"
+    );
     assert_eq!(fs::read_dir(place.root.join("outside")).unwrap().count(), 1);
     place.put("directory/canary", "fine").unwrap();
 }
@@ -167,10 +247,20 @@ fn an_input_goes_through_no_link_and_replaces_only_files() {
 #[test]
 fn wanted_files_keep_their_path_and_artifacts_are_named_below_their_folder() {
     let place = Place::new();
-    for path in ["out/a", "out/deep/b", "single", "unwanted", ".artifacts/c", ".artifacts/d/e"] {
+    for path in [
+        "out/a",
+        "out/deep/b",
+        "single",
+        "unwanted",
+        ".artifacts/c",
+        ".artifacts/d/e",
+    ] {
         place.write(path, path);
     }
-    let (files, collected) = place.collect(&["out", "single", "out/a", "out", "absent"], Bounds::default());
+    let (files, collected) = place.collect(
+        &["out", "single", "out/a", "out", "absent"],
+        Bounds::default(),
+    );
     assert_eq!(
         files,
         kept(&[
@@ -183,12 +273,18 @@ fn wanted_files_keep_their_path_and_artifacts_are_named_below_their_folder() {
     );
     assert_eq!(skipped(&collected), [("absent", "was not there")].into());
     let bytes = files.values().map(|content| content.len() as u64).sum();
-    assert_eq!((collected.files, collected.bytes, collected.more_skipped), (5, bytes, 0));
+    assert_eq!(
+        (collected.files, collected.bytes, collected.more_skipped),
+        (5, bytes, 0)
+    );
 }
 
 #[test]
 fn an_empty_workspace_gives_nothing_and_complains_of_nothing() {
-    assert_eq!(Place::new().collect(&[], Bounds::default()), (BTreeMap::new(), Collected::default()));
+    assert_eq!(
+        Place::new().collect(&[], Bounds::default()),
+        (BTreeMap::new(), Collected::default())
+    );
 }
 
 #[test]
@@ -211,7 +307,10 @@ fn links_pipes_sockets_and_devices_are_told_and_never_opened() {
             ("out/parent", "is a symbolic link"),
             ("out/fifo", "is a FIFO"),
             ("out/socket", "is a socket"),
-            (".artifacts", "is not a folder, or leads through something that is none"),
+            (
+                ".artifacts",
+                "is not a folder, or leads through something that is none"
+            ),
         ]
         .into()
     );
@@ -220,7 +319,10 @@ fn links_pipes_sockets_and_devices_are_told_and_never_opened() {
         ("magic/etc/passwd", "leads through a symbolic link"),
         ("out/link/x", "leads through a symbolic link"),
         ("out/parent/out/file", "leads through a symbolic link"),
-        ("out/file/x", "is not a folder, or leads through something that is none"),
+        (
+            "out/file/x",
+            "is not a folder, or leads through something that is none",
+        ),
     ] {
         let (files, collected) = place.collect(&[wanted], Bounds::default());
         assert_eq!((files.len(), skipped(&collected)[wanted]), (0, reason));
@@ -236,7 +338,10 @@ fn links_pipes_sockets_and_devices_are_told_and_never_opened() {
         );
         if made.is_ok() {
             let (files, collected) = place.collect(&["zero"], Bounds::default());
-            assert_eq!((files.len(), skipped(&collected)["zero"]), (0, "is a device"));
+            assert_eq!(
+                (files.len(), skipped(&collected)["zero"]),
+                (0, "is a device")
+            );
         }
     }
 }
@@ -245,7 +350,10 @@ fn links_pipes_sockets_and_devices_are_told_and_never_opened() {
 fn a_sparse_file_of_a_tebibyte_is_refused_by_its_limit() {
     let place = Place::new();
     place.write("out/small", "fine");
-    File::create(place.at("out/huge")).unwrap().set_len(1 << 40).unwrap();
+    File::create(place.at("out/huge"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     let (files, collected) = place.collect(&["out"], Bounds::default());
     assert_eq!(files, kept(&[("out/small", "fine")]));
     let reason = "has 1099511627776 bytes, more than the 1073741824 that are kept of a file";
@@ -258,9 +366,21 @@ fn the_sum_of_all_files_is_bounded() {
     for each in 0..5 {
         place.write(&format!("out/{each}"), "12345");
     }
-    let (files, collected) = place.collect(&["out"], Bounds { total_bytes: 19, ..Bounds::default() });
-    assert_eq!((files.len(), collected.bytes, collected.skipped.len()), (3, 15, 2));
-    assert_eq!(collected.skipped[0].reason, "has 5 bytes, and no more than 19 are kept in all");
+    let (files, collected) = place.collect(
+        &["out"],
+        Bounds {
+            total_bytes: 19,
+            ..Bounds::default()
+        },
+    );
+    assert_eq!(
+        (files.len(), collected.bytes, collected.skipped.len()),
+        (3, 15, 2)
+    );
+    assert_eq!(
+        collected.skipped[0].reason,
+        "has 5 bytes, and no more than 19 are kept in all"
+    );
 }
 
 #[test]
@@ -269,11 +389,16 @@ fn a_file_that_grows_gives_no_more_than_it_had() {
     place.write("log", "12345");
     let mut text = String::new();
     let wanted = [name("log")];
-    let collected = collect(place.workspace.as_fd(), &wanted, Bounds::default(), &mut |mut found| {
-        fs::write(place.at("log"), "1234567890").unwrap();
-        found.contents.read_to_string(&mut text).unwrap();
-        Ok(())
-    });
+    let collected = collect(
+        place.workspace.as_fd(),
+        &wanted,
+        Bounds::default(),
+        &mut |mut found| {
+            fs::write(place.at("log"), "1234567890").unwrap();
+            found.contents.read_to_string(&mut text).unwrap();
+            Ok(())
+        },
+    );
     assert_eq!((text.as_str(), collected.bytes), ("12345", 5));
 }
 
@@ -284,15 +409,43 @@ fn crowded_folders_end_at_the_bound() {
         place.write(&format!("out/{each}"), "");
         symlink("x", place.at(&format!("out/link-{each}"))).unwrap();
     }
-    let (files, collected) = place.collect(&["out"], Bounds { entries: 100, told: 1, ..Bounds::default() });
+    let (files, collected) = place.collect(
+        &["out"],
+        Bounds {
+            entries: 100,
+            told: 1,
+            ..Bounds::default()
+        },
+    );
     assert!(files.len() <= 100);
     let last = collected.skipped.last().unwrap();
-    assert_eq!(last.reason, "more than 100 entries: the rest was not looked at");
-    let (files, collected) = place.collect(&["out"], Bounds { files: 7, ..Bounds::default() });
+    assert_eq!(
+        last.reason,
+        "more than 100 entries: the rest was not looked at"
+    );
+    let (files, collected) = place.collect(
+        &["out"],
+        Bounds {
+            files: 7,
+            ..Bounds::default()
+        },
+    );
     assert_eq!(files.len(), 7);
-    assert_eq!(collected.skipped.last().unwrap().reason, "7 files are kept, and no more");
-    let (files, collected) = place.collect(&["out"], Bounds { told: 10, ..Bounds::default() });
-    assert_eq!((files.len(), collected.skipped.len(), collected.more_skipped), (300, 10, 290));
+    assert_eq!(
+        collected.skipped.last().unwrap().reason,
+        "7 files are kept, and no more"
+    );
+    let (files, collected) = place.collect(
+        &["out"],
+        Bounds {
+            told: 10,
+            ..Bounds::default()
+        },
+    );
+    assert_eq!(
+        (files.len(), collected.skipped.len(), collected.more_skipped),
+        (300, 10, 290)
+    );
 }
 
 #[test]
@@ -302,14 +455,28 @@ fn deep_folders_end_at_the_bound() {
     let mut folder = open(&place.workspace, "out", OFlags::PATH | OFlags::DIRECTORY).unwrap();
     for depth in 0..300 {
         let file = open(&folder, "file", OFlags::WRONLY | OFlags::CREATE).unwrap();
-        File::from(file).write_all(depth.to_string().as_bytes()).unwrap();
+        File::from(file)
+            .write_all(depth.to_string().as_bytes())
+            .unwrap();
         folder = make_folder(&folder, OsStr::new("d"), None).unwrap();
     }
-    let (files, collected) = place.collect(&["out"], Bounds { depth: 20, ..Bounds::default() });
+    let (files, collected) = place.collect(
+        &["out"],
+        Bounds {
+            depth: 20,
+            ..Bounds::default()
+        },
+    );
     assert_eq!(files.len(), 20);
     assert_eq!(collected.skipped.len(), 1);
     assert_eq!(collected.skipped[0].reason, "lies deeper than 20 folders");
-    let (files, _) = place.collect(&["out"], Bounds { depth: usize::MAX, ..Bounds::default() });
+    let (files, _) = place.collect(
+        &["out"],
+        Bounds {
+            depth: usize::MAX,
+            ..Bounds::default()
+        },
+    );
     assert_eq!(files.len(), 63, "a longer path is no name");
 }
 
@@ -317,25 +484,44 @@ fn deep_folders_end_at_the_bound() {
 fn names_with_newlines_and_foreign_bytes_are_kept_as_they_are() {
     let place = Place::new();
     place.write(".artifacts/a\nb", "newline");
-    fs::write(place.at(".artifacts").join(OsStr::from_bytes(b"\xff\x1b[31m")), "bytes").unwrap();
+    fs::write(
+        place
+            .at(".artifacts")
+            .join(OsStr::from_bytes(b"\xff\x1b[31m")),
+        "bytes",
+    )
+    .unwrap();
     symlink("x", place.at(".artifacts/evil\n\x1b[2J")).unwrap();
     let (files, collected) = place.collect(&[], Bounds::default());
     let wanted: BTreeMap<_, _> = [
         (PathBuf::from("a\nb"), "newline".to_owned()),
-        (PathBuf::from(OsStr::from_bytes(b"\xff\x1b[31m")), "bytes".to_owned()),
+        (
+            PathBuf::from(OsStr::from_bytes(b"\xff\x1b[31m")),
+            "bytes".to_owned(),
+        ),
     ]
     .into();
     assert_eq!(files, wanted);
-    assert_eq!(skipped(&collected), [("evil\\n\\u{1b}[2J", "is a symbolic link")].into());
+    assert_eq!(
+        skipped(&collected),
+        [("evil\\n\\u{1b}[2J", "is a symbolic link")].into()
+    );
 }
 
 #[test]
 fn what_the_keeper_refuses_is_told_with_its_reason() {
     let place = Place::new();
     place.write("a", "");
-    let collected =
-        collect(place.workspace.as_fd(), &[name("a")], Bounds::default(), &mut |_| Err("no room".to_owned()));
-    assert_eq!((skipped(&collected), collected.files), ([("a", "no room")].into(), 0));
+    let collected = collect(
+        place.workspace.as_fd(),
+        &[name("a")],
+        Bounds::default(),
+        &mut |_| Err("no room".to_owned()),
+    );
+    assert_eq!(
+        (skipped(&collected), collected.files),
+        ([("a", "no room")].into(), 0)
+    );
 }
 
 /// Swaps two names until told to stop.
@@ -367,8 +553,15 @@ fn files_and_folders_swapped_for_links_meanwhile_never_lead_out() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(read > 0, "the control: what is inside was read now and then");
-    assert_eq!(fs::read_dir(place.root.join("outside")).unwrap().count(), 1, "nothing was put outside");
+    assert!(
+        read > 0,
+        "the control: what is inside was read now and then"
+    );
+    assert_eq!(
+        fs::read_dir(place.root.join("outside")).unwrap().count(),
+        1,
+        "nothing was put outside"
+    );
 }
 
 #[test]
@@ -376,8 +569,9 @@ fn only_a_folder_that_is_new_and_ours_is_given_away() {
     let place = Place::new();
     fs::create_dir(place.at("new")).unwrap();
     place.write("used/file", "x");
-    let is_new =
-        |path| is_new(&open(&place.workspace, path, OFlags::RDONLY | OFlags::DIRECTORY).unwrap()).unwrap();
+    let is_new = |path| {
+        is_new(&open(&place.workspace, path, OFlags::RDONLY | OFlags::DIRECTORY).unwrap()).unwrap()
+    };
     assert!(is_new("new"));
     assert!(!is_new("used"), "somebody has put another folder there");
     if rustix::process::geteuid().is_root() {

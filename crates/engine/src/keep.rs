@@ -33,14 +33,22 @@ pub(crate) struct Keeper {
 impl Keeper {
     /// Must be called within the runtime that the store is asked through.
     pub(crate) fn new(engine: &Arc<Inner>, id: &Id, spec: &RunSpec) -> Keeper {
-        let command = spec.command.iter().map(|word| word.to_string_lossy().into_owned());
+        let command = spec
+            .command
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned());
         let lineage = Lineage {
             command: Some(command.collect()),
             policy_hash: Some(policy_hash(spec)),
             ..Lineage::of_run(id)
         };
         let owner = spec.owner.as_ref().map(Owner::key).unwrap_or_default();
-        Keeper { engine: engine.clone(), runtime: Handle::current(), owner, lineage }
+        Keeper {
+            engine: engine.clone(),
+            runtime: Handle::current(),
+            owner,
+            lineage,
+        }
     }
 
     /// For what a session keeps: whatever program wrote it.
@@ -50,7 +58,10 @@ impl Keeper {
             policy_hash: Some(policy_hash(spec)),
             ..Lineage::default()
         };
-        Keeper { lineage, ..Keeper::new(engine, id, spec) }
+        Keeper {
+            lineage,
+            ..Keeper::new(engine, id, spec)
+        }
     }
 
     /// Keeps what is wanted, and what lies in `.artifacts`. Blocks.
@@ -72,9 +83,17 @@ impl Keeper {
 
     fn keep(&self, mut found: Found, limit_bytes: u64) -> Result<ArtifactRef, String> {
         let (owner, lineage) = (self.owner.clone(), self.lineage.clone());
-        let new = New { owner, name: found.name, content_type: None, lineage, limit_bytes };
-        let mut putting =
-            self.runtime.block_on(self.engine.artifacts.begin(new)).map_err(|error| in_words(&error))?;
+        let new = New {
+            owner,
+            name: found.name,
+            content_type: None,
+            lineage,
+            limit_bytes,
+        };
+        let mut putting = self
+            .runtime
+            .block_on(self.engine.artifacts.begin(new))
+            .map_err(|error| in_words(&error))?;
         let mut buffer = vec![0; PIECE];
         loop {
             let count = match found.contents.read(&mut buffer) {
@@ -84,21 +103,37 @@ impl Keeper {
                 Err(error) => return Err(format!("it cannot be read: {error}")),
             };
             let piece = Bytes::copy_from_slice(&buffer[..count]);
-            self.runtime.block_on(putting.write(piece)).map_err(|error| in_words(&error))?;
+            self.runtime
+                .block_on(putting.write(piece))
+                .map_err(|error| in_words(&error))?;
         }
-        let kept = self.runtime.block_on(putting.finish(None)).map_err(|error| in_words(&error))?;
+        let kept = self
+            .runtime
+            .block_on(putting.finish(None))
+            .map_err(|error| in_words(&error))?;
         Ok(kept.reference())
     }
 
     /// Opens a kept artifact as an input. Reading it blocks.
-    pub(crate) fn open(&self, name: &WorkspacePath, version: Option<u64>) -> Result<Input, ErrorInfo> {
-        let opening = self.engine.artifacts.open_version(&self.owner, name, version);
+    pub(crate) fn open(
+        &self,
+        name: &WorkspacePath,
+        version: Option<u64>,
+    ) -> Result<Input, ErrorInfo> {
+        let opening = self
+            .engine
+            .artifacts
+            .open_version(&self.owner, name, version);
         let reading = self.runtime.block_on(opening).map_err(|error| ErrorInfo {
             code: ErrorCode::InvalidSpec,
             message: in_words(&error),
             hint: Some("`airlock artifact list` shows what is kept".to_owned()),
         })?;
-        Ok(Input { reading, runtime: self.runtime.clone(), rest: Bytes::new() })
+        Ok(Input {
+            reading,
+            runtime: self.runtime.clone(),
+            rest: Bytes::new(),
+        })
     }
 }
 
@@ -156,5 +191,8 @@ fn policy_hash(spec: &RunSpec) -> String {
         // A text takes whatever is written to it.
         _ = writeln!(text, "{name} {fact:?}");
     }
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(text)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }

@@ -64,7 +64,8 @@ pub use sandbox::{
     native::{HeadStart, Native, Step},
 };
 pub use session::{
-    Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus, Unread,
+    Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus,
+    Unread,
 };
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
@@ -231,7 +232,14 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, artifacts, pool, containers, doors, guarded } = settings;
+        let Settings {
+            state,
+            artifacts,
+            pool,
+            containers,
+            doors,
+            guarded,
+        } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         native.hide(guarded.iter().cloned());
         let failed = |source| EngineError {
@@ -285,7 +293,9 @@ impl Engine {
         let (doors_out, doors) = oneshot::channel();
         let (terminal_out, terminal) = spec.sandbox.tty.map(|_| oneshot::channel()).unzip();
         let (stdin, input) = match spec.stdin.then(streams::input_pipe).transpose() {
-            Ok(ends) => ends.map_or((None, Ok(None)), |(ours, theirs)| (Some(ours), Ok(Some(theirs)))),
+            Ok(ends) => ends.map_or((None, Ok(None)), |(ours, theirs)| {
+                (Some(ours), Ok(Some(theirs)))
+            }),
             // The driver says so in the result.
             Err(error) => (None, Err(error)),
         };
@@ -348,8 +358,13 @@ impl Engine {
         self.closing.send_replace(true);
         pool::close(&self.inner).await;
         loop {
-            let mut behind =
-                std::mem::take(&mut *self.inner.behind.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut behind = std::mem::take(
+                &mut *self
+                    .inner
+                    .behind
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
             if behind.is_empty() {
                 return;
             }
@@ -364,22 +379,37 @@ impl Engine {
         let (origin, _) = origin::find(&self.inner, &mut spec).await?;
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
         let (argv, env) = (spec.command.clone(), making::environment(&id, &spec));
-        let program = Program { argv, env, terminal: spec.sandbox.tty.is_some(), ..Program::default() };
+        let program = Program {
+            argv,
+            env,
+            terminal: spec.sandbox.tty.is_some(),
+            ..Program::default()
+        };
         let lines = match &origin {
             origin::Origin::Engine(facts) => {
-                self.inner.containers.explain(&spec.sandbox, facts, &program).await
+                self.inner
+                    .containers
+                    .explain(&spec.sandbox, facts, &program)
+                    .await
             }
             _ => self.inner.native.explain(&id, &spec.sandbox, &program),
         };
         let lines = lines.map_err(|error| error.info())?.into_iter();
-        let lines = lines.map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail });
+        let lines = lines.map(|line| PlanLine {
+            step: line.step.to_owned(),
+            detail: line.detail,
+        });
         let secrets = spec.grants.secrets.iter().map(|(name, variable)| PlanLine {
             step: "secret".to_owned(),
-            detail: format!("`{name}` as {}, for the program to read", variable.as_os_str().display()),
+            detail: format!(
+                "`{name}` as {}, for the program to read",
+                variable.as_os_str().display()
+            ),
         });
         let layer = spec.sandbox.copy_on_write.then(|| PlanLine {
             step: "copy on write".to_owned(),
-            detail: "the program gets a copy of the workspace's folder, which stays as it is".to_owned(),
+            detail: "the program gets a copy of the workspace's folder, which stays as it is"
+                .to_owned(),
         });
         Ok(lines.chain(layer).chain(secrets).collect())
     }
@@ -391,7 +421,14 @@ impl Engine {
 
     /// Removes what dead owners left.
     pub fn sweep(&self) -> Swept {
-        let Inner { state, native, containers, records, artifacts, .. } = &*self.inner;
+        let Inner {
+            state,
+            native,
+            containers,
+            records,
+            artifacts,
+            ..
+        } = &*self.inner;
         sweep(state, native, containers, records, artifacts)
     }
 
@@ -448,8 +485,13 @@ impl Engine {
 
 fn of_artifacts(error: store::StoreError) -> EngineError {
     let hint = "look at [artifacts] in the configuration, and at --state DIR".to_owned();
-    let source = std::error::Error::source(&error).map(|cause| std::io::Error::other(cause.to_string()));
-    EngineError { message: error.to_string(), hint, source }
+    let source =
+        std::error::Error::source(&error).map(|cause| std::io::Error::other(cause.to_string()));
+    EngineError {
+        message: error.to_string(),
+        hint,
+        source,
+    }
 }
 
 fn sweep(
@@ -505,7 +547,8 @@ impl Run {
     /// Asks the program to end by itself (SIGTERM), and ends the whole tree after this grace. Of several graces the
     /// shortest counts; none goes beyond the time that the run has.
     pub fn terminate(&self, grace: std::time::Duration) {
-        self.terminate.send_modify(|asked| *asked = Some(asked.map_or(grace, |before| before.min(grace))));
+        self.terminate
+            .send_modify(|asked| *asked = Some(asked.map_or(grace, |before| before.min(grace))));
     }
 
     /// Becomes true, or loses its sender, once the box is gone: what there is of output then is all there will be, and
@@ -521,7 +564,13 @@ impl Run {
 
     /// Waits for the result; events not yet taken are dropped.
     pub async fn finish(self) -> RunResult {
-        let Run { events, stdin, driver, blank, .. } = self;
+        let Run {
+            events,
+            stdin,
+            driver,
+            blank,
+            ..
+        } = self;
         drop((events, stdin));
         driver.await.unwrap_or_else(|_| driver::broken(blank))
     }

@@ -79,11 +79,18 @@ impl Making {
         result.notes.extend(notes);
         // Of two runs with one id the second is refused, before it touches what the first one's doors have; an id that we
         // made is nobody else's.
-        let named = self.spec.run_id.is_some().then(|| self.record()).transpose()?;
+        let named = self
+            .spec
+            .run_id
+            .is_some()
+            .then(|| self.record())
+            .transpose()?;
         let opened = match self.lay_and_open().await {
             Ok(opened) => opened,
             Err(error) => {
-                named.into_iter().for_each(|record| close(record, &mut result.notes));
+                named
+                    .into_iter()
+                    .for_each(|record| close(record, &mut result.notes));
                 return Err(error);
             }
         };
@@ -92,7 +99,12 @@ impl Making {
             Origin::Engine(facts) => self.contained(named, facts, result).await,
         };
         match berthed {
-            Ok(Berthed { records, sandbox }) => Ok(Standing { origin, opened, records, sandbox }),
+            Ok(Berthed { records, sandbox }) => Ok(Standing {
+                origin,
+                opened,
+                records,
+                sandbox,
+            }),
             Err(error) => {
                 opened.close(result).await;
                 Err(error)
@@ -103,10 +115,13 @@ impl Making {
     /// A layer for a workspace that is copied on writing, and the doors.
     async fn lay_and_open(&mut self) -> Result<Opened, ErrorInfo> {
         let state = &self.engine.state;
-        self.layer = workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
+        self.layer =
+            workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
         for mount in &self.own {
             let shown = guard::add_own(&mut self.spec.sandbox, &mount.host);
-            shown.map_err(|error| internal(format!("cannot look at a folder of the job: {error}")))?;
+            shown.map_err(|error| {
+                internal(format!("cannot look at a folder of the job: {error}"))
+            })?;
             self.spec.sandbox.mounts.push(mount.clone());
         }
         doors::open(&self.engine, &self.id, &mut self.spec).await
@@ -121,7 +136,10 @@ impl Making {
     /// beside what it is given there.
     pub(crate) fn own_folders(&self) -> (Vec<PathBuf>, u64) {
         let most = self.spec.sandbox.limits.disk.0.saturating_add(MOST_GIVEN);
-        (self.own.iter().map(|mount| mount.host.clone()).collect(), most)
+        (
+            self.own.iter().map(|mount| mount.host.clone()).collect(),
+            most,
+        )
     }
 
     /// Once the box is gone: says what was changed in a workspace that is copied on writing.
@@ -144,7 +162,10 @@ impl Making {
         let listeners = opened.serve(sandbox.take_doors(), sandbox.take_passing())?;
         result.enforced_by = sandbox.enforcers();
         result.notes.extend(sandbox.notes());
-        let whose = Whose { run: self.id.as_str(), tenant: crate::doors::tenant(&self.spec) };
+        let whose = Whose {
+            run: self.id.as_str(),
+            tenant: crate::doors::tenant(&self.spec),
+        };
         opened.note_secrets(whose, &self.spec.grants.secrets)?;
         self.put_inputs(sandbox).await?;
         Ok(listeners)
@@ -153,12 +174,19 @@ impl Making {
     /// What a reader should know of the secrets that programs were given.
     pub(crate) fn told_secrets(&self) -> impl Iterator<Item = String> {
         self.spec.grants.secrets.iter().map(|(name, variable)| {
-            format!("the secret `{name}` was injected as {}", variable.as_os_str().display())
+            format!(
+                "the secret `{name}` was injected as {}",
+                variable.as_os_str().display()
+            )
         })
     }
 
     /// A box for this run, made ahead or now.
-    async fn berthed(&mut self, named: Option<Record>, result: &mut RunResult) -> Result<Berthed, ErrorInfo> {
+    async fn berthed(
+        &mut self,
+        named: Option<Record>,
+        result: &mut RunResult,
+    ) -> Result<Berthed, ErrorInfo> {
         let mut records: Vec<_> = named.into_iter().collect();
         let taken = pool::take(&self.engine, &self.spec.sandbox);
         // What was made ahead has a record of its own.
@@ -175,11 +203,19 @@ impl Making {
             }
             None => None,
         };
-        let create = self.engine.native.create(&self.id, &self.spec.sandbox, berth);
+        let create = self
+            .engine
+            .native
+            .create(&self.id, &self.spec.sandbox, berth);
         match tokio::time::timeout(LONGEST_START, create).await {
-            Ok(Ok(sandbox)) => Ok(Berthed { records, sandbox: Box::new(sandbox) }),
+            Ok(Ok(sandbox)) => Ok(Berthed {
+                records,
+                sandbox: Box::new(sandbox),
+            }),
             Ok(Err(error)) => {
-                let abandoned = records.into_iter().map(|record| record.abandon(&self.engine.native));
+                let abandoned = records
+                    .into_iter()
+                    .map(|record| record.abandon(&self.engine.native));
                 abandoned.for_each(|done| note(done, &mut result.notes));
                 Err(refused(&error, result))
             }
@@ -207,9 +243,13 @@ impl Making {
             }
         };
         result.backend = name;
-        record.note(&socket).map_err(|error| of_record(&self.id, error))?;
-        let ids =
-            [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];
+        record
+            .note(&socket)
+            .map_err(|error| of_record(&self.id, error))?;
+        let ids = [
+            ("io.airlock.task", self.spec.task_id.clone()),
+            ("io.airlock.job", self.spec.job_id.clone()),
+        ];
         let create = containers.create(&self.id, &self.spec.sandbox, facts, ids);
         let mut cancelled = self.cancelled.clone();
         let created = tokio::select! {
@@ -220,9 +260,14 @@ impl Making {
             }
         };
         match created {
-            Ok(Ok(sandbox)) => Ok(Berthed { records: vec![record], sandbox: Box::new(sandbox) }),
+            Ok(Ok(sandbox)) => Ok(Berthed {
+                records: vec![record],
+                sandbox: Box::new(sandbox),
+            }),
             Ok(Err(error)) => {
-                let swept = record.abandon_container(&self.engine.native, containers).await;
+                let swept = record
+                    .abandon_container(&self.engine.native, containers)
+                    .await;
                 note(swept, &mut result.notes);
                 Err(refused(&error, result))
             }
@@ -234,7 +279,10 @@ impl Making {
     }
 
     fn record(&self) -> Result<Record, ErrorInfo> {
-        let taken = self.engine.records.take(&self.id, &self.engine.native, &self.engine.containers);
+        let taken =
+            self.engine
+                .records
+                .take(&self.id, &self.engine.native, &self.engine.containers);
         taken.map_err(|error| of_record(&self.id, error))
     }
 
@@ -243,16 +291,23 @@ impl Making {
         if self.spec.inputs.is_empty() {
             return Ok(());
         }
-        let broken =
-            |error: io::Error| internal(format!("cannot put the inputs into the workspace: {error}"));
+        let broken = |error: io::Error| {
+            internal(format!("cannot put the inputs into the workspace: {error}"))
+        };
         let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
-        let (keeper, inputs) = (Keeper::new(&self.engine, &self.id, &self.spec), self.spec.inputs.clone());
+        let (keeper, inputs) = (
+            Keeper::new(&self.engine, &self.id, &self.spec),
+            self.spec.inputs.clone(),
+        );
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
         let rights = Rights::of(&self.spec.sandbox, workspace.as_fd()).map_err(broken)?;
         let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {
-                let mut file = UntilCancelled { source: open_input(&keeper, source)?, cancelled: &seen };
+                let mut file = UntilCancelled {
+                    source: open_input(&keeper, source)?,
+                    cancelled: &seen,
+                };
                 files::put_input(workspace.as_fd(), name, &mut file, owner, limit, &rights)
                     .map_err(|error| of_input(&error))
             })
@@ -280,16 +335,30 @@ impl io::Read for UntilCancelled<'_> {
 }
 
 /// The variables that stored secrets become. Kept out of the spec, which is shown and written down.
-pub(crate) fn injected(secrets: &Secrets, spec: &RunSpec) -> Result<Vec<(OsString, OsString)>, ErrorInfo> {
-    let bad =
-        |message: String, hint: String| ErrorInfo { code: ErrorCode::InvalidSpec, message, hint: Some(hint) };
+pub(crate) fn injected(
+    secrets: &Secrets,
+    spec: &RunSpec,
+) -> Result<Vec<(OsString, OsString)>, ErrorInfo> {
+    let bad = |message: String, hint: String| ErrorInfo {
+        code: ErrorCode::InvalidSpec,
+        message,
+        hint: Some(hint),
+    };
     let one = |(name, variable): &(String, EnvName)| {
-        let value = secrets.stored(name).map_err(|error| bad(error.message, error.hint))?;
+        let value = secrets
+            .stored(name)
+            .map_err(|error| bad(error.message, error.hint))?;
         if value.expose().contains(&0) {
             let message = format!("the secret `{name}` has a NUL byte, which no variable can hold");
-            return Err(bad(message, format!("set it anew: airlock secrets set {name}")));
+            return Err(bad(
+                message,
+                format!("set it anew: airlock secrets set {name}"),
+            ));
         }
-        Ok((variable.as_os_str().to_owned(), OsStr::from_bytes(value.expose()).to_owned()))
+        Ok((
+            variable.as_os_str().to_owned(),
+            OsStr::from_bytes(value.expose()).to_owned(),
+        ))
     };
     spec.grants.secrets.iter().map(one).collect()
 }
@@ -303,7 +372,11 @@ pub(crate) async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
 
 /// The variables of a run: the caller's, and those that Airlock sets.
 pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsString> {
-    let caller = spec.sandbox.env.iter().map(|(name, value)| (name.as_os_str().to_owned(), value.clone()));
+    let caller = spec
+        .sandbox
+        .env
+        .iter()
+        .map(|(name, value)| (name.as_os_str().to_owned(), value.clone()));
     let mut env = spec.sandbox.image_env.clone();
     env.extend(caller);
     let path = spec.sandbox.image_env.get(OsStr::new("PATH")).cloned();
@@ -317,10 +390,24 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
         ("RUN_ID", id.as_str()),
         ("TMPDIR", "/tmp"),
     ];
-    let known = [("CYNODE_TASK_ID", &spec.task_id), ("CYNODE_JOB_ID", &spec.job_id)];
-    let known = known.into_iter().filter_map(|(name, id)| id.as_ref().map(|id| (name, id.as_str())));
-    let known = known.chain(spec.traceparent.as_deref().map(|trace| ("TRACEPARENT", trace)));
-    env.extend(fixed.into_iter().chain(known).map(|(name, value)| (name.into(), value.into())));
+    let known = [
+        ("CYNODE_TASK_ID", &spec.task_id),
+        ("CYNODE_JOB_ID", &spec.job_id),
+    ];
+    let known = known
+        .into_iter()
+        .filter_map(|(name, id)| id.as_ref().map(|id| (name, id.as_str())));
+    let known = known.chain(
+        spec.traceparent
+            .as_deref()
+            .map(|trace| ("TRACEPARENT", trace)),
+    );
+    env.extend(
+        fixed
+            .into_iter()
+            .chain(known)
+            .map(|(name, value)| (name.into(), value.into())),
+    );
     env.insert("PATH".into(), path);
     env
 }
@@ -334,14 +421,24 @@ fn open_input(keeper: &Keeper, source: &InputSource) -> Result<Box<dyn io::Read>
 }
 
 fn of_input(error: &files::InputError) -> ErrorInfo {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    let cause = std::error::Error::source(error)
+        .map(|cause| format!(": {cause}"))
+        .unwrap_or_default();
     let (code, hint) = match error {
-        files::InputError::Protected { .. } => {
-            (ErrorCode::PolicyDenied, "give it another name inside, or --allow-protected NAME")
-        }
-        _ => (ErrorCode::InvalidSpec, "check the file, its name inside, and --disk"),
+        files::InputError::Protected { .. } => (
+            ErrorCode::PolicyDenied,
+            "give it another name inside, or --allow-protected NAME",
+        ),
+        _ => (
+            ErrorCode::InvalidSpec,
+            "check the file, its name inside, and --disk",
+        ),
     };
-    ErrorInfo { code, message: format!("{error}{cause}"), hint: Some(hint.to_owned()) }
+    ErrorInfo {
+        code,
+        message: format!("{error}{cause}"),
+        hint: Some(hint.to_owned()),
+    }
 }
 
 fn open_file(path: &Path) -> Result<File, ErrorInfo> {
@@ -363,7 +460,10 @@ pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
 /// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file.
 fn open_regular(path: &Path) -> io::Result<File> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::other("it is not a regular file")),
@@ -376,12 +476,20 @@ pub(crate) fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo
 }
 
 pub(crate) fn internal(message: String) -> ErrorInfo {
-    ErrorInfo { code: ErrorCode::Internal, message, hint: Some("`airlock doctor` may know why".to_owned()) }
+    ErrorInfo {
+        code: ErrorCode::Internal,
+        message,
+        hint: Some("`airlock doctor` may know why".to_owned()),
+    }
 }
 
 pub(crate) fn cancellation() -> ErrorInfo {
     let hint = Some("start it again when you want it".to_owned());
-    ErrorInfo { code: ErrorCode::Cancelled, message: "cancelled".to_owned(), hint }
+    ErrorInfo {
+        code: ErrorCode::Cancelled,
+        message: "cancelled".to_owned(),
+        hint,
+    }
 }
 
 fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
@@ -400,7 +508,9 @@ pub(crate) async fn leave(sandbox: Box<dyn Sandbox>, records: Vec<Record>) -> Ve
     let released = sandbox.release().await;
     let mut notes = released.notes;
     if !released.left_over {
-        records.into_iter().for_each(|record| close(record, &mut notes));
+        records
+            .into_iter()
+            .for_each(|record| close(record, &mut notes));
     }
     notes
 }
@@ -411,6 +521,8 @@ pub(crate) fn close(record: Record, notes: &mut Vec<String>) {
 
 fn note(removed: io::Result<()>, notes: &mut Vec<String>) {
     if let Err(error) = removed {
-        notes.push(format!("the record of the run could not be removed: {error}"));
+        notes.push(format!(
+            "the record of the run could not be removed: {error}"
+        ));
     }
 }

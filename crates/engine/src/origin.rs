@@ -5,8 +5,8 @@ use crate::Inner;
 use image::{ImageError, Stored};
 use sandbox::container::ImageFacts;
 use spec::{
-    Backend, Digest, ErrorCode, ErrorInfo, ImageConfig, ImageRef, ImageRule, ImageUse, InsidePath, Root,
-    RunSpec, User,
+    Backend, Digest, ErrorCode, ErrorInfo, ImageConfig, ImageRef, ImageRule, ImageUse, InsidePath,
+    Root, RunSpec, User,
 };
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,10 @@ pub(crate) enum Origin {
 }
 
 /// Finds the root of a run, and takes what its image says into the spec; with what a reader should know.
-pub(crate) async fn find(engine: &Inner, spec: &mut RunSpec) -> Result<(Origin, Vec<String>), ErrorInfo> {
+pub(crate) async fn find(
+    engine: &Inner,
+    spec: &mut RunSpec,
+) -> Result<(Origin, Vec<String>), ErrorInfo> {
     let name = match &spec.sandbox.root {
         Root::Host => return Ok((Origin::Here, Vec::new())),
         Root::Folder(_) => {
@@ -52,9 +55,20 @@ pub(crate) async fn find(engine: &Inner, spec: &mut RunSpec) -> Result<(Origin, 
             Ok((Origin::Stored(Box::new(stored)), notes))
         }
         Backend::Docker | Backend::Podman | Backend::Container => {
-            let facts = engine.containers.image(backend, &name).await.map_err(|error| error.info())?;
+            let facts = engine
+                .containers
+                .image(backend, &name)
+                .await
+                .map_err(|error| error.info())?;
             let digest = name.digest().or(facts.digest.as_ref()).cloned();
-            admit(engine, spec, Some(&name), digest, facts.config.labels.clone()).await?;
+            admit(
+                engine,
+                spec,
+                Some(&name),
+                digest,
+                facts.config.labels.clone(),
+            )
+            .await?;
             let named = user_of(&facts.config.user);
             let notes = obey(spec, &facts.config, named)?;
             Ok((Origin::Engine(Box::new(facts)), notes))
@@ -80,14 +94,16 @@ pub(crate) fn look(state: &Path, spec: &RunSpec) -> Result<(), ErrorInfo> {
 async fn stored(engine: &Inner, name: &ImageRef) -> Result<Stored, ErrorInfo> {
     let (folder, name) = (engine.state.join("images"), name.clone());
     let looked = tokio::task::spawn_blocking(move || image::Images::open(folder)?.get(&name)).await;
-    looked.map_err(|error| crate::making::internal(error.to_string()))?.map_err(|error| ErrorInfo {
-        code: match error {
-            ImageError::NotFound { .. } => ErrorCode::ImageMissing,
-            _ => ErrorCode::ImageRefused,
-        },
-        message: with_causes(&error),
-        hint: Some(error.hint()),
-    })
+    looked
+        .map_err(|error| crate::making::internal(error.to_string()))?
+        .map_err(|error| ErrorInfo {
+            code: match error {
+                ImageError::NotFound { .. } => ErrorCode::ImageMissing,
+                _ => ErrorCode::ImageRefused,
+            },
+            message: with_causes(&error),
+            hint: Some(error.hint()),
+        })
 }
 
 fn with_causes(error: &dyn std::error::Error) -> String {
@@ -107,16 +123,23 @@ async fn admit(
         return Ok(());
     }
     let (state, policy) = (engine.state.clone(), spec.images.clone());
-    let facts = spec::ImageFacts { reference: name.cloned(), digest, labels };
+    let facts = spec::ImageFacts {
+        reference: name.cloned(),
+        digest,
+        labels,
+    };
     let check = move || {
         let list = store::AllowedImages::open(&state).map_err(|error| ErrorInfo {
             code: ErrorCode::ImageRefused,
             message: format!("the list of allowed images cannot be read: {error}"),
             hint: Some("`airlock image allowed` says more".to_owned()),
         })?;
-        list.check(&policy, &facts, ImageUse::Run).map_err(ErrorInfo::from)
+        list.check(&policy, &facts, ImageUse::Run)
+            .map_err(ErrorInfo::from)
     };
-    tokio::task::spawn_blocking(check).await.map_err(|error| crate::making::internal(error.to_string()))?
+    tokio::task::spawn_blocking(check)
+        .await
+        .map_err(|error| crate::making::internal(error.to_string()))?
 }
 
 /// Who an image says that its program is.
@@ -145,7 +168,9 @@ fn obey(spec: &mut RunSpec, config: &ImageConfig, user: Named) -> Result<Vec<Str
     spec.sandbox.image_env = variables(config);
     let folder = PathBuf::from(&config.working_dir);
     // Its root says nothing, and would only hide the workspace.
-    let says_nothing = ["", "/", spec::WORKSPACE].map(Path::new).contains(&folder.as_path());
+    let says_nothing = ["", "/", spec::WORKSPACE]
+        .map(Path::new)
+        .contains(&folder.as_path());
     match InsidePath::new(&folder) {
         Ok(_) => spec.sandbox.directory = folder,
         Err(_) if says_nothing => {}
@@ -155,7 +180,10 @@ fn obey(spec: &mut RunSpec, config: &ImageConfig, user: Named) -> Result<Vec<Str
         match user {
             Named::Nobody if config.user.is_empty() => {}
             Named::Nobody => {
-                notes.push(format!("the image asks for root; its program is uid {}", spec.sandbox.user.uid));
+                notes.push(format!(
+                    "the image asks for root; its program is uid {}",
+                    spec.sandbox.user.uid
+                ));
             }
             Named::Number(user) => spec.sandbox.user = user,
             Named::Name(name) => spec.sandbox.named_user = Some(name),
@@ -196,9 +224,13 @@ fn command(spec: &RunSpec, config: &ImageConfig) -> Result<Vec<OsString>, ErrorI
 /// Of an image's variables those that can be set; Airlock's own are set over them.
 fn variables(config: &ImageConfig) -> BTreeMap<OsString, OsString> {
     let split = config.env.iter().filter_map(|text| text.split_once('='));
-    let fits =
-        |(name, value): &(&str, &str)| !name.is_empty() && !name.contains('\0') && !value.contains('\0');
-    split.filter(fits).map(|(name, value)| (name.into(), value.into())).collect()
+    let fits = |(name, value): &(&str, &str)| {
+        !name.is_empty() && !name.contains('\0') && !value.contains('\0')
+    };
+    split
+        .filter(fits)
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -207,7 +239,10 @@ mod tests {
     use spec::{Policy, RunRequest};
 
     fn spec_of(change: impl FnOnce(&mut RunRequest)) -> RunSpec {
-        let mut request = RunRequest { image: Some("tool".into()), ..RunRequest::default() };
+        let mut request = RunRequest {
+            image: Some("tool".into()),
+            ..RunRequest::default()
+        };
         change(&mut request);
         Policy::default().admit(request).unwrap()
     }
@@ -241,7 +276,13 @@ mod tests {
         let spec = obeyed(|_| {});
         assert_eq!(spec.command, ["/entry", "serve"]);
         assert_eq!(spec.sandbox.directory, Path::new("/app"));
-        assert_eq!(spec.sandbox.user, User { uid: 1001, gid: 1002 });
+        assert_eq!(
+            spec.sandbox.user,
+            User {
+                uid: 1001,
+                gid: 1002
+            }
+        );
         assert_eq!(spec.sandbox.image_env.len(), 3);
         let spec = obeyed(|r| {
             r.command = vec!["x".into()];
@@ -259,9 +300,16 @@ mod tests {
     fn an_image_that_says_root_is_not_obeyed_in_that() {
         for root in ["root", "0", "0:0", "root:wheel", "0:5"] {
             let mut spec = spec_of(|r| r.command = vec!["x".into()]);
-            let config = ImageConfig { user: root.into(), ..ImageConfig::default() };
+            let config = ImageConfig {
+                user: root.into(),
+                ..ImageConfig::default()
+            };
             let notes = obey(&mut spec, &config, user_of(root)).unwrap();
-            assert_eq!((spec.sandbox.user.uid, spec.sandbox.named_user.is_none()), (1000, true), "{root}");
+            assert_eq!(
+                (spec.sandbox.user.uid, spec.sandbox.named_user.is_none()),
+                (1000, true),
+                "{root}"
+            );
             assert!(notes[0].contains("asks for root"));
         }
     }
@@ -270,6 +318,10 @@ mod tests {
     fn without_any_command_nothing_runs() {
         let mut spec = spec_of(|_| {});
         let refused = obey(&mut spec, &ImageConfig::default(), Named::Nobody).unwrap_err();
-        assert!(refused.message.starts_with("there is no command"), "{}", refused.message);
+        assert!(
+            refused.message.starts_with("there is no command"),
+            "{}",
+            refused.message
+        );
     }
 }

@@ -43,12 +43,19 @@ fn parks(pool: &Pool, spec: &SandboxSpec) -> bool {
 /// such run would be a kind of its own, and drive the others out.
 fn returns(spec: &SandboxSpec, state: &Path) -> bool {
     let doors = state.join("doors");
-    !spec.mounts.iter().any(|mount| mount.host.starts_with(&doors))
+    !spec
+        .mounts
+        .iter()
+        .any(|mount| mount.host.starts_with(&doors))
 }
 
 /// How many are kept ready for runs of this kind.
 fn depth(pool: &Pool, spec: &SandboxSpec) -> usize {
-    if parks(pool, spec) { pool.parked } else { pool.berths }
+    if parks(pool, spec) {
+        pool.parked
+    } else {
+        pool.berths
+    }
 }
 
 /// How many namespaces of each sort a launcher keeps ready.
@@ -92,13 +99,19 @@ pub(crate) struct Pools {
 
 impl std::fmt::Debug for Pools {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Pools").field("settings", &self.settings).finish_non_exhaustive()
+        out.debug_struct("Pools")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
 impl Pools {
     pub(crate) fn new(settings: Pool) -> Pools {
-        Pools { settings, stock: Mutex::default(), filled: Notify::new() }
+        Pools {
+            settings,
+            stock: Mutex::default(),
+            filled: Notify::new(),
+        }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -116,15 +129,25 @@ impl Pools {
         let place = stock.kinds.iter().position(|kind| kind.spec == spec);
         let mut kind = match place {
             Some(place) => stock.kinds.remove(place),
-            None => Kind { spec, ready: Vec::new(), failed: false },
+            None => Kind {
+                spec,
+                ready: Vec::new(),
+                failed: false,
+            },
         };
         kind.failed = false;
         let mut unwanted = Vec::new();
         let found = loop {
             match kind.ready.pop() {
                 // It may have died in its sleep.
-                Some(Taken { record, made: Made::Parked(sandbox) }) if !sandbox.is_quiet() => {
-                    unwanted.push(Taken { record, made: Made::Parked(sandbox) });
+                Some(Taken {
+                    record,
+                    made: Made::Parked(sandbox),
+                }) if !sandbox.is_quiet() => {
+                    unwanted.push(Taken {
+                        record,
+                        made: Made::Parked(sandbox),
+                    });
                 }
                 found => break found,
             }
@@ -142,8 +165,15 @@ impl Pools {
         let total: usize = stock.kinds.iter().map(|kind| kind.ready.len()).sum();
         let most = (self.settings.memory.0 / Pool::PARKED_BYTES.0) as usize;
         let room = total < most && !stock.closed;
-        let lacks = |kind: &&Kind| !kind.failed && kind.ready.len() < depth(&self.settings, &kind.spec);
-        let found = stock.kinds.iter().rev().find(lacks).filter(|_| room).map(|kind| kind.spec.clone());
+        let lacks =
+            |kind: &&Kind| !kind.failed && kind.ready.len() < depth(&self.settings, &kind.spec);
+        let found = stock
+            .kinds
+            .iter()
+            .rev()
+            .find(lacks)
+            .filter(|_| room)
+            .map(|kind| kind.spec.clone());
         // Under the same lock as the answer: whoever takes something next starts another filler.
         stock.filling = found.is_some();
         found
@@ -257,10 +287,21 @@ pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
 async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError> {
     let id = record::fresh_id();
     let taken = engine.records.take(&id, &engine.native, &engine.containers);
-    let record = taken.map_err(|source| SandboxError::Look { path: engine.records.folder(), source })?;
+    let record = taken.map_err(|source| SandboxError::Look {
+        path: engine.records.folder(),
+        source,
+    })?;
     let made = match parks(&engine.pools.settings, spec) {
-        true => engine.native.park(&id, spec).await.map(|sandbox| Made::Parked(Box::new(sandbox))),
-        false => engine.native.berth(&id, spec).await.map(|berth| Made::Berth(Box::new(berth))),
+        true => engine
+            .native
+            .park(&id, spec)
+            .await
+            .map(|sandbox| Made::Parked(Box::new(sandbox))),
+        false => engine
+            .native
+            .berth(&id, spec)
+            .await
+            .map(|berth| Made::Berth(Box::new(berth))),
     };
     match made {
         Ok(made) => Ok(Taken { record, made }),

@@ -63,16 +63,25 @@ async fn remove_containers(
             containers.remove(socket, id).await.map_err(failed)?;
         }
     }
-    containers.remove_leftovers(run).map_err(|error| error.to_string())
+    containers
+        .remove_leftovers(run)
+        .map_err(|error| error.to_string())
 }
 
 /// A sweep waits, whatever thread it is on; an event loop of its own does no harm there.
-fn now_and_here<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
+fn now_and_here<T: Send>(
+    work: impl Future<Output = Result<T, String>> + Send,
+) -> Result<T, String> {
     let alone = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         let work = async { tokio::time::timeout(LONGEST_SWEEP, work).await };
         let late = |_| Err("the container engine did not answer in time".to_owned());
-        runtime.map_err(|error| error.to_string())?.block_on(work).unwrap_or_else(late)
+        runtime
+            .map_err(|error| error.to_string())?
+            .block_on(work)
+            .unwrap_or_else(late)
     };
     std::thread::scope(|threads| threads.spawn(alone).join())
         .unwrap_or_else(|_| Err("the sweep failed".to_owned()))
@@ -92,7 +101,10 @@ pub struct Swept {
 impl Records {
     pub(crate) fn open(state: PathBuf) -> io::Result<Records> {
         let mut folder = fs::DirBuilder::new();
-        folder.recursive(true).mode(0o700).create(state.join("runs"))?;
+        folder
+            .recursive(true)
+            .mode(0o700)
+            .create(state.join("runs"))?;
         for folder in [state.clone(), state.join("runs")] {
             check_owner(&folder)?;
         }
@@ -115,13 +127,20 @@ impl Records {
 
     /// Takes an id for a run; `AlreadyExists` if a living run has it. What an earlier run of that id left is
     /// removed first.
-    pub(crate) fn take(&self, id: &Id, native: &Native, containers: &Containers) -> io::Result<Record> {
+    pub(crate) fn take(
+        &self,
+        id: &Id,
+        native: &Native,
+        containers: &Containers,
+    ) -> io::Result<Record> {
         let path = self.path(id);
         let file = match self.fresh(&path) {
             Some(file) => file,
             None => {
                 let file = take_over(&path)?;
-                native.remove_leftovers(id).map_err(|error| io::Error::other(error.to_string()))?;
+                native
+                    .remove_leftovers(id)
+                    .map_err(|error| io::Error::other(error.to_string()))?;
                 if let Some(socket) = noted(&file)? {
                     let known = |_: &str| true;
                     now_and_here(remove_containers(containers, &socket, id, &known))
@@ -131,14 +150,19 @@ impl Records {
                 file
             }
         };
-        Ok(Record { id: id.clone(), path, _lock: file })
+        Ok(Record {
+            id: id.clone(),
+            path,
+            _lock: file,
+        })
     }
 
     /// A new file that is locked before it has its name: a sweep never sees it without its owner. None if the name
     /// is taken, or the file system knows no files without a name.
     fn fresh(&self, path: &Path) -> Option<File> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-        let file = rustix::fs::open(self.state.join("runs"), flags, Mode::RUSR | Mode::WUSR).ok()?;
+        let file =
+            rustix::fs::open(self.state.join("runs"), flags, Mode::RUSR | Mode::WUSR).ok()?;
         let file = File::from(file);
         let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
         let locked = lock(&file).ok()?;
@@ -152,13 +176,21 @@ impl Records {
         let entries = match fs::read_dir(self.state.join("runs")) {
             Ok(entries) => entries,
             Err(error) => {
-                swept.problems.push(format!("the run records cannot be read: {error}"));
+                swept
+                    .problems
+                    .push(format!("the run records cannot be read: {error}"));
                 return swept;
             }
         };
         let mut silent = BTreeSet::new();
         for entry in entries.flatten() {
-            let Some(id) = entry.file_name().to_str().and_then(|name| Id::new(name).ok()) else { continue };
+            let Some(id) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| Id::new(name).ok())
+            else {
+                continue;
+            };
             match self.sweep_one(&id, native, containers, &mut silent) {
                 Ok(Some(true)) => swept.runs.push(id.to_string()),
                 Ok(Some(false)) => swept.live += 1,
@@ -181,7 +213,12 @@ impl Records {
     ) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
-        let file = match OpenOptions::new().read(true).write(true).custom_flags(NO_LINKS).open(&path) {
+        let file = match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(NO_LINKS)
+            .open(&path)
+        {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
@@ -192,11 +229,17 @@ impl Records {
         if !same_file(&file, &path) {
             return Ok(None);
         }
-        native.remove_leftovers(id).map_err(|error| format!("run {id}: {error}"))?;
+        native
+            .remove_leftovers(id)
+            .map_err(|error| format!("run {id}: {error}"))?;
         if let Some(socket) = noted(&file).map_err(failed)? {
-            let known = |run: &str| Id::new(run).is_ok_and(|run| run != *id && self.path(&run).exists());
+            let known =
+                |run: &str| Id::new(run).is_ok_and(|run| run != *id && self.path(&run).exists());
             if silent.contains(&socket) {
-                return Err(format!("run {id}: `{}` was not asked again", socket.display()));
+                return Err(format!(
+                    "run {id}: `{}` was not asked again",
+                    socket.display()
+                ));
             }
             if let Err(why) = now_and_here(remove_containers(containers, &socket, id, &known)) {
                 silent.insert(socket);
@@ -215,10 +258,17 @@ impl Record {
     }
 
     /// The same as [`Record::abandon`] for a run that a container engine knows of.
-    pub(crate) async fn abandon_container(self, native: &Native, containers: &Containers) -> io::Result<()> {
+    pub(crate) async fn abandon_container(
+        self,
+        native: &Native,
+        containers: &Containers,
+    ) -> io::Result<()> {
         if let Some(socket) = noted(&self._lock)? {
             // What could not be removed, the sweep finds by this record.
-            if remove_containers(containers, &socket, &self.id, &|_| true).await.is_err() {
+            if remove_containers(containers, &socket, &self.id, &|_| true)
+                .await
+                .is_err()
+            {
                 return Ok(());
             }
         }
@@ -244,10 +294,18 @@ impl Record {
 fn take_over(path: &Path) -> io::Result<File> {
     loop {
         let mut how = OpenOptions::new();
-        how.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINKS);
+        how.read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(NO_LINKS);
         let file = how.open(path)?;
         if !lock(&file)? {
-            return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
+            return Err(io::Error::new(
+                ErrorKind::AlreadyExists,
+                "a run with this id is under way",
+            ));
         }
         // A sweep may have removed the file between our opening and locking it.
         if same_file(&file, path) {
@@ -259,18 +317,27 @@ fn take_over(path: &Path) -> io::Result<File> {
 /// Whoever may write here decides what a sweep removes and what an artifact holds.
 fn check_owner(folder: &Path) -> io::Result<()> {
     let found = fs::metadata(folder)?;
-    let (us, others_write) = (rustix::process::geteuid().as_raw(), found.mode() & 0o022 != 0);
+    let (us, others_write) = (
+        rustix::process::geteuid().as_raw(),
+        found.mode() & 0o022 != 0,
+    );
     match (found.uid() == us, others_write) {
         (true, false) => Ok(()),
         (true, true) => Err(io::Error::other("others may write to it")),
-        (false, _) => Err(io::Error::other(format!("it belongs to user {}, not to {us}", found.uid()))),
+        (false, _) => Err(io::Error::other(format!(
+            "it belongs to user {}, not to {us}",
+            found.uid()
+        ))),
     }
 }
 
 /// Whether the run of that id has a living owner.
 pub(crate) fn lives(state: &Path, id: &Id) -> bool {
     let path = state.join("runs").join(id.as_str());
-    let file = OpenOptions::new().read(true).custom_flags(NO_LINKS).open(path);
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(NO_LINKS)
+        .open(path);
     file.is_ok_and(|file| lock(&file).is_ok_and(|taken| !taken))
 }
 
@@ -292,12 +359,18 @@ fn same_file(file: &File, path: &Path) -> bool {
 
 /// The time by the host's clock.
 pub fn now() -> Timestamp {
-    Timestamp(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64))
+    Timestamp(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as u64),
+    )
 }
 
 /// The same in microseconds.
 pub fn now_us() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as u64)
 }
 
 /// A new id, sortable by time: 48 bits of milliseconds, 80 of chance, in Crockford's base 32 (a ULID).
@@ -305,11 +378,19 @@ pub fn fresh_id() -> Id {
     const DIGITS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
     let mut chance = [0; 10];
     let filled = rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(filled, Ok(chance.len()), "the kernel has chance for ten bytes");
-    let chance = chance.iter().fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+    assert_eq!(
+        filled,
+        Ok(chance.len()),
+        "the kernel has chance for ten bytes"
+    );
+    let chance = chance
+        .iter()
+        .fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
     let bits = u128::from(now().0 & 0xffff_ffff_ffff) << 80 | chance;
-    let text: String =
-        (0..26).rev().map(|place| char::from(DIGITS[(bits >> (5 * place)) as usize & 31])).collect();
+    let text: String = (0..26)
+        .rev()
+        .map(|place| char::from(DIGITS[(bits >> (5 * place)) as usize & 31]))
+        .collect();
     Id::new(&text).expect("its digits are those of an id")
 }
 
@@ -320,7 +401,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn records(name: &str) -> Records {
-        let state = std::env::temp_dir().join(format!("airlock-records-{name}-{}", std::process::id()));
+        let state =
+            std::env::temp_dir().join(format!("airlock-records-{name}-{}", std::process::id()));
         Records::open(state).unwrap()
     }
 
@@ -336,14 +418,21 @@ mod tests {
         let containers = Containers::new(records.state.clone(), Hosts::default());
         let id = Id::new("one").unwrap();
         let record = records.take(&id, &native, &containers).unwrap();
-        assert_eq!(records.take(&id, &native, &containers).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(
+            records.take(&id, &native, &containers).unwrap_err().kind(),
+            ErrorKind::AlreadyExists
+        );
         let swept = records.sweep(&native, &containers);
         assert_eq!((swept.runs, swept.live), (vec![], 1));
         die(record);
         let swept = records.sweep(&native, &containers);
         assert_eq!((swept.runs, swept.live), (vec!["one".to_owned()], 0));
         die(records.take(&id, &native, &containers).unwrap());
-        records.take(&id, &native, &containers).unwrap().close().unwrap();
+        records
+            .take(&id, &native, &containers)
+            .unwrap()
+            .close()
+            .unwrap();
         assert!(records.sweep(&native, &containers).runs.is_empty());
         fs::remove_dir_all(records.state).unwrap();
     }
@@ -357,13 +446,23 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    assert_eq!(records.sweep(&native, &containers).runs, Vec::<String>::new());
+                    assert_eq!(
+                        records.sweep(&native, &containers).runs,
+                        Vec::<String>::new()
+                    );
                 }
             });
             for number in 0..500 {
-                let record = records.take(&Id::new(&format!("run-{number}")).unwrap(), &native, &containers);
+                let record = records.take(
+                    &Id::new(&format!("run-{number}")).unwrap(),
+                    &native,
+                    &containers,
+                );
                 // The sweeper must not run on for ever when this fails.
-                over.store(record.is_err() || number == 499, std::sync::atomic::Ordering::Relaxed);
+                over.store(
+                    record.is_err() || number == 499,
+                    std::sync::atomic::Ordering::Relaxed,
+                );
                 record.unwrap().close().unwrap();
             }
         });
@@ -378,14 +477,27 @@ mod tests {
         let socket = records.state.join("socket");
         let _listens = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         for id in ["one", "two", "three"] {
-            let record = records.take(&Id::new(id).unwrap(), &native, &containers).unwrap();
+            let record = records
+                .take(&Id::new(id).unwrap(), &native, &containers)
+                .unwrap();
             record.note(&socket).unwrap();
         }
         let swept = records.sweep(&native, &containers);
-        assert_eq!((swept.runs.len(), swept.problems.len()), (0, 3), "{swept:?}");
-        let spared = swept.problems.iter().filter(|problem| problem.ends_with("was not asked again"));
+        assert_eq!(
+            (swept.runs.len(), swept.problems.len()),
+            (0, 3),
+            "{swept:?}"
+        );
+        let spared = swept
+            .problems
+            .iter()
+            .filter(|problem| problem.ends_with("was not asked again"));
         assert_eq!(spared.count(), 2, "{swept:?}");
-        assert_eq!(fs::read_dir(records.folder()).unwrap().count(), 3, "a later sweep finds them");
+        assert_eq!(
+            fs::read_dir(records.folder()).unwrap().count(),
+            3,
+            "a later sweep finds them"
+        );
         fs::remove_dir_all(records.state).unwrap();
     }
 
@@ -399,7 +511,11 @@ mod tests {
         let (elsewhere, id) = (state.join("elsewhere"), Id::new("planted").unwrap());
         std::os::unix::fs::symlink(&elsewhere, records.path(&id)).unwrap();
         let containers = Containers::new(records.state.clone(), Hosts::default());
-        assert!(records.take(&id, &Native::new(records.state.clone()), &containers).is_err());
+        assert!(
+            records
+                .take(&id, &Native::new(records.state.clone()), &containers)
+                .is_err()
+        );
         assert!(!elsewhere.exists());
         fs::remove_dir_all(state).unwrap();
     }

@@ -28,9 +28,10 @@ impl Rights {
     pub(crate) fn of(spec: &SandboxSpec, workspace: BorrowedFd<'_>) -> io::Result<Rights> {
         match spec.workspace {
             None => Ok(Rights::default()),
-            Some(_) => {
-                Ok(Rights { mounted: Some(spec.allow_protected.clone()), ..Rights::of_owner(workspace)? })
-            }
+            Some(_) => Ok(Rights {
+                mounted: Some(spec.allow_protected.clone()),
+                ..Rights::of_owner(workspace)?
+            }),
         }
     }
 
@@ -38,8 +39,13 @@ impl Rights {
     pub(crate) fn of_owner(folder: BorrowedFd<'_>) -> io::Result<Rights> {
         let found = rustix::fs::fstat(folder)?;
         // A program without root's powers is no more than a stranger to what lies in root's folder and is not root's.
-        let user = rustix::process::geteuid().is_root().then_some((found.st_uid, found.st_gid));
-        Ok(Rights { mounted: None, user })
+        let user = rustix::process::geteuid()
+            .is_root()
+            .then_some((found.st_uid, found.st_gid));
+        Ok(Rights {
+            mounted: None,
+            user,
+        })
     }
 
     /// Who that is, if it is not whoever we are.
@@ -48,15 +54,22 @@ impl Rights {
     }
 
     /// Does something with these rights. In a thread of its own: what that gives up need not be got back.
-    pub(crate) fn act<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        let Some((uid, gid)) = self.user else { return work() };
+    pub(crate) fn act<T: Send>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let Some((uid, gid)) = self.user else {
+            return work();
+        };
         let work = move || {
             sandbox::act_in_files_as(uid, gid)?;
             work()
         };
         thread::scope(|scope| {
             let thread = thread::Builder::new().spawn_scoped(scope, work)?;
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
         })
     }
 
@@ -86,7 +99,9 @@ impl Rights {
                 // Whoever collects waits for it, or has failed and is told of below.
                 _ = answer.send(keep(one));
             }
-            collecting.join().unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
+            collecting
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
         })
     }
 
@@ -101,9 +116,15 @@ impl Rights {
 /// Whether there is a folder `.git` with something in it. One that cannot be looked at is none: then all of it is protected.
 fn has_repository(workspace: BorrowedFd<'_>) -> bool {
     let listed = || -> io::Result<bool> {
-        let folder = files::open(workspace.as_fd(), ".git", OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let folder = files::open(
+            workspace.as_fd(),
+            ".git",
+            OFlags::RDONLY | OFlags::DIRECTORY,
+        )?;
         let names = Dir::new(folder)?.take(3).collect::<Result<Vec<_>, _>>()?;
-        Ok(names.iter().any(|entry| !matches!(entry.file_name().to_bytes(), b"." | b"..")))
+        Ok(names
+            .iter()
+            .any(|entry| !matches!(entry.file_name().to_bytes(), b"." | b"..")))
     };
     listed().unwrap_or(false)
 }

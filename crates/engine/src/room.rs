@@ -19,8 +19,12 @@ const LAST_RESERVE: u64 = 256 << 20;
 
 /// Whether too little is left. A disk that says nothing has room.
 pub(crate) fn is_short(folder: &Path) -> bool {
-    rustix::fs::statvfs(folder)
-        .is_ok_and(|found| too_little(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+    rustix::fs::statvfs(folder).is_ok_and(|found| {
+        too_little(
+            found.f_bavail * found.f_frsize,
+            found.f_blocks * found.f_frsize,
+        )
+    })
 }
 
 fn too_little(free: u64, total: u64) -> bool {
@@ -29,8 +33,12 @@ fn too_little(free: u64, total: u64) -> bool {
 
 /// Whether so little is left that nothing new should begin: what is under way has to write how it ends.
 pub(crate) fn is_nearly_full(folder: &Path) -> bool {
-    rustix::fs::statvfs(folder)
-        .is_ok_and(|found| next_to_nothing(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+    rustix::fs::statvfs(folder).is_ok_and(|found| {
+        next_to_nothing(
+            found.f_bavail * found.f_frsize,
+            found.f_blocks * found.f_frsize,
+        )
+    })
 }
 
 fn next_to_nothing(free: u64, total: u64) -> bool {

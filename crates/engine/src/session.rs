@@ -28,8 +28,8 @@ use actor::Order;
 use left_behind::LeftBehind;
 use sandbox::Counters;
 use spec::{
-    ArtifactRef, Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, Mount,
-    SessionSpec, Timestamp, Usage, WorkspaceChanges, WorkspacePath,
+    ArtifactRef, Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName,
+    Mount, SessionSpec, Timestamp, Usage, WorkspaceChanges, WorkspacePath,
 };
 use std::{
     collections::BTreeSet,
@@ -168,12 +168,26 @@ impl Engine {
         }
         let id = spec.run.run_id.clone().unwrap_or_else(record::fresh_id);
         let (cancel, cancelled) = watch::channel(false);
-        let making =
-            Making { engine: self.inner.clone(), id, spec: spec.run.clone(), cancelled, layer: None, own };
+        let making = Making {
+            engine: self.inner.clone(),
+            id,
+            spec: spec.run.clone(),
+            cancelled,
+            layer: None,
+            own,
+        };
         let (ready, session) = oneshot::channel();
         // The task does not hold the engine's own clone: it ends with the last of them.
-        self.inner.behind(actor::live(making, spec, cancel, self.closing.subscribe(), ready));
-        session.await.unwrap_or_else(|_| Err(internal("the session's task failed".to_owned())))
+        self.inner.behind(actor::live(
+            making,
+            spec,
+            cancel,
+            self.closing.subscribe(),
+            ready,
+        ));
+        session
+            .await
+            .unwrap_or_else(|_| Err(internal("the session's task failed".to_owned())))
     }
 }
 
@@ -202,14 +216,26 @@ impl Engine {
         let keeper = Keeper::of_session(&self.inner, session.id(), run);
         let usual = Bounds::default();
         // As of a run: files with holes are larger than they are.
-        let most = if run.sandbox.workspace.is_some() { u64::MAX } else { run.sandbox.limits.disk.0 };
-        let bounds = Bounds { total_bytes: usual.total_bytes.min(most), ..usual };
+        let most = if run.sandbox.workspace.is_some() {
+            u64::MAX
+        } else {
+            run.sandbox.limits.disk.0
+        };
+        let bounds = Bounds {
+            total_bytes: usual.total_bytes.min(most),
+            ..usual
+        };
         let sandbox = run.sandbox.clone();
-        let keeping =
-            tokio::task::spawn_blocking(move || keeper.collect(&workspace, &wanted, bounds, &sandbox));
+        let keeping = tokio::task::spawn_blocking(move || {
+            keeper.collect(&workspace, &wanted, bounds, &sandbox)
+        });
         let kept = keeping.await.unwrap_or_else(|error| Err(error.into()));
         let (kept, collected) = kept.map_err(|error| internal(error.to_string()))?;
-        Ok(SessionKept { kept, left_out: collected.skipped, more_left_out: collected.more_skipped })
+        Ok(SessionKept {
+            kept,
+            left_out: collected.skipped,
+            more_left_out: collected.more_skipped,
+        })
     }
 }
 
@@ -226,10 +252,18 @@ impl Shared {
 /// Which limits of the whole box its processes ran into.
 fn hit(counters: &Counters) -> impl Iterator<Item = LimitName> {
     let hits = [
-        (LimitName::Memory, counters.oom_kills.is_some_and(|kills| kills > 0)),
-        (LimitName::Pids, counters.pids_refused.is_some_and(|times| times > 0)),
+        (
+            LimitName::Memory,
+            counters.oom_kills.is_some_and(|kills| kills > 0),
+        ),
+        (
+            LimitName::Pids,
+            counters.pids_refused.is_some_and(|times| times > 0),
+        ),
     ];
-    hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name)
+    hits.into_iter()
+        .filter(|(_, hit)| *hit)
+        .map(|(name, _)| name)
 }
 
 impl Book {
@@ -242,12 +276,16 @@ impl Book {
 
     /// Takes over what the box has used so far.
     fn tally(&mut self, counters: &Counters) {
-        let cpu = counters.cpu.unwrap_or(Duration::from_micros(self.ended_cpu_us));
+        let cpu = counters
+            .cpu
+            .unwrap_or(Duration::from_micros(self.ended_cpu_us));
         self.box_cpu = self.box_cpu.max(cpu);
         self.sum_cpu();
         let usage = &mut self.state.usage;
-        usage.memory_peak_bytes =
-            counters.memory_peak.unwrap_or(self.largest_bytes).max(usage.memory_peak_bytes);
+        usage.memory_peak_bytes = counters
+            .memory_peak
+            .unwrap_or(self.largest_bytes)
+            .max(usage.memory_peak_bytes);
         usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
         self.state.limits_hit.extend(hit(counters));
     }
@@ -259,7 +297,10 @@ impl Book {
     }
 
     fn running(&self) -> usize {
-        self.execs.iter().filter(|exec| exec.result().is_none()).count()
+        self.execs
+            .iter()
+            .filter(|exec| exec.result().is_none())
+            .count()
     }
 
     fn add(&mut self, exec: Exec) {
@@ -287,13 +328,20 @@ impl Session {
     /// How it is now.
     pub fn state(&self) -> SessionState {
         let book = self.shared.book();
-        let used = if book.is_at_work() { Duration::ZERO } else { book.used.elapsed() };
+        let used = if book.is_at_work() {
+            Duration::ZERO
+        } else {
+            book.used.elapsed()
+        };
         let left = self.shared.spec.idle.saturating_sub(used).as_millis() as u64;
         let idle_until = match book.state.ended_at {
             Some(ended) => ended,
             None => Timestamp(record::now().0 + left).min(book.state.expires_at),
         };
-        SessionState { idle_until, ..book.state.clone() }
+        SessionState {
+            idle_until,
+            ..book.state.clone()
+        }
     }
 
     /// Milliseconds of CPU time so far, counted every now and then while it goes on.
@@ -317,7 +365,8 @@ impl Session {
     pub async fn exec(&self, request: ExecRequest) -> Result<Exec, ErrorInfo> {
         let request = request.checked().map_err(ErrorInfo::from)?;
         self.touch();
-        self.ask(|answer| Order::Start(Box::new(request), answer)).await
+        self.ask(|answer| Order::Start(Box::new(request), answer))
+            .await
     }
 
     /// Its programs, the oldest first: those that run, and the newest of those that have ended.
@@ -327,22 +376,34 @@ impl Session {
 
     /// One of them.
     pub fn find_exec(&self, id: &str) -> Option<Exec> {
-        self.shared.book().execs.iter().find(|exec| exec.id() == id).cloned()
+        self.shared
+            .book()
+            .execs
+            .iter()
+            .find(|exec| exec.id() == id)
+            .cloned()
     }
 
     /// Its workspace, as a handle of the host's, and who owns what is put there; refused once the box is gone.
     pub fn workspace(&self) -> Result<(OwnedFd, Option<(u32, u32)>), ErrorInfo> {
         let book = self.shared.book();
-        let workspace = book.workspace.as_ref().ok_or_else(|| gone("the session has ended"))?;
+        let workspace = book
+            .workspace
+            .as_ref()
+            .ok_or_else(|| gone("the session has ended"))?;
         let handle = workspace.try_clone();
-        Ok((handle.map_err(|error| internal(error.to_string()))?, self.shared.owner))
+        Ok((
+            handle.map_err(|error| internal(error.to_string()))?,
+            self.shared.owner,
+        ))
     }
 
     /// The files of its workspace; refused once the box is gone. A file gets no more bytes than its disk may have.
     pub fn tree(&self) -> Result<Tree, ErrorInfo> {
         let (workspace, owner) = self.workspace()?;
         let sandbox = &self.shared.spec.run.sandbox;
-        let rights = Rights::of(sandbox, workspace.as_fd()).map_err(|error| internal(error.to_string()))?;
+        let rights =
+            Rights::of(sandbox, workspace.as_fd()).map_err(|error| internal(error.to_string()))?;
         Ok(Tree::new(workspace, owner, sandbox.limits.disk.0).with(rights))
     }
 
@@ -372,7 +433,9 @@ impl Session {
     pub async fn ended(&self) -> SessionState {
         let mut status = self.shared.status.subscribe();
         // Its sender lives as long as this does.
-        _ = status.wait_for(|status| *status == SessionStatus::Ended).await;
+        _ = status
+            .wait_for(|status| *status == SessionStatus::Ended)
+            .await;
         self.state()
     }
 
@@ -393,5 +456,9 @@ fn gone(message: &str) -> ErrorInfo {
 }
 
 fn conflict(message: &str, hint: &str) -> ErrorInfo {
-    ErrorInfo { code: ErrorCode::Conflict, message: message.to_owned(), hint: Some(hint.to_owned()) }
+    ErrorInfo {
+        code: ErrorCode::Conflict,
+        message: message.to_owned(),
+        hint: Some(hint.to_owned()),
+    }
 }

@@ -12,7 +12,12 @@ use std::{
 const PIECE: u64 = 64 << 20;
 
 /// Copies the first `size` bytes to an empty file, as long as it `goes_on`; how many there were.
-pub(crate) fn copy(from: &File, to: &File, size: u64, goes_on: &dyn Fn() -> bool) -> io::Result<u64> {
+pub(crate) fn copy(
+    from: &File,
+    to: &File,
+    size: u64,
+    goes_on: &dyn Fn() -> bool,
+) -> io::Result<u64> {
     // File systems say no in many ways, and for all of them there is the long way.
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         let length = to.metadata()?.len().min(size);
@@ -27,7 +32,9 @@ pub(crate) fn copy(from: &File, to: &File, size: u64, goes_on: &dyn Fn() -> bool
             Err(Errno::NXIO) => break,
             Err(_) => done,
         };
-        let end = rustix::fs::seek(from, SeekFrom::Hole(data)).unwrap_or(size).clamp(data, size);
+        let end = rustix::fs::seek(from, SeekFrom::Hole(data))
+            .unwrap_or(size)
+            .clamp(data, size);
         done = range(from, to, data..end, goes_on)?;
         if done < end {
             to.set_len(done)?;
@@ -67,7 +74,12 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("airlock-sparse-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let file = |name: &str| {
-            File::options().read(true).write(true).create_new(true).open(folder.join(name)).unwrap()
+            File::options()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .open(folder.join(name))
+                .unwrap()
         };
         let (from, to) = (file("from"), file("to"));
         from.write_all_at(b"begin", 0).unwrap();
@@ -77,12 +89,23 @@ mod tests {
         let mut seen = [0; 6];
         to.read_exact_at(&mut seen, 512 << 20).unwrap();
         assert_eq!((&seen, to.metadata().unwrap().len()), (b"middle", 1 << 30));
-        assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20, "it takes no more room than before");
+        assert!(
+            to.metadata().unwrap().blocks() * 512 < 1 << 20,
+            "it takes no more room than before"
+        );
         let (full, short) = (file("full"), file("short"));
         full.write_all_at(&[b'x'; 5000], 0).unwrap();
-        assert_eq!(copy(&full, &short, 3000, &|| true).unwrap(), 3000, "no more than was asked for");
+        assert_eq!(
+            copy(&full, &short, 3000, &|| true).unwrap(),
+            3000,
+            "no more than was asked for"
+        );
         assert_eq!(std::fs::read(folder.join("short")).unwrap(), [b'x'; 3000]);
-        assert_eq!(copy(&full, &file("all"), 9000, &|| true).unwrap(), 5000, "and no more than there is");
+        assert_eq!(
+            copy(&full, &file("all"), 9000, &|| true).unwrap(),
+            5000,
+            "and no more than there is"
+        );
         let stopped = copy(&full, &file("stopped"), 5000, &|| false);
         // Shared blocks are there at once: nothing is left to stop.
         assert!(stopped.is_err() || rustix::fs::ioctl_ficlone(file("shared"), &full).is_ok());

@@ -28,7 +28,11 @@ pub(crate) struct Reading {
 impl Reading {
     /// Reads to the end of the stream, or until `ended` says that the program is gone.
     pub(crate) fn new(pipe: pipe::Receiver, ended: watch::Receiver<bool>) -> Reading {
-        Reading { pipe, ended, left: None }
+        Reading {
+            pipe,
+            ended,
+            left: None,
+        }
     }
 
     /// The next bytes; none at the end. The end of the stream and that of the program differ when a program has handed its
@@ -64,7 +68,10 @@ impl Reading {
 /// For a program's standard input: our end, and the program's.
 pub(crate) fn input_pipe() -> io::Result<(pipe::Sender, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((pipe::Sender::from_owned_fd_unchecked(nonblocking(write)?)?, read))
+    Ok((
+        pipe::Sender::from_owned_fd_unchecked(nonblocking(write)?)?,
+        read,
+    ))
 }
 
 pub(crate) fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
@@ -74,12 +81,19 @@ pub(crate) fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
     };
     let (stdout, out_write) = output_pipe()?;
     let (stderr, err_write) = output_pipe()?;
-    Ok(Streams { inside: [input, out_write, err_write], stdout, stderr: Some(stderr) })
+    Ok(Streams {
+        inside: [input, out_write, err_write],
+        stdout,
+        stderr: Some(stderr),
+    })
 }
 
 pub(crate) fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((pipe::Receiver::from_owned_fd_unchecked(nonblocking(read)?)?, write))
+    Ok((
+        pipe::Receiver::from_owned_fd_unchecked(nonblocking(read)?)?,
+        write,
+    ))
 }
 
 pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {

@@ -26,7 +26,15 @@ impl Window {
     /// Changes its size; programs in the foreground get SIGWINCH.
     pub fn resize(&self, size: TerminalSize) -> io::Result<()> {
         let (ws_row, ws_col) = (size.rows, size.columns);
-        Ok(tcsetwinsize(&self.0, Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 })?)
+        Ok(tcsetwinsize(
+            &self.0,
+            Winsize {
+                ws_row,
+                ws_col,
+                ws_xpixel: 0,
+                ws_ypixel: 0,
+            },
+        )?)
     }
 }
 
@@ -46,5 +54,9 @@ pub(crate) fn take_apart(ours: OwnedFd, size: TerminalSize) -> io::Result<Parts>
     let input = pipe::Sender::from_owned_fd_unchecked(ours.try_clone()?)?;
     let window = Window(ours);
     window.resize(size)?;
-    Ok(Parts { shown, inside, terminal: Terminal { input, window } })
+    Ok(Parts {
+        shown,
+        inside,
+        terminal: Terminal { input, window },
+    })
 }

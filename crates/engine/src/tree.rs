@@ -92,7 +92,11 @@ pub enum TreeError {
     #[error("there is no `{path}`")]
     Missing { path: String },
     #[error("`{path}` is {what}, where {wanted} is needed")]
-    Kind { path: String, what: &'static str, wanted: &'static str },
+    Kind {
+        path: String,
+        what: &'static str,
+        wanted: &'static str,
+    },
     #[error("`{path}` leads through a symbolic link, which nobody follows")]
     Link { path: String },
     #[error("`{path}` is there already")]
@@ -129,7 +133,10 @@ impl TreeError {
                 what: "no folder, or leads through something that is none",
                 wanted: "a folder",
             },
-            _ => TreeError::Other { path: shown, source },
+            _ => TreeError::Other {
+                path: shown,
+                source,
+            },
         }
     }
 }
@@ -139,10 +146,16 @@ type Answer<T> = Result<T, TreeError>;
 /// A path below the workspace; empty for the workspace itself.
 fn inside(path: &Path) -> Answer<PathBuf> {
     let relative = path.strip_prefix(spec::WORKSPACE).unwrap_or(path);
-    if relative.components().all(|part| part == std::path::Component::CurDir) {
+    if relative
+        .components()
+        .all(|part| part == std::path::Component::CurDir)
+    {
         return Ok(PathBuf::new());
     }
-    let bad = |bad: spec::BadPath| TreeError::Path { path: files::shown(path), why: bad.why };
+    let bad = |bad: spec::BadPath| TreeError::Path {
+        path: files::shown(path),
+        why: bad.why,
+    };
     Ok(WorkspacePath::new(path).map_err(bad)?.as_path().to_owned())
 }
 
@@ -151,18 +164,34 @@ fn below(path: &Path) -> Answer<(PathBuf, OsString)> {
     let inside = inside(path)?;
     match (inside.parent(), inside.file_name()) {
         (Some(parent), Some(name)) => Ok((parent.to_owned(), name.to_owned())),
-        _ => Err(TreeError::Path { path: files::shown(path), why: "it names the whole workspace" }),
+        _ => Err(TreeError::Path {
+            path: files::shown(path),
+            why: "it names the whole workspace",
+        }),
     }
 }
 
 fn open(folder: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-    files::open(folder, if path.as_os_str().is_empty() { Path::new(".") } else { path }, flags)
+    files::open(
+        folder,
+        if path.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            path
+        },
+        flags,
+    )
 }
 
 impl Tree {
     /// The workspace behind a handle; what is put there gets this owner, and a file no more than so many bytes.
     pub fn new(workspace: OwnedFd, owner: Option<(u32, u32)>, limit_bytes: u64) -> Tree {
-        Tree { workspace, owner, limit_bytes, rights: Rights::default() }
+        Tree {
+            workspace,
+            owner,
+            limit_bytes,
+            rights: Rights::default(),
+        }
     }
 
     /// The same, with no more rights than these.
@@ -171,12 +200,17 @@ impl Tree {
     }
 
     fn act<T: Send>(&self, path: &Path, work: impl FnOnce() -> Answer<T> + Send) -> Answer<T> {
-        self.rights.act(|| Ok(work())).unwrap_or_else(|error| Err(TreeError::of(path, error)))
+        self.rights
+            .act(|| Ok(work()))
+            .unwrap_or_else(|error| Err(TreeError::of(path, error)))
     }
 
     fn may_change(&self, path: &Path) -> Answer<()> {
         match self.rights.protects(self.workspace.as_fd(), &inside(path)?) {
-            Some(why) => Err(TreeError::Protected { path: files::shown(path), why }),
+            Some(why) => Err(TreeError::Protected {
+                path: files::shown(path),
+                why,
+            }),
             None => Ok(()),
         }
     }
@@ -187,7 +221,9 @@ impl Tree {
             let clean = inside(path)?;
             let name = clean.file_name().unwrap_or_default();
             let handle = open(&self.workspace, &clean, OFlags::PATH);
-            handle.and_then(|handle| entry(&handle, name)).map_err(|error| TreeError::of(path, error))
+            handle
+                .and_then(|handle| entry(&handle, name))
+                .map_err(|error| TreeError::of(path, error))
         })
     }
 
@@ -203,9 +239,13 @@ impl Tree {
             // Like a path that changes while it is followed: whoever asks again may have more luck.
             let replaced = |error: io::Error| match error.kind() {
                 io::ErrorKind::PermissionDenied => failed(error),
-                _ => failed(io::Error::new(io::ErrorKind::WouldBlock, files::why_not(&error))),
+                _ => failed(io::Error::new(
+                    io::ErrorKind::WouldBlock,
+                    files::why_not(&error),
+                )),
             };
-            let (file, _) = files::open_seen(self.workspace.as_fd(), &clean, &seen).map_err(replaced)?;
+            let (file, _) =
+                files::open_seen(self.workspace.as_fd(), &clean, &seen).map_err(replaced)?;
             let entry = entry(&handle, clean.file_name().unwrap_or_default()).map_err(failed)?;
             Ok((file, entry))
         })
@@ -214,10 +254,16 @@ impl Tree {
     fn expect(&self, path: &Path, seen: &Stat, wanted: FileType) -> Answer<()> {
         match kind(seen) {
             found if found == wanted => Ok(()),
-            FileType::Symlink => Err(TreeError::Link { path: files::shown(path) }),
+            FileType::Symlink => Err(TreeError::Link {
+                path: files::shown(path),
+            }),
             found => {
                 let (what, wanted) = (called(found), called(wanted));
-                Err(TreeError::Kind { path: files::shown(path), what, wanted })
+                Err(TreeError::Kind {
+                    path: files::shown(path),
+                    what,
+                    wanted,
+                })
             }
         }
     }
@@ -227,16 +273,25 @@ impl Tree {
         self.act(path, || {
             let clean = inside(path)?;
             let failed = |error: io::Error| TreeError::of(path, error);
-            let folder = open(&self.workspace, &clean, OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
+            let folder = open(&self.workspace, &clean, OFlags::RDONLY | OFlags::DIRECTORY)
+                .map_err(failed)?;
             let most = most.clamp(1, MOST_LISTED);
             let (mut names, mut more) = (BTreeSet::new(), false);
-            for (count, found) in Dir::read_from(&folder).map_err(|error| failed(error.into()))?.enumerate() {
+            for (count, found) in Dir::read_from(&folder)
+                .map_err(|error| failed(error.into()))?
+                .enumerate()
+            {
                 let found = found.map_err(|error| failed(error.into()))?;
                 let name = OsStr::from_bytes(found.file_name().to_bytes());
                 if count >= MOST_READ {
-                    return Err(TreeError::TooMany { path: files::shown(path), limit: MOST_READ });
+                    return Err(TreeError::TooMany {
+                        path: files::shown(path),
+                        limit: MOST_READ,
+                    });
                 }
-                if [".", ".."].iter().any(|dots| name == *dots) || after.is_some_and(|after| name <= after) {
+                if [".", ".."].iter().any(|dots| name == *dots)
+                    || after.is_some_and(|after| name <= after)
+                {
                     continue;
                 }
                 names.insert(name.to_owned());
@@ -270,16 +325,21 @@ impl Tree {
             let folder = self.parent(&parent, &name, parents).map_err(failed)?;
             // One that is there is as good, if the caller did not insist.
             if !parents && rustix::fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-                return Err(TreeError::Exists { path: files::shown(path) });
+                return Err(TreeError::Exists {
+                    path: files::shown(path),
+                });
             }
-            files::make_folder(&folder, &name, self.owner).map(drop).map_err(failed)
+            files::make_folder(&folder, &name, self.owner)
+                .map(drop)
+                .map_err(failed)
         })
     }
 
     fn parent(&self, parent: &Path, name: &OsStr, make: bool) -> io::Result<OwnedFd> {
         match make {
             true => {
-                let made = files::make_parents(self.workspace.as_fd(), &parent.join(name), self.owner);
+                let made =
+                    files::make_parents(self.workspace.as_fd(), &parent.join(name), self.owner);
                 made.map(|(folder, _)| folder)
             }
             false => open(&self.workspace, parent, OFlags::PATH | OFlags::DIRECTORY),
@@ -294,7 +354,11 @@ impl Tree {
             let failed = |error: io::Error| TreeError::of(path, error);
             let folder = self.parent(&parent, &name, parents).map_err(failed)?;
             if let Some(what) = files::in_the_way(&folder, &name).map_err(failed)? {
-                return Err(TreeError::Kind { path: files::shown(path), what, wanted: "a file" });
+                return Err(TreeError::Kind {
+                    path: files::shown(path),
+                    what,
+                    wanted: "a file",
+                });
             }
             let draft = Draft::new(&folder).map_err(failed)?;
             let (owner, limit_bytes) = (self.owner, self.limit_bytes);
@@ -320,9 +384,13 @@ impl Tree {
             self.may_change(path)?;
             let (parent, name) = below(path)?;
             let failed = |error: io::Error| TreeError::of(path, error);
-            let folder = open(&self.workspace, &parent, OFlags::PATH | OFlags::DIRECTORY).map_err(failed)?;
+            let folder =
+                open(&self.workspace, &parent, OFlags::PATH | OFlags::DIRECTORY).map_err(failed)?;
             remove::remove(&folder, &name, recursive).map_err(|error| match error {
-                remove::Failed::TooMany(limit) => TreeError::TooMany { path: files::shown(path), limit },
+                remove::Failed::TooMany(limit) => TreeError::TooMany {
+                    path: files::shown(path),
+                    limit,
+                },
                 remove::Failed::Io(error) => failed(error),
             })
         })
@@ -330,7 +398,13 @@ impl Tree {
 
     /// Copies everything into another workspace.
     pub fn copy_into(&self, other: &Tree, bounds: CopyBounds) -> io::Result<Copied> {
-        copy::copy(&self.workspace, &self.rights, &other.workspace, other.owner, bounds)
+        copy::copy(
+            &self.workspace,
+            &self.rights,
+            &other.workspace,
+            other.owner,
+            bounds,
+        )
     }
 }
 
@@ -358,14 +432,20 @@ impl Upload {
     /// Refuses what would be too large before a byte of it is there.
     pub fn expect(&self, size_bytes: u64) -> Answer<()> {
         let (path, limit_bytes) = (files::shown(&self.path), self.limit_bytes);
-        if size_bytes > limit_bytes { Err(TreeError::TooLarge { path, limit_bytes }) } else { Ok(()) }
+        if size_bytes > limit_bytes {
+            Err(TreeError::TooLarge { path, limit_bytes })
+        } else {
+            Ok(())
+        }
     }
 
     /// Adds bytes to it.
     pub fn write(&mut self, bytes: &[u8]) -> Answer<()> {
         self.size_bytes += bytes.len() as u64;
         self.expect(self.size_bytes)?;
-        (&self.draft.file).write_all(bytes).map_err(|error| TreeError::of(&self.path, error))
+        (&self.draft.file)
+            .write_all(bytes)
+            .map_err(|error| TreeError::of(&self.path, error))
     }
 
     /// Gives it its name, in place of what had it.
@@ -379,9 +459,11 @@ impl Upload {
         });
         self.published = done.is_ok();
         done.map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::ISDIR) => {
-                TreeError::Kind { path: files::shown(&self.path), what: "a folder", wanted: "a file" }
-            }
+            Some(Errno::ISDIR) => TreeError::Kind {
+                path: files::shown(&self.path),
+                what: "a folder",
+                wanted: "a file",
+            },
             _ => TreeError::of(&self.path, error),
         })
     }
@@ -408,9 +490,9 @@ fn entry(handle: impl AsFd, name: &OsStr) -> io::Result<Entry> {
         _ => (EntryKind::Special, 0),
     };
     let target = match kind {
-        EntryKind::Link => {
-            Some(OsString::from_vec(rustix::fs::readlinkat(handle, "", Vec::new())?.into_bytes()))
-        }
+        EntryKind::Link => Some(OsString::from_vec(
+            rustix::fs::readlinkat(handle, "", Vec::new())?.into_bytes(),
+        )),
         _ => None,
     };
     let since = i128::from(found.st_mtime) * 1000 + i128::from(found.st_mtime_nsec) / 1_000_000;

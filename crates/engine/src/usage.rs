@@ -72,28 +72,39 @@ pub struct Books {
 impl Books {
     /// Opens them; empty if nothing was ever used.
     pub fn open(state: &Path) -> Result<Books, UsageError> {
-        Ok(Books { folder: state.join(LEDGER), usage: Usage::open(state)? })
+        Ok(Books {
+            folder: state.join(LEDGER),
+            usage: Usage::open(state)?,
+        })
     }
 
     /// Settles what dead owners left, and copies what is new. What cannot be believed is left out, and named.
     pub fn refresh(&self) -> Result<Vec<Problem>, UsageError> {
-        let mut problems = ledger::recover(&self.folder).map_err(|source| self.failed(source))?.problems;
+        let mut problems = ledger::recover(&self.folder)
+            .map_err(|source| self.failed(source))?
+            .problems;
         let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
-        for name in known.keys().filter(|name| !there.contains_key(*name) && !going.contains(name)) {
+        for name in known
+            .keys()
+            .filter(|name| !there.contains_key(*name) && !going.contains(name))
+        {
             problems.extend(self.gone(name)?);
         }
         for (name, files) in there.iter().filter(|(name, _)| !going.contains(name)) {
             let problem = self.copy(name, files, known.get(name).copied())?;
             // Recovery has named it already.
-            problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
+            problems
+                .extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
     }
 
     /// How many segments there are.
     pub fn segments(&self) -> Result<usize, UsageError> {
-        Ok(ledger::segments(&self.folder).map_err(|source| self.failed(source))?.len())
+        Ok(ledger::segments(&self.folder)
+            .map_err(|source| self.failed(source))?
+            .len())
     }
 
     /// Reads every line that there is, and compares with what was read before.
@@ -105,7 +116,8 @@ impl Books {
         for (name, progress) in known.into_iter().filter(|(name, _)| !going.contains(name)) {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
             let problem = self.lacks(&name, files, progress)?;
-            problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
+            problems
+                .extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
     }
@@ -124,7 +136,10 @@ impl Books {
     }
 
     /// Copies what is new in segments whose owner lives. What is wrong with them a refresh says.
-    pub fn follow<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> Result<(), UsageError> {
+    pub fn follow<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a String>,
+    ) -> Result<(), UsageError> {
         let known = self.usage.segments()?;
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
         for name in names {
@@ -139,7 +154,9 @@ impl Books {
     /// say. What they cost stays in its sums. How many went; none while a backup is being made.
     pub fn retire(&self, state: &Path, before_ms: u64, now_ms: u64) -> Result<u64, UsageError> {
         let failed = |source| self.failed(source);
-        let Some(_alone) = Upkeep::alone(state).map_err(failed)? else { return Ok(0) };
+        let Some(_alone) = Upkeep::alone(state).map_err(failed)? else {
+            return Ok(0);
+        };
         for name in self.usage.retiring()? {
             ledger::remove_retired(&self.folder, &name).map_err(failed)?;
             self.usage.retired(&name)?;
@@ -149,13 +166,21 @@ impl Books {
             let before_ms = match &*name {
                 name if name.starts_with("run-") => before_ms,
                 // Whatever is kept: what was spent today is asked for by the next start.
-                name if ledger::is_of_day(name) => before_ms.min(Day::of(Timestamp(now_ms)).start().0),
+                name if ledger::is_of_day(name) => {
+                    before_ms.min(Day::of(Timestamp(now_ms)).start().0)
+                }
                 // That of `airlock proxy` is taken up again, and limits ask what it says.
                 _ => continue,
             };
-            let head = Head { n: end.n, hash: end.hash, offset: end.offset };
+            let head = Head {
+                n: end.n,
+                hash: end.hash,
+                offset: end.offset,
+            };
             // One that cannot be believed stays, and is named by whoever verifies.
-            let Ok(Some(old)) = ledger::retirable(&self.folder, &name, &head, before_ms) else { continue };
+            let Ok(Some(old)) = ledger::retirable(&self.folder, &name, &head, before_ms) else {
+                continue;
+            };
             if self.usage.begin_to_retire(&name, end, now_ms)? {
                 old.remove().map_err(failed)?;
                 self.usage.retired(&name)?;
@@ -179,7 +204,10 @@ impl Books {
     }
 
     fn failed(&self, source: io::Error) -> UsageError {
-        UsageError::Ledger { path: self.folder.clone(), source }
+        UsageError::Ledger {
+            path: self.folder.clone(),
+            source,
+        }
     }
 
     /// Copies what is new in a segment, to its end, whoever else copies it meanwhile; what is wrong with it.
@@ -207,8 +235,17 @@ impl Books {
         files: &[PathBuf],
         mut from: Option<Progress>,
     ) -> Result<Copied, DatabaseError> {
-        let start = from.unwrap_or(Progress { part: 1, offset: 0, n: 0, hash: [0; 32] });
-        let mut head = Head { n: start.n, hash: start.hash, offset: start.offset };
+        let start = from.unwrap_or(Progress {
+            part: 1,
+            offset: 0,
+            n: 0,
+            hash: [0; 32],
+        });
+        let mut head = Head {
+            n: start.n,
+            hash: start.hash,
+            offset: start.offset,
+        };
         for (index, file) in files.iter().enumerate().skip(start.part as usize - 1) {
             let part = index as u32 + 1;
             let mut reader = match open_at(file, head) {
@@ -218,7 +255,12 @@ impl Books {
             loop {
                 let (changes, end) = batch(&mut reader);
                 let at = reader.head();
-                let to = Progress { part, offset: at.offset, n: at.n, hash: at.hash };
+                let to = Progress {
+                    part,
+                    offset: at.offset,
+                    n: at.n,
+                    hash: at.hash,
+                };
                 if from != Some(to) && !self.usage.add(name, from, to, &changes)? {
                     return Ok(Copied::Overtaken);
                 }
@@ -227,12 +269,19 @@ impl Books {
                     End::More => {}
                     End::File => break,
                     End::Wrong(what) => {
-                        let problem = Problem { file: file.clone(), line: at.n + 1, what };
+                        let problem = Problem {
+                            file: file.clone(),
+                            line: at.n + 1,
+                            what,
+                        };
                         return Ok(Copied::ToItsEnd(Some(problem)));
                     }
                 }
             }
-            head = Head { offset: 0, ..reader.head() };
+            head = Head {
+                offset: 0,
+                ..reader.head()
+            };
         }
         Ok(Copied::ToItsEnd(None))
     }
@@ -249,7 +298,11 @@ enum Copied {
 type Lines = Reader<BufReader<File>>;
 
 fn open_at(path: &Path, head: Head) -> Result<Lines, Problem> {
-    let problem = |what| Problem { file: path.to_owned(), line: 0, what };
+    let problem = |what| Problem {
+        file: path.to_owned(),
+        line: 0,
+        what,
+    };
     let open = || {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -266,15 +319,27 @@ fn open_at(path: &Path, head: Head) -> Result<Lines, Problem> {
 const SHRANK: &str = "it was longer: lines that were read before are gone";
 
 fn gone(file: PathBuf) -> Problem {
-    Problem { file, line: 0, what: "it is gone, but what it said is known".to_owned() }
+    Problem {
+        file,
+        line: 0,
+        what: "it is gone, but what it said is known".to_owned(),
+    }
 }
 
 /// Whether a segment still says what was read from it.
 fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<Problem> {
-    let problem = |what: &str| Some(Problem { file: file.to_owned(), line: 0, what: what.to_owned() });
+    let problem = |what: &str| {
+        Some(Problem {
+            file: file.to_owned(),
+            line: 0,
+            what: what.to_owned(),
+        })
+    };
     let mut head = Head::default();
     for path in files {
-        let Ok(mut reader) = open_at(path, Head { offset: 0, ..head }) else { return None };
+        let Ok(mut reader) = open_at(path, Head { offset: 0, ..head }) else {
+            return None;
+        };
         while reader.head().n < progress.n {
             match reader.next_row() {
                 Ok(Some(_)) => {}

@@ -11,7 +11,8 @@ pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
     pub(super) fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("airlock-books-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-books-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Scratch(path)
     }
@@ -37,41 +38,74 @@ impl Drop for Scratch {
 
 /// The same without its last line.
 pub(super) fn cut(text: &[u8]) -> &[u8] {
-    let end = text[..text.len() - 1].iter().rposition(|&byte| byte == b'\n').unwrap() + 1;
+    let end = text[..text.len() - 1]
+        .iter()
+        .rposition(|&byte| byte == b'\n')
+        .unwrap()
+        + 1;
     &text[..end]
 }
 
 fn serve(ledger: &Ledger, run: &str, money: u64) {
     let n = reserve(ledger, run);
-    let usage = Tokens { input: 10, cache_read: 5, output: 20, reasoning: 1, ..Tokens::default() };
-    let outcome = Outcome { usage, source: Source::Final, ..Outcome::unknown(Money(money), "complete") };
+    let usage = Tokens {
+        input: 10,
+        cache_read: 5,
+        output: 20,
+        reasoning: 1,
+        ..Tokens::default()
+    };
+    let outcome = Outcome {
+        usage,
+        source: Source::Final,
+        ..Outcome::unknown(Money(money), "complete")
+    };
     ledger.settle(n, &outcome).unwrap();
 }
 
 fn reserve(ledger: &Ledger, run: &str) -> u64 {
-    let call = Call { run: run.into(), model: "m".into(), provider: "p".into(), ..Call::default() };
+    let call = Call {
+        run: run.into(),
+        model: "m".into(),
+        provider: "p".into(),
+        ..Call::default()
+    };
     ledger.reserve(&call, Money(100), 50).unwrap()
 }
 
 fn total(books: &Books) -> (u64, u64, u64) {
     let sums = books.totals(By::Model, &Filter::default()).unwrap();
-    sums.first().map(|total| (total.calls, total.money, total.unsettled)).unwrap_or_default()
+    sums.first()
+        .map(|total| (total.calls, total.money, total.unsettled))
+        .unwrap_or_default()
 }
 
 #[test]
 fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
     let scratch = Scratch::new("new");
     let books = scratch.books();
-    assert_eq!((books.refresh().unwrap(), total(&books)), (vec![], (0, 0, 0)), "nothing was used");
+    assert_eq!(
+        (books.refresh().unwrap(), total(&books)),
+        (vec![], (0, 0, 0)),
+        "nothing was used"
+    );
     let ledger = scratch.ledger("run-a");
     serve(&ledger, "a", 30);
     reserve(&ledger, "a");
     for _ in 0..2 {
-        assert_eq!((books.refresh().unwrap(), total(&books)), (vec![], (2, 130, 1)), "one is under way");
+        assert_eq!(
+            (books.refresh().unwrap(), total(&books)),
+            (vec![], (2, 130, 1)),
+            "one is under way"
+        );
     }
     drop(ledger);
     serve(&scratch.ledger("run-b"), "b", 7);
-    assert_eq!((books.refresh().unwrap(), total(&books)), (vec![], (3, 137, 1)), "its owner died");
+    assert_eq!(
+        (books.refresh().unwrap(), total(&books)),
+        (vec![], (3, 137, 1)),
+        "its owner died"
+    );
     let runs = books.totals(By::Run, &Filter::default()).unwrap();
     let a = Total {
         key: "a".into(),
@@ -88,7 +122,10 @@ fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
         open: runs[0].open,
         ..Total::default()
     };
-    assert!(runs[0].open <= 1, "no more than the one that nobody settled");
+    assert!(
+        runs[0].open <= 1,
+        "no more than the one that nobody settled"
+    );
     assert_eq!((&runs[0], runs[1].money), (&a, 7));
     assert_eq!(books.verify().unwrap(), []);
 }
@@ -104,7 +141,12 @@ fn whoever_is_overtaken_while_he_copies_goes_on_to_the_end() {
     let mut reader = open_at(&files[0], Head::default()).unwrap();
     let (changes, _) = batch(&mut reader);
     let at = reader.head();
-    let to = Progress { part: 1, offset: at.offset, n: at.n, hash: at.hash };
+    let to = Progress {
+        part: 1,
+        offset: at.offset,
+        n: at.n,
+        hash: at.hash,
+    };
     assert!(books.usage.add("owner", None, to, &changes).unwrap());
     assert!(total(&books).0 < calls);
     assert_eq!(books.copy("owner", &files, None).unwrap(), None);
@@ -144,9 +186,19 @@ fn of_a_ledger_that_is_set_aside_all_up_to_its_damage_counts() {
     fs::write(scratch.file("owner"), damaged).unwrap();
     // Nobody has read it before.
     let books = scratch.books();
-    assert!(books.set_aside(7).unwrap().place.is_some_and(|place| place.exists()));
+    assert!(
+        books
+            .set_aside(7)
+            .unwrap()
+            .place
+            .is_some_and(|place| place.exists())
+    );
     assert_eq!(total(&books), (2, 130, 1));
-    assert_eq!(books.totals(By::Model, &Filter::default()).unwrap()[0].open, 0, "nobody will settle it");
+    assert_eq!(
+        books.totals(By::Model, &Filter::default()).unwrap()[0].open,
+        0,
+        "nobody will settle it"
+    );
 }
 
 #[test]
@@ -171,29 +223,59 @@ fn a_ledger_that_shrank_changed_or_vanished_is_named() {
     serve(&scratch.ledger("owner"), "a", 30);
     let books = scratch.books();
     books.refresh().unwrap();
-    let (file, whole) = (scratch.file("owner"), fs::read(scratch.file("owner")).unwrap());
-    let told = |problems: Vec<Problem>| problems.into_iter().map(|problem| problem.what).collect::<Vec<_>>();
-    assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]));
+    let (file, whole) = (
+        scratch.file("owner"),
+        fs::read(scratch.file("owner")).unwrap(),
+    );
+    let told = |problems: Vec<Problem>| {
+        problems
+            .into_iter()
+            .map(|problem| problem.what)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (books.refresh().unwrap(), books.verify().unwrap()),
+        (vec![], vec![])
+    );
 
     // A line less is a chain as good as any, but not the one that was read.
     fs::write(&file, cut(&whole)).unwrap();
     assert_eq!(told(books.verify().unwrap()), [SHRANK]);
 
     fs::remove_file(&file).unwrap();
-    assert_eq!(told(books.verify().unwrap()), ["it is gone, but what it said is known"]);
-    assert_eq!(told(books.refresh().unwrap()), ["it is gone, but what it said is known"]);
+    assert_eq!(
+        told(books.verify().unwrap()),
+        ["it is gone, but what it said is known"]
+    );
+    assert_eq!(
+        told(books.refresh().unwrap()),
+        ["it is gone, but what it said is known"]
+    );
 
     for _ in 0..3 {
         serve(&scratch.ledger("owner"), "a", 1);
     }
-    assert_eq!(told(books.verify().unwrap()), ["it is not the one that was read before"]);
-    assert_eq!(books.refresh().unwrap().len(), 1, "what follows does not follow");
+    assert_eq!(
+        told(books.verify().unwrap()),
+        ["it is not the one that was read before"]
+    );
+    assert_eq!(
+        books.refresh().unwrap().len(),
+        1,
+        "what follows does not follow"
+    );
     assert_eq!(total(&books), (1, 30, 0), "what was known stays");
 
-    let changed = String::from_utf8(whole.clone()).unwrap().replacen("\"money\":30", "\"money\":10", 1);
+    let changed =
+        String::from_utf8(whole.clone())
+            .unwrap()
+            .replacen("\"money\":30", "\"money\":10", 1);
     fs::write(&file, changed).unwrap();
     let problems = books.verify().unwrap();
-    assert_eq!((problems.len(), problems[0].line, &problems[0].file), (1, 3, &file));
+    assert_eq!(
+        (problems.len(), problems[0].line, &problems[0].file),
+        (1, 3, &file)
+    );
     fs::write(&file, whole).unwrap();
     assert_eq!(books.verify().unwrap(), []);
 }
@@ -217,7 +299,10 @@ fn nothing_is_missed_of_a_ledger_that_others_begin_read_and_take_away_meanwhile(
         while !others.is_finished() {
             let gone = "it is gone, but what it said is known";
             let problems = books.verify().unwrap();
-            assert!(problems.iter().all(|problem| problem.what != gone), "{problems:?}");
+            assert!(
+                problems.iter().all(|problem| problem.what != gone),
+                "{problems:?}"
+            );
         }
     });
     assert_eq!(books.verify().unwrap(), []);
@@ -254,11 +339,17 @@ fn an_old_ledger_goes_and_what_it_cost_stays() {
     drop(backup);
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 1);
     assert!(!state.join("ledger/run-old.jsonl").exists());
-    assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]));
+    assert_eq!(
+        (books.refresh().unwrap(), books.verify().unwrap()),
+        (vec![], vec![])
+    );
     assert_eq!(all(&books), before);
     // The name may be used again, and nothing is counted twice or lost.
     spend(state, "run-old", 1);
-    assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]));
+    assert_eq!(
+        (books.refresh().unwrap(), books.verify().unwrap()),
+        (vec![], vec![])
+    );
     assert_eq!(all(&books)[0].calls, before[0].calls + 1);
     assert_eq!(books.retire(state, u64::MAX, now + 1).unwrap(), 1);
     assert_eq!(all(&books)[0].calls, before[0].calls + 1);
@@ -274,14 +365,30 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
     let before = books.totals(By::Run, &Filter::default()).unwrap();
     for files_are_gone in [false, true] {
         let end = books.usage.segments().unwrap()["run-old"];
-        assert!(books.usage.begin_to_retire("run-old", end, now + u64::from(files_are_gone)).unwrap());
+        assert!(
+            books
+                .usage
+                .begin_to_retire("run-old", end, now + u64::from(files_are_gone))
+                .unwrap()
+        );
         if files_are_gone {
             std::fs::remove_file(state.join("ledger/run-old.jsonl")).unwrap();
         }
-        assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]), "{files_are_gone}");
+        assert_eq!(
+            (books.refresh().unwrap(), books.verify().unwrap()),
+            (vec![], vec![]),
+            "{files_are_gone}"
+        );
         assert_eq!(books.retire(state, 0, now).unwrap(), 0);
-        assert!(books.usage.retiring().unwrap().is_empty() && !state.join("ledger/run-old.jsonl").exists());
-        assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]), "{files_are_gone}");
+        assert!(
+            books.usage.retiring().unwrap().is_empty()
+                && !state.join("ledger/run-old.jsonl").exists()
+        );
+        assert_eq!(
+            (books.refresh().unwrap(), books.verify().unwrap()),
+            (vec![], vec![]),
+            "{files_are_gone}"
+        );
         assert_eq!(
             books.totals(By::Run, &Filter::default()).unwrap()[0].money,
             before[0].money * (1 + u64::from(files_are_gone))
@@ -312,8 +419,13 @@ fn ledgers_that_are_open_changed_or_not_of_a_run_stay() {
 fn spend(state: &Path, segment: &str, calls: usize) {
     let ledger = Ledger::open(&state.join(LEDGER), segment, Durability::Process).unwrap();
     for _ in 0..calls {
-        let call = Call { run: "old".into(), ..Call::default() };
+        let call = Call {
+            run: "old".into(),
+            ..Call::default()
+        };
         let n = ledger.reserve(&call, Money(7), 1).unwrap();
-        ledger.settle(n, &Outcome::unknown(Money(7), "complete")).unwrap();
+        ledger
+            .settle(n, &Outcome::unknown(Money(7), "complete"))
+            .unwrap();
     }
 }

@@ -41,13 +41,31 @@ pub(crate) struct Ending {
 
 pub(crate) fn ending(progress: Progress, stopped: Option<Stopped>) -> Ending {
     match progress {
-        Progress::Ended(Ended { status, cpu_us, peak_bytes, alone }) => {
-            Ending { status: Some(status), stopped, cpu_us, peak_bytes, alone }
-        }
+        Progress::Ended(Ended {
+            status,
+            cpu_us,
+            peak_bytes,
+            alone,
+        }) => Ending {
+            status: Some(status),
+            stopped,
+            cpu_us,
+            peak_bytes,
+            alone,
+        },
         // The box died under the program: its status is not known.
-        Progress::Gone(Ended { cpu_us, peak_bytes, alone, .. }) => {
-            Ending { status: None, stopped, cpu_us, peak_bytes, alone }
-        }
+        Progress::Gone(Ended {
+            cpu_us,
+            peak_bytes,
+            alone,
+            ..
+        }) => Ending {
+            status: None,
+            stopped,
+            cpu_us,
+            peak_bytes,
+            alone,
+        },
     }
 }
 
@@ -62,12 +80,19 @@ pub(crate) fn first_look(limits: &Limits) -> Duration {
 }
 
 /// How long CPU time cannot run out, however many CPUs are busy; nothing if it has. `beside` was used outside of the box.
-pub(crate) fn cpu_left(sandbox: &dyn Sandbox, beside: Duration, limits: &Limits) -> Option<Duration> {
+pub(crate) fn cpu_left(
+    sandbox: &dyn Sandbox,
+    beside: Duration,
+    limits: &Limits,
+) -> Option<Duration> {
     let (Some(limit), Some(used)) = (limits.cpu_time, sandbox.counters().cpu) else {
         // Each process has its own limit then.
         return Some(Duration::from_secs(24 * 3600));
     };
-    let left = limit.0.checked_sub(used + beside).filter(|left| !left.is_zero())?;
+    let left = limit
+        .0
+        .checked_sub(used + beside)
+        .filter(|left| !left.is_zero())?;
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
     Some((left / cpus).max(CPU_LOOK))
 }
@@ -76,20 +101,33 @@ pub(crate) fn cpu_left(sandbox: &dyn Sandbox, beside: Duration, limits: &Limits)
 pub(crate) fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut RunResult) {
     let status = ending.status.unwrap_or(SIGKILL);
     let signal = Some(status & 0x7f).filter(|signal| *signal != 0);
-    result.exit_code = if signal.is_none() { Some(status >> 8 & 0xff) } else { None };
+    result.exit_code = if signal.is_none() {
+        Some(status >> 8 & 0xff)
+    } else {
+        None
+    };
     result.signal = signal;
     match signal {
         Some(SIGXCPU) => _ = result.limits_hit.insert(LimitName::CpuTime),
         Some(SIGXFSZ) => _ = result.limits_hit.insert(LimitName::FileSize),
         _ => {}
     }
-    let error =
-        |code, message: String, hint: &str| Some(ErrorInfo { code, message, hint: Some(hint.to_owned()) });
+    let error = |code, message: String, hint: &str| {
+        Some(ErrorInfo {
+            code,
+            message,
+            hint: Some(hint.to_owned()),
+        })
+    };
     match ending.stopped {
         Some(Stopped::WallTime) => {
             result.limits_hit.insert(LimitName::WallTime);
             let message = format!("stopped after {} on the clock", limits.wall_time);
-            result.error = error(ErrorCode::Timeout, message, "give it more time with --timeout");
+            result.error = error(
+                ErrorCode::Timeout,
+                message,
+                "give it more time with --timeout",
+            );
             (result.status, result.exit_status) = (Status::TimedOut, 124);
         }
         Some(Stopped::Cancelled) => {
@@ -114,7 +152,11 @@ pub(crate) fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut Ru
         None if ending.status.is_none() => {
             (result.exit_code, result.signal) = (None, None);
             let message = "the sandbox died under the program".to_owned();
-            result.error = error(ErrorCode::Lost, message, "start it again; `airlock doctor` tries one out");
+            result.error = error(
+                ErrorCode::Lost,
+                message,
+                "start it again; `airlock doctor` tries one out",
+            );
             (result.status, result.exit_status) = (Status::Lost, 125);
         }
         None => (result.status, result.exit_status) = by_status(result),

@@ -49,7 +49,10 @@ pub struct Weight {
 pub fn weigh(state: &Path) -> io::Result<Weight> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(state, flags, Mode::empty())?;
-    let mut weight = Weight { nearly_full: crate::room::is_nearly_full(state), ..Weight::default() };
+    let mut weight = Weight {
+        nearly_full: crate::room::is_nearly_full(state),
+        ..Weight::default()
+    };
     let disk = rustix::fs::statvfs(state)?;
     weight.free_bytes = disk.f_bavail * disk.f_frsize;
     for entry in Dir::read_from(&folder)? {
@@ -57,12 +60,24 @@ pub fn weigh(state: &Path) -> io::Result<Weight> {
         if name == "." || name == ".." {
             continue;
         }
-        let known = PARTS.iter().find(|(part, _)| name == *part || name.starts_with(&format!("{part}-")));
-        let (part, about) = known.copied().unwrap_or(("other", "locks, sockets and what is in the making"));
-        let at = weight.parts.iter().position(|known| known.name == part).unwrap_or_else(|| {
-            weight.parts.push(Part { name: part.to_owned(), about, ..Part::default() });
-            weight.parts.len() - 1
-        });
+        let known = PARTS
+            .iter()
+            .find(|(part, _)| name == *part || name.starts_with(&format!("{part}-")));
+        let (part, about) = known
+            .copied()
+            .unwrap_or(("other", "locks, sockets and what is in the making"));
+        let at = weight
+            .parts
+            .iter()
+            .position(|known| known.name == part)
+            .unwrap_or_else(|| {
+                weight.parts.push(Part {
+                    name: part.to_owned(),
+                    about,
+                    ..Part::default()
+                });
+                weight.parts.len() - 1
+            });
         add(&folder, &name, &mut weight.parts[at], DEEPEST);
     }
     weight.parts.sort_by(|one, other| one.name.cmp(&other.name));
@@ -72,17 +87,25 @@ pub fn weigh(state: &Path) -> io::Result<Weight> {
 
 /// By handle and without following links: programs have written parts of it.
 fn add(folder: &OwnedFd, name: &str, part: &mut Part, depth: usize) {
-    let Ok(found) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
+    let Ok(found) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
+        return;
+    };
     part.bytes += u64::try_from(found.st_blocks).unwrap_or_default() * 512;
     if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
         part.files += 1;
         return;
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let Ok(inner) = rustix::fs::openat(folder, name, flags, Mode::empty()) else { return };
-    let Ok(entries) = Dir::read_from(&inner) else { return };
+    let Ok(inner) = rustix::fs::openat(folder, name, flags, Mode::empty()) else {
+        return;
+    };
+    let Ok(entries) = Dir::read_from(&inner) else {
+        return;
+    };
     for entry in entries.flatten() {
-        let Ok(name) = entry.file_name().to_str() else { continue };
+        let Ok(name) = entry.file_name().to_str() else {
+            continue;
+        };
         if name != "." && name != ".." && depth > 0 && part.files < MOST_FILES {
             add(&inner, name, part, depth - 1);
         }

@@ -69,7 +69,10 @@ pub enum LayerError {
         id: Id,
     },
     /// The folder it is based on is not there any more.
-    #[error("the folder `{}` is not the one that the workspace is based on", shown(folder))]
+    #[error(
+        "the folder `{}` is not the one that the workspace is based on",
+        shown(folder)
+    )]
     Elsewhere {
         /// Where it was.
         folder: PathBuf,
@@ -129,35 +132,52 @@ impl LayerError {
     /// The same for a caller.
     pub fn info(&self) -> ErrorInfo {
         let (code, hint) = match self {
-            LayerError::Absent { .. } => {
-                (ErrorCode::InvalidSpec, "`airlock workspace list` shows what there is")
+            LayerError::Absent { .. } => (
+                ErrorCode::InvalidSpec,
+                "`airlock workspace list` shows what there is",
+            ),
+            LayerError::InUse { .. } => (
+                ErrorCode::InvalidSpec,
+                "end its run or session first, or wait",
+            ),
+            LayerError::Elsewhere { .. } => (
+                ErrorCode::InvalidSpec,
+                "put the folder back in its place, or discard the workspace",
+            ),
+            LayerError::Replaced { .. } => (
+                ErrorCode::PolicyDenied,
+                "ask again once nobody moves or replaces anything on the way to it",
+            ),
+            LayerError::Refused { .. } => (
+                ErrorCode::PolicyDenied,
+                "--partial takes over the rest; --force also what conflicts",
+            ),
+            LayerError::TooMuch { .. } => {
+                (ErrorCode::InvalidSpec, "give --workspace a smaller folder")
             }
-            LayerError::InUse { .. } => (ErrorCode::InvalidSpec, "end its run or session first, or wait"),
-            LayerError::Elsewhere { .. } => {
-                (ErrorCode::InvalidSpec, "put the folder back in its place, or discard the workspace")
-            }
-            LayerError::Replaced { .. } => {
-                (ErrorCode::PolicyDenied, "ask again once nobody moves or replaces anything on the way to it")
-            }
-            LayerError::Refused { .. } => {
-                (ErrorCode::PolicyDenied, "--partial takes over the rest; --force also what conflicts")
-            }
-            LayerError::TooMuch { .. } => (ErrorCode::InvalidSpec, "give --workspace a smaller folder"),
             LayerError::NoRoom { .. } => (
                 ErrorCode::QuotaExceeded,
                 "commit or discard workspaces that are kept, or make room on the disk",
             ),
-            LayerError::Taken { .. } => {
-                (ErrorCode::InvalidSpec, "commit or discard that one, or choose another id")
-            }
+            LayerError::Taken { .. } => (
+                ErrorCode::InvalidSpec,
+                "commit or discard that one, or choose another id",
+            ),
             LayerError::Cancelled => (ErrorCode::Cancelled, "ask again"),
-            LayerError::Io { .. } => (ErrorCode::Internal, "see that both folders can be read and written"),
+            LayerError::Io { .. } => (
+                ErrorCode::Internal,
+                "see that both folders can be read and written",
+            ),
         };
         let message = match std::error::Error::source(self) {
             Some(cause) => format!("{self}: {cause}"),
             None => self.to_string(),
         };
-        ErrorInfo { code, message, hint: Some(hint.to_owned()) }
+        ErrorInfo {
+            code,
+            message,
+            hint: Some(hint.to_owned()),
+        }
     }
 }
 
@@ -271,7 +291,9 @@ pub fn lay(
     owner: Option<String>,
     is_cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<Hold>, LayerError> {
-    let Some(folder) = spec.workspace.clone().filter(|_| spec.copy_on_write) else { return Ok(None) };
+    let Some(folder) = spec.workspace.clone().filter(|_| spec.copy_on_write) else {
+        return Ok(None);
+    };
     let hold = make(state, id, spec, &folder, owner, is_cancelled)?;
     let tree = hold.tree();
     crate::guard::add_own(spec, &tree).map_err(failed("look at the workspace"))?;
@@ -288,26 +310,41 @@ fn make(
     owner: Option<String>,
     is_cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Hold, LayerError> {
-    let elsewhere =
-        |source: io::Error| LayerError::Elsewhere { folder: asked.to_owned(), source: Some(source) };
+    let elsewhere = |source: io::Error| LayerError::Elsewhere {
+        folder: asked.to_owned(),
+        source: Some(source),
+    };
     let folder = std::fs::canonicalize(asked).map_err(elsewhere)?;
-    let from = rustix::fs::open(&folder, FOLDER, Mode::empty()).map_err(|source| elsewhere(source.into()))?;
+    let from = rustix::fs::open(&folder, FOLDER, Mode::empty())
+        .map_err(|source| elsewhere(source.into()))?;
     let found = rustix::fs::fstat(&from).map_err(|source| elsewhere(source.into()))?;
-    if !spec.admits(asked, FileId { device: found.st_dev, inode: found.st_ino }) {
-        return Err(LayerError::Replaced { folder: asked.to_owned() });
+    if !spec.admits(
+        asked,
+        FileId {
+            device: found.st_dev,
+            inode: found.st_ino,
+        },
+    ) {
+        return Err(LayerError::Replaced {
+            folder: asked.to_owned(),
+        });
     }
     let about = About {
         folder: folder.clone().into(),
         device: found.st_dev,
         inode: found.st_ino,
         made_at: crate::now().0,
-        allowed: spec.allow_protected.iter().map(|name| name.as_path().to_owned()).collect(),
+        allowed: spec
+            .allow_protected
+            .iter()
+            .map(|name| name.as_path().to_owned())
+            .collect(),
         owner,
     };
     let layers = open_layers(state, true)?;
     let draft = format!("{NEW}{id}");
-    let new =
-        begin(&layers, id, &draft).map_err(|error| error.unwrap_or(LayerError::Taken { id: id.clone() }))?;
+    let new = begin(&layers, id, &draft)
+        .map_err(|error| error.unwrap_or(LayerError::Taken { id: id.clone() }))?;
     let growing = owned::Growing::begin(state, about.owner.as_deref());
     let made = owned::sum(state, about.owner.as_deref()).and_then(|before| {
         let watch = |room| match is_cancelled() {
@@ -317,7 +354,13 @@ fn make(
         fill(&new, &from, &folder, &about, &watch)
     });
     let made = made.and_then(|()| {
-        let named = rustix::fs::renameat_with(&layers, &draft, &layers, id.as_str(), RenameFlags::NOREPLACE);
+        let named = rustix::fs::renameat_with(
+            &layers,
+            &draft,
+            &layers,
+            id.as_str(),
+            RenameFlags::NOREPLACE,
+        );
         named.map_err(|error| match error {
             Errno::EXIST => LayerError::Taken { id: id.clone() },
             error => failed("name the workspace")(error.into()),
@@ -326,7 +369,11 @@ fn make(
     match made {
         Ok(()) => {
             growing.stays();
-            Ok(Hold { state: state.to_owned(), id: id.clone(), folder: new })
+            Ok(Hold {
+                state: state.to_owned(),
+                id: id.clone(),
+                folder: new,
+            })
         }
         Err(error) => {
             // What cannot be removed now, a sweep removes.
@@ -336,7 +383,10 @@ fn make(
     }
 }
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+const FOLDER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOFOLLOW);
 
 /// The folder of a layer in the making, locked; no error of its own if the name is taken.
 fn begin(layers: &OwnedFd, id: &Id, draft: &str) -> Result<OwnedFd, Option<LayerError>> {
@@ -377,16 +427,27 @@ fn fill(
     let tree = tree::open(new, TREE, FOLDER).map_err(&written)?;
     let rights = Rights::of_owner(from.as_fd()).map_err(&written)?;
     files::give(&tree, rights.user()).map_err(&written)?;
-    let copied = rights.act(|| Ok(base::copy(from.as_fd(), tree.as_fd(), watch))).map_err(&written)?;
+    let copied = rights
+        .act(|| Ok(base::copy(from.as_fd(), tree.as_fd(), watch)))
+        .map_err(&written)?;
     let base::Copied { base, room } = copied.map_err(|error| match error {
-        NotCopied::Bound(reason) => LayerError::TooMuch { folder: folder.to_owned(), reason },
-        NotCopied::NoRoom(reason) => LayerError::NoRoom { folder: folder.to_owned(), reason },
+        NotCopied::Bound(reason) => LayerError::TooMuch {
+            folder: folder.to_owned(),
+            reason,
+        },
+        NotCopied::NoRoom(reason) => LayerError::NoRoom {
+            folder: folder.to_owned(),
+            reason,
+        },
         NotCopied::Cancelled => LayerError::Cancelled,
-        NotCopied::Io(path, source) => failed(&format!("copy `{}`", shown(&folder.join(path))))(source),
+        NotCopied::Io(path, source) => {
+            failed(&format!("copy `{}`", shown(&folder.join(path))))(source)
+        }
     })?;
     owned::note(new, room).map_err(&written)?;
     base::write(new, &base).map_err(&written)?;
-    let file = tree::open(new, ABOUT, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).map_err(&written)?;
+    let file =
+        tree::open(new, ABOUT, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).map_err(&written)?;
     let text = serde_json::to_vec(about).map_err(|source| written(source.into()))?;
     File::from(file).write_all(&text).map_err(&written)
 }
@@ -406,20 +467,32 @@ impl Opened {
             io::ErrorKind::NotFound => LayerError::Absent { id: id.clone() },
             _ => failed("open the workspace")(source),
         };
-        let layers = open_layers(state, false).map_err(|_| LayerError::Absent { id: id.clone() })?;
+        let layers =
+            open_layers(state, false).map_err(|_| LayerError::Absent { id: id.clone() })?;
         // An identifier may begin with a dot nowhere, so that nothing half made has one.
         let layer = tree::open(&layers, id.as_str(), FOLDER).map_err(absent)?;
         let mut file = File::from(tree::open(&layer, ABOUT, OFlags::RDONLY).map_err(absent)?);
         let mut text = Vec::new();
-        (&mut file).take(1 << 20).read_to_end(&mut text).map_err(failed("read what the workspace is"))?;
+        (&mut file)
+            .take(1 << 20)
+            .read_to_end(&mut text)
+            .map_err(failed("read what the workspace is"))?;
         let about = serde_json::from_slice(&text);
         let about = about.map_err(|source| failed("read what the workspace is")(source.into()))?;
-        Ok(Opened { id: id.clone(), layer, file, about })
+        Ok(Opened {
+            id: id.clone(),
+            layer,
+            file,
+            about,
+        })
     }
 
     fn folder(&self) -> Result<OwnedFd, LayerError> {
         let folder = PathBuf::from(&self.about.folder);
-        let elsewhere = |source| LayerError::Elsewhere { folder: folder.clone(), source };
+        let elsewhere = |source| LayerError::Elsewhere {
+            folder: folder.clone(),
+            source,
+        };
         let opened = rustix::fs::open(&folder, FOLDER, Mode::empty());
         let opened = opened.map_err(|source| elsewhere(Some(source.into())))?;
         let found = rustix::fs::fstat(&opened).map_err(|source| elsewhere(Some(source.into())))?;
@@ -434,7 +507,11 @@ impl Opened {
     }
 
     fn allowed(&self) -> Vec<WorkspacePath> {
-        self.about.allowed.iter().filter_map(|name| WorkspacePath::new(name).ok()).collect()
+        self.about
+            .allowed
+            .iter()
+            .filter_map(|name| WorkspacePath::new(name).ok())
+            .collect()
     }
 
     /// Nobody else is at it. Whoever merely looks whether a box uses it is gone in a moment.
@@ -446,7 +523,9 @@ impl Opened {
                 Err(error) => return Err(failed("lock the workspace")(error.into())),
             }
         }
-        Err(LayerError::InUse { id: self.id.clone() })
+        Err(LayerError::InUse {
+            id: self.id.clone(),
+        })
     }
 
     fn listed(&self) -> Layer {
@@ -478,8 +557,13 @@ pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
     };
     let names = tree::names(&layers).map_err(failed("list the workspaces"))?;
     let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
-    let mut found: Vec<_> = ids.take(MOST_LISTED).filter_map(|id| find(state, &id).ok()).collect();
-    found.sort_by(|one, other| (one.made_at, one.id.as_str()).cmp(&(other.made_at, other.id.as_str())));
+    let mut found: Vec<_> = ids
+        .take(MOST_LISTED)
+        .filter_map(|id| find(state, &id).ok())
+        .collect();
+    found.sort_by(|one, other| {
+        (one.made_at, one.id.as_str()).cmp(&(other.made_at, other.id.as_str()))
+    });
     Ok(found)
 }
 
@@ -497,7 +581,11 @@ pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
     };
     let looked = Rights::of_owner(tree.as_fd()).and_then(|rights| rights.act(|| sides.compare()));
     let Compared { changes, unknown } = looked.map_err(failed("look at what the program left"))?;
-    Ok(Diff { changes, unknown, compared: folder.is_some() })
+    Ok(Diff {
+        changes,
+        unknown,
+        compared: folder.is_some(),
+    })
 }
 
 /// Takes a layer's changes over into its folder: all of them, or with `partial` what can be. After a crash it can be asked
@@ -507,9 +595,19 @@ pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed
     opened.lock(&opened.file)?;
     let (folder, tree, allowed) = (opened.folder()?, opened.tree()?, opened.allowed());
     let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
-    let sides = Sides { base: &base, layer: tree.as_fd(), folder: Some(folder.as_fd()), allowed: &allowed };
+    let sides = Sides {
+        base: &base,
+        layer: tree.as_fd(),
+        folder: Some(folder.as_fd()),
+        allowed: &allowed,
+    };
     let draft = Commit::draft_name(&opened.layer).map_err(failed("choose a name for drafts"))?;
-    let commit = Commit { sides, folder: folder.as_fd(), force: options.force, draft };
+    let commit = Commit {
+        sides,
+        folder: folder.as_fd(),
+        force: options.force,
+        draft,
+    };
     let taken = Rights::of_owner(tree.as_fd())
         .and_then(|rights| rights.act(|| Ok(take_over(&commit, &base, options.partial))));
     let (outcome, now) = taken.map_err(failed("act as the owner of the folder"))??;
@@ -522,15 +620,34 @@ pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed
     drop(opened);
     let clean = outcome.left.is_empty() && !options.keep;
     let discarded = clean && discard(state, id).is_ok();
-    Ok(Committed { applied: outcome.applied, left: outcome.left, discarded })
+    Ok(Committed {
+        applied: outcome.applied,
+        left: outcome.left,
+        discarded,
+    })
 }
 
 /// What came of it, and what the layer is based on from now on.
-fn take_over(commit: &Commit<'_>, base: &Base, partial: bool) -> Result<(Applied, Base), LayerError> {
-    let compared = commit.sides.compare().map_err(failed("look at what the program left"))?;
+fn take_over(
+    commit: &Commit<'_>,
+    base: &Base,
+    partial: bool,
+) -> Result<(Applied, Base), LayerError> {
+    let compared = commit
+        .sides
+        .compare()
+        .map_err(failed("look at what the program left"))?;
     let unknown = compared.unknown.into_iter();
-    let unknown = unknown.map(|(path, reason)| Left { path, reason, conflict: false });
-    let mut left: Vec<_> = commit.obstacles(&compared.changes).into_iter().chain(unknown.clone()).collect();
+    let unknown = unknown.map(|(path, reason)| Left {
+        path,
+        reason,
+        conflict: false,
+    });
+    let mut left: Vec<_> = commit
+        .obstacles(&compared.changes)
+        .into_iter()
+        .chain(unknown.clone())
+        .collect();
     if !left.is_empty() && !partial {
         left.sort_by(|one, other| one.path.cmp(&other.path));
         return Err(LayerError::Refused { left });
@@ -539,7 +656,9 @@ fn take_over(commit: &Commit<'_>, base: &Base, partial: bool) -> Result<(Applied
     let mut outcome = commit.apply(&compared.changes, &mut now);
     outcome.left.extend(unknown);
     outcome.left.sort_by(|one, other| one.path.cmp(&other.path));
-    outcome.left.dedup_by(|later, earlier| later.path == earlier.path);
+    outcome
+        .left
+        .dedup_by(|later, earlier| later.path == earlier.path);
     Ok((outcome, now))
 }
 
@@ -554,26 +673,34 @@ pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
     let layers = open_layers(state, false)?;
     let gone = format!("{GONE}{id}-{}", crate::fresh_id());
     let removed = failed("remove the workspace");
-    rustix::fs::renameat(&layers, id.as_str(), &layers, &gone).map_err(|source| removed(source.into()))?;
+    rustix::fs::renameat(&layers, id.as_str(), &layers, &gone)
+        .map_err(|source| removed(source.into()))?;
     tree::remove(&layers, gone.as_ref()).map_err(removed)
 }
 
 /// Removes what a crash left half made or half removed, and what was forgotten; gives back what could not be done.
 pub(crate) fn sweep(state: &Path) -> Vec<String> {
-    let Ok(layers) = open_layers(state, false) else { return Vec::new() };
+    let Ok(layers) = open_layers(state, false) else {
+        return Vec::new();
+    };
     let names = match tree::names(&layers) {
         Ok(names) => names,
         Err(source) => return vec![format!("the workspaces cannot be listed: {source}")],
     };
     let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
-    for id in ids.filter(|id| Opened::open(state, id).is_ok_and(|layer| owned::is_forgotten(&layer))) {
+    for id in
+        ids.filter(|id| Opened::open(state, id).is_ok_and(|layer| owned::is_forgotten(&layer)))
+    {
         // One that is in use is not forgotten; what is left half removed is tried again below or next time.
         let _ = discard(state, &id);
     }
-    let half =
-        |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(NEW) || name.starts_with(GONE));
+    let half = |name: &OsString| {
+        name.to_str()
+            .is_some_and(|name| name.starts_with(NEW) || name.starts_with(GONE))
+    };
     let swept = names.into_iter().filter(half).map(|name| {
-        sweep_one(&layers, &name).map_err(|source| format!("the workspace `{}`: {source}", name.display()))
+        sweep_one(&layers, &name)
+            .map_err(|source| format!("the workspace `{}`: {source}", name.display()))
     });
     swept.filter_map(Result::err).collect()
 }
@@ -604,7 +731,10 @@ fn open_layers(state: &Path, make: bool) -> Result<OwnedFd, LayerError> {
 
 fn failed(what: &str) -> impl Fn(io::Error) -> LayerError + use<> {
     let what = what.to_owned();
-    move |source| LayerError::Io { what: what.clone(), source }
+    move |source| LayerError::Io {
+        what: what.clone(),
+        source,
+    }
 }
 
 fn shown(path: &Path) -> String {

@@ -33,7 +33,11 @@ impl Place {
         let engine = self.engine();
         let command = ["sh", "-c", script].map(Into::into).into();
         let workspace = Some(self.workspace());
-        let request = RunRequest { command, workspace, ..RunRequest::default() };
+        let request = RunRequest {
+            command,
+            workspace,
+            ..RunRequest::default()
+        };
         engine.run(Policy::default().admit(request).unwrap()).await
     }
 }
@@ -51,22 +55,31 @@ fn mode(path: &Path) -> u32 {
 #[tokio::test]
 async fn a_program_cannot_lend_out_the_rights_of_the_owner_of_its_workspace() {
     let place = Place::new("set-id");
-    let result = place.run("touch a b; chmod 700 a; chmod 4755 b || chmod g+s b").await;
-    assert_eq!((result.exit_code, mode(&place.workspace().join("a"))), (Some(1), 0o700));
+    let result = place
+        .run("touch a b; chmod 700 a; chmod 4755 b || chmod g+s b")
+        .await;
+    assert_eq!(
+        (result.exit_code, mode(&place.workspace().join("a"))),
+        (Some(1), 0o700)
+    );
     assert_eq!(mode(&place.workspace().join("b")) & 0o6000, 0);
 }
 
 #[tokio::test]
 async fn a_program_has_a_quota_of_what_is_charged_to_whoever_started_it() {
     let place = Place::new("quotas");
-    let result = place.run("cd /proc/sys/user && cat max_user_namespaces max_inotify_instances").await;
+    let result = place
+        .run("cd /proc/sys/user && cat max_user_namespaces max_inotify_instances")
+        .await;
     assert_eq!(result.stdout, b"0\n32\n");
 }
 
 #[tokio::test]
 async fn a_program_cannot_make_a_repository_of_its_workspace() {
     let place = Place::new("bare");
-    let result = place.run("mkdir objects refs && echo ref: refs/heads/main > HEAD").await;
+    let result = place
+        .run("mkdir objects refs && echo ref: refs/heads/main > HEAD")
+        .await;
     assert_ne!(result.exit_code, Some(0));
     assert!(place.workspace().join("refs").exists() && !place.workspace().join("HEAD").exists());
 }
@@ -76,19 +89,36 @@ async fn a_run_whose_output_nobody_takes_is_over_when_its_time_is() {
     let place = Place::new("untaken");
     let engine = place.engine();
     let wall_time = Some(spec::Time(Duration::from_secs(1)));
-    let limits = spec::Maximum { wall_time, ..spec::Maximum::default() };
+    let limits = spec::Maximum {
+        wall_time,
+        ..spec::Maximum::default()
+    };
     let command = ["sh", "-c", "yes"].map(Into::into).into();
-    let request = RunRequest { command, limits, ..RunRequest::default() };
+    let request = RunRequest {
+        command,
+        limits,
+        ..RunRequest::default()
+    };
     let mut run = engine.start(Policy::default().admit(request).unwrap());
-    assert!(matches!(run.next_event().await, Some(Event::Started { .. })));
+    assert!(matches!(
+        run.next_event().await,
+        Some(Event::Started { .. })
+    ));
     let mut over = run.over();
     assert!(!*over.borrow(), "its program waits for whoever reads");
     let over = tokio::time::timeout(Duration::from_secs(20), over.wait_for(|over| *over)).await;
     assert!(*over.unwrap().unwrap());
     let mut bytes = 0;
     while let Some(event) = run.next_event().await {
-        bytes += if let Event::Output { data, .. } = event { data.len() } else { 0 };
+        bytes += if let Event::Output { data, .. } = event {
+            data.len()
+        } else {
+            0
+        };
     }
-    assert!((1..2 << 20).contains(&bytes), "what was left is little: {bytes}");
+    assert!(
+        (1..2 << 20).contains(&bytes),
+        "what was left is little: {bytes}"
+    );
     assert_eq!(run.finish().await.status, Status::TimedOut);
 }

@@ -15,19 +15,27 @@ struct Home(PathBuf);
 
 impl Home {
     fn new(name: &str) -> Home {
-        let home = std::env::temp_dir().join(format!("airlock-guard-{name}-{}", std::process::id()));
+        let home =
+            std::env::temp_dir().join(format!("airlock-guard-{name}-{}", std::process::id()));
         for folder in ["project", "keys", "dotfiles", "image/usr"] {
             fs::create_dir_all(home.join(folder)).unwrap();
         }
         fs::write(home.join("keys/key"), "k").unwrap();
         fs::write(home.join("dotfiles/config.toml"), "").unwrap();
-        symlink(home.join("dotfiles/config.toml"), home.join("project/config.toml")).unwrap();
+        symlink(
+            home.join("dotfiles/config.toml"),
+            home.join("project/config.toml"),
+        )
+        .unwrap();
         Home(home)
     }
 
     fn settings(&self) -> Settings {
         let guarded = vec![self.0.join("keys/key")];
-        Settings { guarded, ..Settings::new(self.0.join("local/state")) }
+        Settings {
+            guarded,
+            ..Settings::new(self.0.join("local/state"))
+        }
     }
 
     fn path(&self, below: &str) -> PathBuf {
@@ -42,7 +50,10 @@ impl Drop for Home {
 }
 
 fn admit(change: impl FnOnce(&mut RunRequest)) -> RunSpec {
-    let mut request = RunRequest { command: vec!["true".into()], ..RunRequest::default() };
+    let mut request = RunRequest {
+        command: vec!["true".into()],
+        ..RunRequest::default()
+    };
     change(&mut request);
     Policy::default().admit(request).unwrap()
 }
@@ -69,13 +80,25 @@ fn said(refused: Result<(), ErrorInfo>) -> String {
 fn a_folder_with_the_state_or_a_key_in_it_is_refused_before_there_is_a_state_folder() {
     let home = Home::new("before");
     let settings = home.settings();
-    for fine in [workspace(home.path("project")), mount(&home.path("dotfiles")), image(home.path("image"))] {
+    for fine in [
+        workspace(home.path("project")),
+        mount(&home.path("dotfiles")),
+        image(home.path("image")),
+    ] {
         settings.look(&fine).unwrap();
     }
-    for spec in [workspace(home.path("")), mount(&home.path("")), image(home.path(""))] {
+    for spec in [
+        workspace(home.path("")),
+        mount(&home.path("")),
+        image(home.path("")),
+    ] {
         assert!(said(settings.look(&spec)).contains("would show the program Airlock's state"));
     }
-    for spec in [workspace(home.path("keys")), mount(&home.path("keys")), mount(&home.path("keys/key"))] {
+    for spec in [
+        workspace(home.path("keys")),
+        mount(&home.path("keys")),
+        mount(&home.path("keys/key")),
+    ] {
         assert!(said(settings.look(&spec)).ends_with("/keys/key`"));
     }
     assert!(!home.path("local").exists(), "nothing was made");
@@ -103,7 +126,10 @@ fn neither_links_nor_another_name_of_the_same_file_get_around_it() {
     let linked = Settings::new(home.path("other/way/state"));
     said(linked.look(&workspace(home.path("other"))));
     said(linked.look(&workspace(home.path("local"))));
-    let linked = Settings { guarded: vec![home.path("project/config.toml")], ..home.settings() };
+    let linked = Settings {
+        guarded: vec![home.path("project/config.toml")],
+        ..home.settings()
+    };
     said(linked.look(&workspace(home.path("project"))));
     said(linked.look(&workspace(home.path("dotfiles"))));
     linked.look(&workspace(home.path("image"))).unwrap();
@@ -116,14 +142,21 @@ fn neither_links_nor_another_name_of_the_same_file_get_around_it() {
 async fn an_engine_that_was_not_asked_before_refuses_as_well() {
     let home = Home::new("engine");
     let engine = Engine::open(home.settings()).unwrap();
-    for spec in
-        [workspace(home.path("")), workspace(home.path("local/state/artifacts")), mount(&home.path("keys"))]
-    {
+    for spec in [
+        workspace(home.path("")),
+        workspace(home.path("local/state/artifacts")),
+        mount(&home.path("keys")),
+    ] {
         let refused = engine.explain(&spec).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::PolicyDenied, "{refused:?}");
         let result = engine.run(spec).await;
         let error = result.error.unwrap();
-        assert_eq!((error.code, result.exit_status), (ErrorCode::PolicyDenied, 125), "{}", error.message);
+        assert_eq!(
+            (error.code, result.exit_status),
+            (ErrorCode::PolicyDenied, 125),
+            "{}",
+            error.message
+        );
     }
     let result = engine.run(workspace(home.path("project"))).await;
     assert_eq!((result.exit_code, result.error), (Some(0), None));
@@ -141,8 +174,18 @@ async fn a_profile_that_shows_the_whole_system_leaves_them_out() {
         fs::write(system.join(name), name).unwrap();
         fs::set_permissions(system.join(name), fs::Permissions::from_mode(0o644)).unwrap();
     }
-    let engine = Engine::open(Settings { guarded: vec![system.join("key")], ..home.settings() }).unwrap();
-    let command = ["sh", "-c", &format!("cd {} && ls && cat key", system.display())].map(Into::into).into();
+    let engine = Engine::open(Settings {
+        guarded: vec![system.join("key")],
+        ..home.settings()
+    })
+    .unwrap();
+    let command = [
+        "sh",
+        "-c",
+        &format!("cd {} && ls && cat key", system.display()),
+    ]
+    .map(Into::into)
+    .into();
     let spec = admit(|request| {
         (request.command, request.profile) = (command, Some("permissive".to_owned()));
         request.network = Some(Network::None);
@@ -157,13 +200,23 @@ async fn a_profile_that_shows_the_whole_system_leaves_them_out() {
 fn an_unpacked_image_of_the_store_is_a_root_and_nothing_else() {
     let home = Home::new("store");
     let settings = home.settings();
-    let (root, secrets) = (home.path("local/state/images/one/root"), home.path("local/state/secrets"));
+    let (root, secrets) = (
+        home.path("local/state/images/one/root"),
+        home.path("local/state/secrets"),
+    );
     // Without any image there, nothing of the state folder is one.
     fs::create_dir_all(&secrets).unwrap();
-    assert!(said(settings.look(&image(secrets.clone()))).contains("lies in Airlock's state folder"));
+    assert!(
+        said(settings.look(&image(secrets.clone()))).contains("lies in Airlock's state folder")
+    );
     fs::create_dir_all(&root).unwrap();
     settings.look(&image(root.clone())).unwrap();
-    for spec in [image(secrets), workspace(root.clone()), mount(&root), image(home.path("local/state"))] {
+    for spec in [
+        image(secrets),
+        workspace(root.clone()),
+        mount(&root),
+        image(home.path("local/state")),
+    ] {
         said(settings.look(&spec));
     }
 }

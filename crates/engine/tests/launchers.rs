@@ -17,15 +17,24 @@ fn state(name: &str) -> PathBuf {
 fn spec(command: &[&str], place: &str) -> RunSpec {
     let mounts = vec![OsString::from(format!("/usr:/{place}"))];
     let command = command.iter().map(OsString::from).collect();
-    Policy::default().admit(RunRequest { command, mounts, ..RunRequest::default() }).unwrap()
+    Policy::default()
+        .admit(RunRequest {
+            command,
+            mounts,
+            ..RunRequest::default()
+        })
+        .unwrap()
 }
 
 /// The processes that we started, and those that were left to us.
 fn children() -> Vec<rustix::process::Pid> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
-    let listed = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let listed =
+        tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
     let all: String = listed.collect();
-    all.split_whitespace().filter_map(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?)).collect()
+    all.split_whitespace()
+        .filter_map(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?))
+        .collect()
 }
 
 #[tokio::test]

@@ -15,13 +15,18 @@ struct Place(PathBuf);
 
 impl Place {
     fn new(name: &str) -> Place {
-        let place = std::env::temp_dir().join(format!("airlock-pool-{name}-{}", std::process::id()));
+        let place =
+            std::env::temp_dir().join(format!("airlock-pool-{name}-{}", std::process::id()));
         fs::create_dir_all(place.join("workspace")).unwrap();
         Place(place)
     }
 
     fn engine(&self, pool: Pool) -> Engine {
-        Engine::open(Settings { pool, ..Settings::new(self.state()) }).unwrap()
+        Engine::open(Settings {
+            pool,
+            ..Settings::new(self.state())
+        })
+        .unwrap()
     }
 
     fn state(&self) -> PathBuf {
@@ -31,7 +36,9 @@ impl Place {
     /// The names of what has a record: runs, and what was made ahead.
     fn records(&self) -> Vec<String> {
         let names = fs::read_dir(self.state().join("runs")).unwrap();
-        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        names
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     /// The cgroups that bear one of these names.
@@ -40,7 +47,10 @@ impl Place {
         let mut found = 0;
         while let Some(folder) = folders.pop() {
             let inner = fs::read_dir(folder).into_iter().flatten().flatten();
-            for path in inner.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()) {
+            for path in inner
+                .map(|entry| entry.path())
+                .filter(|path| path.is_dir() && !path.is_symlink())
+            {
                 let name = path.file_name().unwrap().to_string_lossy().into_owned();
                 found += usize::from(records.iter().any(|record| name.ends_with(record)));
                 folders.push(path);
@@ -56,15 +66,26 @@ impl Drop for Place {
     }
 }
 
-const PARKED: Pool = Pool { parked: 2, berths: 2, ..Pool::OFF };
+const PARKED: Pool = Pool {
+    parked: 2,
+    berths: 2,
+    ..Pool::OFF
+};
 
 fn script(text: &str) -> RunSpec {
-    admit(RunRequest { command: ["sh", "-c", text].map(Into::into).into(), ..RunRequest::default() })
+    admit(RunRequest {
+        command: ["sh", "-c", text].map(Into::into).into(),
+        ..RunRequest::default()
+    })
 }
 
 fn in_workspace(text: &str, workspace: &Path) -> RunSpec {
     let command = ["sh", "-c", text].map(Into::into).into();
-    admit(RunRequest { command, workspace: Some(workspace.to_owned()), ..RunRequest::default() })
+    admit(RunRequest {
+        command,
+        workspace: Some(workspace.to_owned()),
+        ..RunRequest::default()
+    })
 }
 
 fn admit(request: RunRequest) -> RunSpec {
@@ -96,10 +117,19 @@ async fn a_parked_sandbox_is_as_tight_as_one_made_when_it_is_needed() {
     let expected = cold.run(spec.clone()).await;
     warm.warm(&spec).await;
     let found = warm.run(spec).await;
-    assert!(text(&expected).contains("/workspace/x\n"), "{}", text(&expected));
+    assert!(
+        text(&expected).contains("/workspace/x\n"),
+        "{}",
+        text(&expected)
+    );
     assert_eq!(text(&found), text(&expected));
-    let told =
-        |result: &RunResult| (result.barriers.clone(), result.enforced_by.clone(), result.notes.clone());
+    let told = |result: &RunResult| {
+        (
+            result.barriers.clone(),
+            result.enforced_by.clone(),
+            result.notes.clone(),
+        )
+    };
     assert_eq!(told(&found), told(&expected));
     warm.close().await;
 }
@@ -108,7 +138,8 @@ async fn a_parked_sandbox_is_as_tight_as_one_made_when_it_is_needed() {
 async fn each_parked_sandbox_serves_one_run() {
     let place = Place::new("once");
     let engine = place.engine(PARKED);
-    let spec = script("ls /tmp /workspace; touch /tmp/mark /workspace/mark; readlink /proc/self/ns/*");
+    let spec =
+        script("ls /tmp /workspace; touch /tmp/mark /workspace/mark; readlink /proc/self/ns/*");
     engine.warm(&spec).await;
     // The first two stood beside each other, so that no number of a namespace could be used again.
     let mut seen = Vec::new();
@@ -123,7 +154,12 @@ async fn each_parked_sandbox_serves_one_run() {
     seen.dedup();
     // That of time is the host's; that of pids is listed twice.
     let kinds = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
-    let twice = |kind: &&str| seen.iter().filter(|line| line.starts_with(&format!("{kind}:"))).count() == 2;
+    let twice = |kind: &&str| {
+        seen.iter()
+            .filter(|line| line.starts_with(&format!("{kind}:")))
+            .count()
+            == 2
+    };
     assert!(kinds.iter().all(twice) && all == 20, "{seen:?}");
     engine.close().await;
 }
@@ -133,7 +169,9 @@ async fn runs_beyond_what_is_parked_take_the_cold_path() {
     let place = Place::new("beyond");
     let engine = place.engine(PARKED);
     engine.warm(&script("true")).await;
-    let runs: Vec<_> = (0..10).map(|number| engine.start(script(&format!("echo {number}")))).collect();
+    let runs: Vec<_> = (0..10)
+        .map(|number| engine.start(script(&format!("echo {number}"))))
+        .collect();
     for (number, run) in runs.into_iter().enumerate() {
         assert_eq!(text(&run.finish().await), format!("{number}\n"));
     }
@@ -143,7 +181,11 @@ async fn runs_beyond_what_is_parked_take_the_cold_path() {
 #[tokio::test]
 async fn what_is_parked_stays_within_its_bounds_and_leaves_with_the_engine() {
     let place = Place::new("bounds");
-    let most = Pool { parked: 8, berths: 8, memory: Size(3 * Pool::PARKED_BYTES.0) };
+    let most = Pool {
+        parked: 8,
+        berths: 8,
+        memory: Size(3 * Pool::PARKED_BYTES.0),
+    };
     let engine = place.engine(most);
     engine.warm(&script("true")).await;
     let records = place.records();
@@ -158,34 +200,67 @@ async fn what_is_parked_stays_within_its_bounds_and_leaves_with_the_engine() {
 #[tokio::test]
 async fn runs_that_are_each_a_kind_of_their_own_drive_nothing_out() {
     let place = Place::new("doors");
-    let engine = place.engine(Pool { parked: 1, berths: 1, ..Pool::OFF });
+    let engine = place.engine(Pool {
+        parked: 1,
+        berths: 1,
+        ..Pool::OFF
+    });
     engine.warm(&script("true")).await;
     let parked = place.records();
     let mut policy = Policy::default();
     let profile = policy.profiles.get_mut("restrictive").unwrap();
-    let mode = spec::EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade: false };
+    let mode = spec::EgressMode::Inspect {
+        allow: Vec::new(),
+        credential: None,
+        allow_upgrade: false,
+    };
     let rule = spec::EgressRule::from_option("a.example:443").unwrap();
     profile.network = spec::Network::Doors;
     profile.egress = Some(vec![spec::EgressRule { mode, ..rule }]);
     for _ in 0..6 {
-        let command = vec!["test".into(), "-r".into(), "/airlock/certificates.pem".into()];
-        let run = engine.start(policy.admit(RunRequest { command, ..RunRequest::default() }).unwrap());
+        let command = vec![
+            "test".into(),
+            "-r".into(),
+            "/airlock/certificates.pem".into(),
+        ];
+        let run = engine.start(
+            policy
+                .admit(RunRequest {
+                    command,
+                    ..RunRequest::default()
+                })
+                .unwrap(),
+        );
         assert_eq!(run.finish().await.status, Status::Succeeded);
     }
     // Waits for whatever is still made, so that all that would be driven out is.
     engine.warm(&script("true")).await;
     let left = place.records();
-    assert!(parked.len() == 1 && left.contains(&parked[0]), "{parked:?} {left:?}");
+    assert!(
+        parked.len() == 1 && left.contains(&parked[0]),
+        "{parked:?} {left:?}"
+    );
     engine.close().await;
 }
 
 #[tokio::test]
 async fn kinds_that_nobody_asks_for_make_room() {
     let place = Place::new("kinds");
-    let engine = place.engine(Pool { parked: 1, berths: 1, ..Pool::OFF });
+    let engine = place.engine(Pool {
+        parked: 1,
+        berths: 1,
+        ..Pool::OFF
+    });
     let kind = |open_files: u32| {
-        let limits = spec::Maximum { open_files: Some(open_files), ..Default::default() };
-        admit(RunRequest { command: vec!["true".into()], limits, ..RunRequest::default() })
+        let limits = spec::Maximum {
+            open_files: Some(open_files),
+            ..Default::default()
+        };
+        admit(RunRequest {
+            command: vec!["true".into()],
+            limits,
+            ..RunRequest::default()
+        })
     };
     for number in 0..7 {
         engine.warm(&kind(50 + number)).await;
@@ -204,7 +279,9 @@ async fn an_engine_that_dies_leaves_what_the_next_one_sweeps() {
     let place = Place::new("dies");
     let engine = place.engine(PARKED);
     engine.warm(&script("true")).await;
-    engine.warm(&in_workspace("true", &place.0.join("workspace"))).await;
+    engine
+        .warm(&in_workspace("true", &place.0.join("workspace")))
+        .await;
     let records = place.records();
     assert_eq!(records.len(), 4);
     drop(engine);
@@ -227,7 +304,10 @@ async fn a_run_with_a_workspace_has_its_cgroups_ready_and_its_workspace_mounted(
     engine.warm(&spec).await;
     assert_eq!(place.records().len(), 2);
     assert_eq!(text(&engine.run(spec).await), "seen\n");
-    assert_eq!(fs::read_to_string(workspace.join("mark")).unwrap(), "seen\n");
+    assert_eq!(
+        fs::read_to_string(workspace.join("mark")).unwrap(),
+        "seen\n"
+    );
     engine.close().await;
 }
 
@@ -235,10 +315,16 @@ async fn a_run_with_a_workspace_has_its_cgroups_ready_and_its_workspace_mounted(
 async fn a_program_that_cannot_start_in_a_parked_sandbox_did_not_start() {
     let place = Place::new("missing");
     let engine = place.engine(PARKED);
-    let spec = admit(RunRequest { command: vec!["/no/such".into()], ..RunRequest::default() });
+    let spec = admit(RunRequest {
+        command: vec!["/no/such".into()],
+        ..RunRequest::default()
+    });
     engine.warm(&spec).await;
     let result = engine.run(spec).await;
-    assert_eq!((result.status, result.exit_status), (Status::NotStarted, 127));
+    assert_eq!(
+        (result.status, result.exit_status),
+        (Status::NotStarted, 127)
+    );
     engine.close().await;
 }
 
@@ -246,7 +332,8 @@ async fn a_program_that_cannot_start_in_a_parked_sandbox_did_not_start() {
 async fn what_a_program_leaves_behind_ends_before_its_result() {
     let place = Place::new("left");
     let engine = place.engine(PARKED);
-    let spec = script("(while :; do echo x >> /workspace/.artifacts/log; done) & sleep 0.1; echo done");
+    let spec =
+        script("(while :; do echo x >> /workspace/.artifacts/log; done) & sleep 0.1; echo done");
     engine.warm(&spec).await;
     let result = engine.run(spec).await;
     assert_eq!(text(&result), "done\n");
@@ -259,13 +346,25 @@ async fn limits_hold_in_a_parked_sandbox() {
     let place = Place::new("limits");
     let engine = place.engine(PARKED);
     let within = |time: &str| {
-        let limits = spec::Maximum { wall_time: time.parse().ok(), ..Default::default() };
-        let command = ["sh", "-c", "echo on; exec sleep 60"].map(Into::into).into();
-        admit(RunRequest { command, limits, ..RunRequest::default() })
+        let limits = spec::Maximum {
+            wall_time: time.parse().ok(),
+            ..Default::default()
+        };
+        let command = ["sh", "-c", "echo on; exec sleep 60"]
+            .map(Into::into)
+            .into();
+        admit(RunRequest {
+            command,
+            limits,
+            ..RunRequest::default()
+        })
     };
     engine.warm(&within("2s")).await;
     let result = engine.run(within("2s")).await;
-    assert_eq!((result.status, result.stdout), (Status::TimedOut, b"on\n".to_vec()));
+    assert_eq!(
+        (result.status, result.stdout),
+        (Status::TimedOut, b"on\n".to_vec())
+    );
     let mut run = engine.start(within("60s"));
     while !matches!(run.next_event().await, Some(Event::Output { .. }) | None) {}
     run.cancel();
@@ -279,7 +378,12 @@ async fn of_two_runs_with_one_id_the_second_is_refused_although_both_could_have_
     let engine = place.engine(PARKED);
     let named = |text: &str, stdin| {
         let command = ["sh", "-c", text].map(Into::into).into();
-        admit(RunRequest { command, run_id: Some("one".into()), stdin, ..RunRequest::default() })
+        admit(RunRequest {
+            command,
+            run_id: Some("one".into()),
+            stdin,
+            ..RunRequest::default()
+        })
     };
     engine.warm(&script("true")).await;
     let mut first = engine.start(named("echo on; cat", true));
@@ -295,11 +399,18 @@ async fn with_its_result_a_workspace_is_the_callers_again() {
     let place = Place::new("given-back");
     let engine = place.engine(PARKED);
     let workspace = place.0.join("workspace");
-    let listed = || fs::read_dir(&workspace).unwrap().map(|entry| entry.unwrap().file_name());
+    let listed = || {
+        fs::read_dir(&workspace)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+    };
     // Once in a berth, once beyond what was made ahead, once with something left behind inside.
     for script in ["ls -a; touch made", "ls -a", "ls -a", "ls -a; sleep 60 & :"] {
         let result = engine.run(in_workspace(script, &workspace)).await;
-        assert!(text(&result).contains(".git\n"), "stand-ins are there while it runs: {result:?}");
+        assert!(
+            text(&result).contains(".git\n"),
+            "stand-ins are there while it runs: {result:?}"
+        );
         assert_eq!(listed().collect::<Vec<_>>(), ["made"]);
     }
     // What is to be said of it comes in time, too.
@@ -314,7 +425,10 @@ async fn with_its_result_a_workspace_is_the_callers_again() {
     while !matches!(run.next_event().await, Some(Event::Output { .. }) | None) {}
     fs::write(workspace.join(".envrc"), "changed").unwrap();
     let notes = run.finish().await.notes;
-    assert_eq!(notes, ["`.envrc` in the workspace was changed from outside meanwhile"]);
+    assert_eq!(
+        notes,
+        ["`.envrc` in the workspace was changed from outside meanwhile"]
+    );
     engine.close().await;
 }
 
@@ -323,7 +437,11 @@ async fn with_its_result_a_name_is_the_callers_again() {
     let place = Place::new("names");
     let engine = place.engine(PARKED);
     let command = vec!["true".into()];
-    let named = admit(RunRequest { command, run_id: Some("one".into()), ..RunRequest::default() });
+    let named = admit(RunRequest {
+        command,
+        run_id: Some("one".into()),
+        ..RunRequest::default()
+    });
     // The first takes the cold path, others have a sandbox of another name.
     for _ in 0..6 {
         let result = engine.run(named.clone()).await;

@@ -8,8 +8,8 @@ use engine::{
 };
 use serde_json::json;
 use spec::{
-    ErrorCode, ExecRequest, ExecutionMode, LimitName, Policy, RunRequest, SessionRequest, SessionSpec,
-    Status, StepJob, Stream, TerminalSize,
+    ErrorCode, ExecRequest, ExecutionMode, LimitName, Policy, RunRequest, SessionRequest,
+    SessionSpec, Status, StepJob, Stream, TerminalSize,
 };
 use std::{
     fs,
@@ -27,8 +27,12 @@ struct Place {
 
 impl Place {
     fn new(name: &str) -> Place {
-        let state = std::env::temp_dir().join(format!("airlock-sessions-{name}-{}", std::process::id()));
-        Place { engine: Engine::open(Settings::new(&state)).unwrap(), state }
+        let state =
+            std::env::temp_dir().join(format!("airlock-sessions-{name}-{}", std::process::id()));
+        Place {
+            engine: Engine::open(Settings::new(&state)).unwrap(),
+            state,
+        }
     }
 
     async fn open(&self) -> Session {
@@ -38,7 +42,11 @@ impl Place {
     /// Ends everything, and looks that no record is left.
     async fn close(self) {
         self.engine.close().await;
-        assert_eq!(fs::read_dir(self.state.join("runs")).unwrap().count(), 0, "no record is left");
+        assert_eq!(
+            fs::read_dir(self.state.join("runs")).unwrap().count(),
+            0,
+            "no record is left"
+        );
         fs::remove_dir_all(&self.state).unwrap();
     }
 }
@@ -50,7 +58,10 @@ fn spec(change: impl FnOnce(&mut SessionRequest)) -> SessionSpec {
 }
 
 fn shell(script: &str) -> ExecRequest {
-    ExecRequest { command: ["sh", "-c", script].map(Into::into).into(), ..ExecRequest::default() }
+    ExecRequest {
+        command: ["sh", "-c", script].map(Into::into).into(),
+        ..ExecRequest::default()
+    }
 }
 
 fn text(exec: &Exec, stream: Stream) -> String {
@@ -61,20 +72,31 @@ fn text(exec: &Exec, stream: Stream) -> String {
 async fn says(exec: &Exec, word: &str) {
     let waiting = async {
         while !text(exec, Stream::Stdout).contains(word) {
-            assert!(exec.output().grown(exec.output().lengths()).await, "it ended without `{word}`");
+            assert!(
+                exec.output().grown(exec.output().lengths()).await,
+                "it ended without `{word}`"
+            );
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(20), waiting)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn programs_share_a_box_and_each_has_its_own_result() {
     let place = Place::new("share");
     let session = place.open().await;
-    let exec = session.exec(shell("echo out; echo err >&2; echo kept > file; exit 3")).await.unwrap();
+    let exec = session
+        .exec(shell("echo out; echo err >&2; echo kept > file; exit 3"))
+        .await
+        .unwrap();
     let result = exec.wait().await;
     assert_eq!((result.status, result.exit_code), (Status::Failed, Some(3)));
-    assert_eq!([Stream::Stdout, Stream::Stderr].map(|stream| text(&exec, stream)), ["out\n", "err\n"]);
+    assert_eq!(
+        [Stream::Stdout, Stream::Stderr].map(|stream| text(&exec, stream)),
+        ["out\n", "err\n"]
+    );
     let request = ExecRequest {
         directory: Some("/tmp".into()),
         env: vec![("COLOUR".into(), "green".into())],
@@ -87,8 +109,14 @@ async fn programs_share_a_box_and_each_has_its_own_result() {
     assert!(session.find_exec(exec.id()).is_some() && session.find_exec("nobody").is_none());
     assert!(!session.state().barriers.is_empty());
     let ended = session.end().await;
-    assert_eq!((ended.status, ended.ended), (SessionStatus::Ended, Some(SessionEnd::Asked)));
-    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::Conflict);
+    assert_eq!(
+        (ended.status, ended.ended),
+        (SessionStatus::Ended, Some(SessionEnd::Asked))
+    );
+    assert_eq!(
+        session.exec(shell("true")).await.unwrap_err().code,
+        ErrorCode::Conflict
+    );
     assert!(session.workspace().is_err());
     place.close().await;
 }
@@ -97,7 +125,10 @@ async fn programs_share_a_box_and_each_has_its_own_result() {
 async fn what_is_typed_arrives_and_its_end_as_well() {
     let place = Place::new("typed");
     let session = place.open().await;
-    let request = ExecRequest { stdin: true, ..shell("wc -c; echo done") };
+    let request = ExecRequest {
+        stdin: true,
+        ..shell("wc -c; echo done")
+    };
     let exec = session.exec(request).await.unwrap();
     // More than a pipe holds: it waits for the program.
     for _ in 0..100 {
@@ -119,15 +150,32 @@ async fn what_is_typed_at_an_offset_waits_for_what_comes_before_and_replaces_not
     let session = place.open().await;
     // More than a pipe holds: it is being typed until the program reads.
     let script = "while [ ! -e go ]; do sleep 0.05; done; tail -c 6";
-    let exec = session.exec(ExecRequest { stdin: true, ..shell(script) }).await.unwrap();
+    let exec = session
+        .exec(ExecRequest {
+            stdin: true,
+            ..shell(script)
+        })
+        .await
+        .unwrap();
     let begins = exec.clone();
     let rest = tokio::spawn(async move {
         exec.reached(1 << 20).await?;
         exec.write_from(Some(1 << 20), b"behind").await?;
         let late = exec.reached((1 << 20) + 7).await;
-        assert_eq!(late, Err(NotTyped::Ahead { typed: (1 << 20) + 6 }), "nobody types that");
+        assert_eq!(
+            late,
+            Err(NotTyped::Ahead {
+                typed: (1 << 20) + 6
+            }),
+            "nobody types that"
+        );
         let other = exec.write_from(Some(1 << 20), b"before").await;
-        assert_eq!(other, Err(NotTyped::Other { typed: (1 << 20) + 6 }));
+        assert_eq!(
+            other,
+            Err(NotTyped::Other {
+                typed: (1 << 20) + 6
+            })
+        );
         exec.write_from(Some(1 << 20), b"behind").await
     });
     let first = begins.clone();
@@ -145,11 +193,23 @@ async fn what_is_typed_at_an_offset_waits_for_what_comes_before_and_replaces_not
 async fn a_writer_does_not_wait_for_a_program_that_is_gone() {
     let place = Place::new("writer");
     let session = place.open().await;
-    let exec = session.exec(ExecRequest { stdin: true, ..shell("sleep 100") }).await.unwrap();
+    let exec = session
+        .exec(ExecRequest {
+            stdin: true,
+            ..shell("sleep 100")
+        })
+        .await
+        .unwrap();
     let writer = exec.clone();
     let writing = tokio::spawn(async move { writer.write(&vec![0; 1 << 20]).await });
     exec.stop(Duration::ZERO).await;
-    assert!(tokio::time::timeout(Duration::from_secs(5), writing).await.unwrap().unwrap().is_err());
+    assert!(
+        tokio::time::timeout(Duration::from_secs(5), writing)
+            .await
+            .unwrap()
+            .unwrap()
+            .is_err()
+    );
     place.close().await;
 }
 
@@ -157,16 +217,33 @@ async fn a_writer_does_not_wait_for_a_program_that_is_gone() {
 async fn a_terminal_has_a_size_that_changes_and_takes_keys() {
     let place = Place::new("terminal");
     let session = place.open().await;
-    let size = TerminalSize { rows: 11, columns: 33 };
+    let size = TerminalSize {
+        rows: 11,
+        columns: 33,
+    };
     let script = "stty size; read line; stty size; read line; echo got $line $TERM";
-    let exec = session.exec(ExecRequest { tty: Some(size), ..shell(script) }).await.unwrap();
+    let exec = session
+        .exec(ExecRequest {
+            tty: Some(size),
+            ..shell(script)
+        })
+        .await
+        .unwrap();
     says(&exec, "11 33").await;
-    exec.resize(TerminalSize { rows: 22, columns: 44 }).unwrap();
+    exec.resize(TerminalSize {
+        rows: 22,
+        columns: 44,
+    })
+    .unwrap();
     exec.write(b"\n").await.unwrap();
     says(&exec, "22 44").await;
     exec.write(b"keys\n").await.unwrap();
     assert_eq!(exec.wait().await.exit_code, Some(0));
-    assert!(text(&exec, Stream::Stdout).contains("got keys xterm"), "{}", text(&exec, Stream::Stdout));
+    assert!(
+        text(&exec, Stream::Stdout).contains("got keys xterm"),
+        "{}",
+        text(&exec, Stream::Stdout)
+    );
     place.close().await;
 }
 
@@ -181,12 +258,19 @@ async fn a_program_is_told_when_its_terminal_changes_its_size() {
         print('told', *os.get_terminal_size(), flush=True)";
     let request = ExecRequest {
         command: ["python3", "-c", script].map(Into::into).into(),
-        tty: Some(TerminalSize { rows: 11, columns: 33 }),
+        tty: Some(TerminalSize {
+            rows: 11,
+            columns: 33,
+        }),
         ..ExecRequest::default()
     };
     let exec = session.exec(request).await.unwrap();
     says(&exec, "up").await;
-    exec.resize(TerminalSize { rows: 22, columns: 44 }).unwrap();
+    exec.resize(TerminalSize {
+        rows: 22,
+        columns: 44,
+    })
+    .unwrap();
     says(&exec, "told 44 22").await;
     place.close().await;
 }
@@ -205,16 +289,30 @@ async fn a_kill_works_soon_whatever_the_program_does() {
         says(&exec, "up").await;
         let asked = Instant::now();
         let result = exec.stop(Duration::from_millis(200)).await;
-        assert!(asked.elapsed() < Duration::from_secs(5), "{script}: {:?}", asked.elapsed());
+        assert!(
+            asked.elapsed() < Duration::from_secs(5),
+            "{script}: {:?}",
+            asked.elapsed()
+        );
         assert_eq!(result.status, Status::Cancelled, "{script}");
     }
     // The others do not notice, and whoever ends by himself in time does.
-    let other = session.exec(shell("echo up; read never < /dev/zero; sleep 100")).await.unwrap();
-    let polite =
-        session.exec(shell("trap 'echo bye; exit 7' TERM; echo up; sleep 100 & wait")).await.unwrap();
+    let other = session
+        .exec(shell("echo up; read never < /dev/zero; sleep 100"))
+        .await
+        .unwrap();
+    let polite = session
+        .exec(shell(
+            "trap 'echo bye; exit 7' TERM; echo up; sleep 100 & wait",
+        ))
+        .await
+        .unwrap();
     says(&polite, "up").await;
     let result = polite.stop(Duration::from_secs(10)).await;
-    assert_eq!((result.exit_code, text(&polite, Stream::Stdout)), (Some(7), "up\nbye\n".to_owned()));
+    assert_eq!(
+        (result.exit_code, text(&polite, Stream::Stdout)),
+        (Some(7), "up\nbye\n".to_owned())
+    );
     assert!(other.result().is_none());
     place.close().await;
 }
@@ -224,29 +322,53 @@ async fn a_kill_works_in_a_paused_session_which_stays_paused() {
     let place = Place::new("paused");
     let session = place.open().await;
     let victim = session.exec(shell("echo up; sleep 1000")).await.unwrap();
-    let clock = session.exec(shell("while :; do echo tick; sleep 0.02; done")).await.unwrap();
+    let clock = session
+        .exec(shell("while :; do echo tick; sleep 0.02; done"))
+        .await
+        .unwrap();
     says(&victim, "up").await;
     says(&clock, "tick").await;
     if let Err(error) = session.pause().await {
-        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "nothing can be paused here: {error:?}");
+        assert!(
+            std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+            "nothing can be paused here: {error:?}"
+        );
         eprintln!("NOT TESTED: nothing can be paused here: {}", error.message);
         return place.close().await;
     }
     assert_eq!(session.state().status, SessionStatus::Paused);
-    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::Conflict);
+    assert_eq!(
+        session.exec(shell("true")).await.unwrap_err().code,
+        ErrorCode::Conflict
+    );
     assert_eq!(session.pause().await.unwrap_err().code, ErrorCode::Conflict);
     let asked = Instant::now();
     victim.stop(Duration::from_secs(30)).await;
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert!(
+        asked.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        asked.elapsed()
+    );
     assert_eq!(session.state().status, SessionStatus::Paused);
     let settled = session.exec(shell("true")).await.unwrap_err();
-    assert_eq!(settled.code, ErrorCode::Conflict, "the task has stopped the box again");
+    assert_eq!(
+        settled.code,
+        ErrorCode::Conflict,
+        "the task has stopped the box again"
+    );
     let before = clock.output().lengths();
-    let grown = tokio::time::timeout(Duration::from_millis(300), clock.output().grown(before)).await;
+    let grown =
+        tokio::time::timeout(Duration::from_millis(300), clock.output().grown(before)).await;
     assert!(grown.is_err(), "nothing ticks");
     session.resume().await.unwrap();
-    assert!(clock.output().grown(clock.output().lengths()).await, "it ticks again");
-    assert_eq!(session.resume().await.unwrap_err().code, ErrorCode::Conflict);
+    assert!(
+        clock.output().grown(clock.output().lengths()).await,
+        "it ticks again"
+    );
+    assert_eq!(
+        session.resume().await.unwrap_err().code,
+        ErrorCode::Conflict
+    );
     session.pause().await.unwrap();
     session.end().await;
     assert_eq!(clock.wait().await.status, Status::Cancelled);
@@ -258,16 +380,39 @@ async fn a_program_has_its_own_time_unless_it_runs_in_the_background() {
     let place = Place::new("time");
     let spec = spec(|request| request.run.limits.wall_time = "1s".parse().ok());
     let session = place.engine.open_session(spec).await.unwrap();
-    let background = session.exec(ExecRequest { background: true, ..shell("sleep 1000") }).await.unwrap();
+    let background = session
+        .exec(ExecRequest {
+            background: true,
+            ..shell("sleep 1000")
+        })
+        .await
+        .unwrap();
     let timeout = Some(Duration::from_millis(200));
-    let short = session.exec(ExecRequest { timeout, ..shell("sleep 1000") }).await.unwrap();
+    let short = session
+        .exec(ExecRequest {
+            timeout,
+            ..shell("sleep 1000")
+        })
+        .await
+        .unwrap();
     let long = session.exec(shell("sleep 1000")).await.unwrap();
     let result = short.wait().await;
-    assert_eq!((result.status, result.error.unwrap().code), (Status::TimedOut, ErrorCode::Timeout));
-    assert_eq!(result.limits_hit.into_iter().collect::<Vec<_>>(), [LimitName::WallTime]);
+    assert_eq!(
+        (result.status, result.error.unwrap().code),
+        (Status::TimedOut, ErrorCode::Timeout)
+    );
+    assert_eq!(
+        result.limits_hit.into_iter().collect::<Vec<_>>(),
+        [LimitName::WallTime]
+    );
     let longer = long.wait().await;
     assert_eq!(longer.status, Status::TimedOut);
-    assert!(result.duration_ms < longer.duration_ms, "{} {}", result.duration_ms, longer.duration_ms);
+    assert!(
+        result.duration_ms < longer.duration_ms,
+        "{} {}",
+        result.duration_ms,
+        longer.duration_ms
+    );
     assert!(background.result().is_none());
     session.end().await;
     assert_eq!(background.wait().await.status, Status::Cancelled);
@@ -280,12 +425,24 @@ async fn whoever_is_left_behind_keeps_nobody_waiting_and_lives_on() {
     let session = place.open().await;
     let script = "(while :; do echo more; echo tick >> ticks; sleep 0.02; done) & echo first";
     let exec = session.exec(shell(script)).await.unwrap();
-    let result = tokio::time::timeout(Duration::from_secs(10), exec.wait()).await.unwrap();
+    let result = tokio::time::timeout(Duration::from_secs(10), exec.wait())
+        .await
+        .unwrap();
     assert_eq!(result.exit_code, Some(0));
     let length = exec.output().lengths();
     assert!(!exec.output().grown(length).await, "the feed has ended");
-    let script = "old=$(wc -l < ticks); while test $(wc -l < ticks) -le $((old + 5)); do sleep 0.02; done";
-    assert_eq!(session.exec(shell(script)).await.unwrap().wait().await.exit_code, Some(0));
+    let script =
+        "old=$(wc -l < ticks); while test $(wc -l < ticks) -le $((old + 5)); do sleep 0.02; done";
+    assert_eq!(
+        session
+            .exec(shell(script))
+            .await
+            .unwrap()
+            .wait()
+            .await
+            .exit_code,
+        Some(0)
+    );
     assert_eq!(exec.output().lengths(), length);
     place.close().await;
 }
@@ -300,26 +457,55 @@ async fn pipes_left_behind_are_bounded_and_the_oldest_is_closed_first() {
             "(trap '' PIPE; while echo x; do sleep 0.02; done; touch {name}) 2>/dev/null & exit 0"
         ))
     };
-    session.exec(writes_on("oldest")).await.unwrap().wait().await;
+    session
+        .exec(writes_on("oldest"))
+        .await
+        .unwrap()
+        .wait()
+        .await;
     let leaves = |count: usize| {
         let session = &session;
         async move {
             for _ in 0..count {
-                session.exec(shell("sleep 100 & exit 0")).await.unwrap().wait().await;
+                session
+                    .exec(shell("sleep 100 & exit 0"))
+                    .await
+                    .unwrap()
+                    .wait()
+                    .await;
             }
         }
     };
     leaves(20).await;
     let there = session.exec(shell("sleep 0.3; ls")).await.unwrap();
     there.wait().await;
-    assert_eq!(text(&there, Stream::Stdout), "", "within the bound everybody can write on");
-    session.exec(writes_on("newest")).await.unwrap().wait().await;
+    assert_eq!(
+        text(&there, Stream::Stdout),
+        "",
+        "within the bound everybody can write on"
+    );
+    session
+        .exec(writes_on("newest"))
+        .await
+        .unwrap()
+        .wait()
+        .await;
     leaves(25).await;
-    let seen = session.exec(shell("until test -e oldest; do sleep 0.02; done; sleep 0.3; ls")).await.unwrap();
+    let seen = session
+        .exec(shell(
+            "until test -e oldest; do sleep 0.02; done; sleep 0.3; ls",
+        ))
+        .await
+        .unwrap();
     assert_eq!(seen.wait().await.exit_code, Some(0));
     assert_eq!(text(&seen, Stream::Stdout), "oldest\n");
     let notes = session.state().notes;
-    assert!(notes.iter().any(|note| note.contains("the oldest of their pipes were closed")), "{notes:?}");
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.contains("the oldest of their pipes were closed")),
+        "{notes:?}"
+    );
     place.close().await;
 }
 
@@ -330,12 +516,17 @@ async fn a_session_keeps_so_much_output_on_the_disk_and_no_more_whatever_its_lim
     let session = place.engine.open_session(spec(huge)).await.unwrap();
     let mut execs = Vec::new();
     for _ in 0..6 {
-        let exec = session.exec(shell("head -c 80000000 /dev/zero")).await.unwrap();
+        let exec = session
+            .exec(shell("head -c 80000000 /dev/zero"))
+            .await
+            .unwrap();
         assert_eq!(exec.wait().await.exit_code, Some(0));
         execs.push(exec);
     }
-    let kept: Vec<u64> =
-        execs.iter().map(|exec| exec.output().lengths()[0] - exec.output().oldest()[0]).collect();
+    let kept: Vec<u64> = execs
+        .iter()
+        .map(|exec| exec.output().lengths()[0] - exec.output().oldest()[0])
+        .collect();
     assert_eq!(kept, [0, 0, 64 << 20, 64 << 20, 64 << 20, 64 << 20]);
     place.close().await;
 }
@@ -344,13 +535,22 @@ async fn a_session_keeps_so_much_output_on_the_disk_and_no_more_whatever_its_lim
 async fn a_flood_is_read_to_its_end_and_the_newest_is_kept() {
     let place = Place::new("flood");
     let session = place.open().await;
-    let exec = session.exec(shell("head -c 30000000 /dev/zero | tr '\\0' x; echo end")).await.unwrap();
+    let exec = session
+        .exec(shell("head -c 30000000 /dev/zero | tr '\\0' x; echo end"))
+        .await
+        .unwrap();
     let result = exec.wait().await;
     assert_eq!((result.exit_code, result.truncated.stdout), (Some(0), true));
     assert!(result.limits_hit.contains(&LimitName::Output));
     assert_eq!(exec.output().lengths(), [30_000_004, 0]);
-    assert_eq!(exec.output().read(Stream::Stdout, 30_000_000, 10).bytes, b"end\n");
-    assert_eq!(exec.output().read(Stream::Stdout, 0, 1).from, 30_000_004 - (4 << 20));
+    assert_eq!(
+        exec.output().read(Stream::Stdout, 30_000_000, 10).bytes,
+        b"end\n"
+    );
+    assert_eq!(
+        exec.output().read(Stream::Stdout, 0, 1).from,
+        30_000_004 - (4 << 20)
+    );
     place.close().await;
 }
 
@@ -361,8 +561,16 @@ async fn a_session_ends_when_nobody_uses_it_and_when_it_is_too_old() {
     let busy = place.engine.open_session(idle.clone()).await.unwrap();
     let exec = busy.exec(shell("sleep 4")).await.unwrap();
     let session = place.engine.open_session(idle).await.unwrap();
-    session.exec(ExecRequest { background: true, ..shell("sleep 1000") }).await.unwrap();
-    let ended = tokio::time::timeout(Duration::from_secs(20), session.ended()).await.unwrap();
+    session
+        .exec(ExecRequest {
+            background: true,
+            ..shell("sleep 1000")
+        })
+        .await
+        .unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(20), session.ended())
+        .await
+        .unwrap();
     assert_eq!(ended.ended, Some(SessionEnd::Idle));
     assert!(exec.result().is_none(), "one that works is not idle");
     assert_eq!(exec.wait().await.exit_code, Some(0));
@@ -394,8 +602,13 @@ async fn cpu_time_of_the_whole_box_ends_the_session_and_says_so() {
             assert!(ended.limits_hit.contains(&LimitName::CpuTime));
         }
         Err(_) => {
-            assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "nothing counts for the whole box here");
-            eprintln!("NOT TESTED: nothing counts for the whole box here, so each process has its own limit");
+            assert!(
+                std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+                "nothing counts for the whole box here"
+            );
+            eprintln!(
+                "NOT TESTED: nothing counts for the whole box here, so each process has its own limit"
+            );
         }
     }
     place.close().await;
@@ -413,18 +626,26 @@ async fn more_programs_than_may_be_are_refused_and_old_ones_forgotten() {
     for _ in 0..32 {
         session.exec(sleeper.clone()).await.unwrap();
     }
-    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::QuotaExceeded);
+    assert_eq!(
+        session.exec(shell("true")).await.unwrap_err().code,
+        ErrorCode::QuotaExceeded
+    );
     session.execs()[31].stop(Duration::ZERO).await;
     for _ in 0..70 {
         session
-            .exec(ExecRequest { command: vec!["true".into()], ..ExecRequest::default() })
+            .exec(ExecRequest {
+                command: vec!["true".into()],
+                ..ExecRequest::default()
+            })
             .await
             .unwrap()
             .wait()
             .await;
     }
-    let (running, ended): (Vec<_>, Vec<_>) =
-        session.execs().into_iter().partition(|exec| exec.result().is_none());
+    let (running, ended): (Vec<_>, Vec<_>) = session
+        .execs()
+        .into_iter()
+        .partition(|exec| exec.result().is_none());
     assert_eq!(running.len(), 31);
     assert!((64..=65).contains(&ended.len()), "{}", ended.len());
     place.close().await;
@@ -434,16 +655,46 @@ async fn more_programs_than_may_be_are_refused_and_old_ones_forgotten() {
 async fn a_program_that_cannot_start_is_told_and_the_session_goes_on() {
     let place = Place::new("cannot");
     let session = place.open().await;
-    let absent = ExecRequest { command: vec!["no-such-program".into()], ..ExecRequest::default() };
+    let absent = ExecRequest {
+        command: vec!["no-such-program".into()],
+        ..ExecRequest::default()
+    };
     let never = session.exec(absent).await.unwrap().wait().await;
     assert_eq!((never.status, never.exit_status), (Status::NotStarted, 127));
-    assert_eq!(never.error.unwrap().message, "there is no command `no-such-program` inside");
-    let folder = ExecRequest { command: vec!["/usr".into()], ..ExecRequest::default() };
-    assert_eq!(session.exec(folder).await.unwrap().wait().await.exit_status, 126);
-    let nowhere = ExecRequest { directory: Some("/no/such/folder".into()), ..shell("true") };
-    assert_eq!(session.exec(nowhere).await.unwrap_err().code, ErrorCode::InvalidSpec);
-    assert_eq!(session.exec(ExecRequest::default()).await.unwrap_err().code, ErrorCode::InvalidSpec);
-    assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    assert_eq!(
+        never.error.unwrap().message,
+        "there is no command `no-such-program` inside"
+    );
+    let folder = ExecRequest {
+        command: vec!["/usr".into()],
+        ..ExecRequest::default()
+    };
+    assert_eq!(
+        session.exec(folder).await.unwrap().wait().await.exit_status,
+        126
+    );
+    let nowhere = ExecRequest {
+        directory: Some("/no/such/folder".into()),
+        ..shell("true")
+    };
+    assert_eq!(
+        session.exec(nowhere).await.unwrap_err().code,
+        ErrorCode::InvalidSpec
+    );
+    assert_eq!(
+        session.exec(ExecRequest::default()).await.unwrap_err().code,
+        ErrorCode::InvalidSpec
+    );
+    assert_eq!(
+        session
+            .exec(shell("true"))
+            .await
+            .unwrap()
+            .wait()
+            .await
+            .exit_code,
+        Some(0)
+    );
     place.close().await;
 }
 
@@ -451,16 +702,27 @@ async fn a_program_that_cannot_start_is_told_and_the_session_goes_on() {
 async fn a_directory_that_cannot_be_entered_is_the_callers_fault() {
     let place = Place::new("directory");
     let session = place.open().await;
-    let made = session.exec(shell("mkdir d; touch file; ln -s loop loop")).await.unwrap();
+    let made = session
+        .exec(shell("mkdir d; touch file; ln -s loop loop"))
+        .await
+        .unwrap();
     assert_eq!(made.wait().await.exit_code, Some(0));
-    let at =
-        |path: &str| ExecRequest { directory: Some(format!("/workspace/{path}").into()), ..shell("true") };
+    let at = |path: &str| ExecRequest {
+        directory: Some(format!("/workspace/{path}").into()),
+        ..shell("true")
+    };
     for bad in ["nowhere", "file", "loop"] {
         let refused = session.exec(at(bad)).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::InvalidSpec, "{bad}: {refused:?}");
-        assert!(refused.message.contains("cannot start in its `directory`"), "{refused:?}");
+        assert!(
+            refused.message.contains("cannot start in its `directory`"),
+            "{refused:?}"
+        );
     }
-    assert_eq!(session.exec(at("d")).await.unwrap().wait().await.exit_code, Some(0));
+    assert_eq!(
+        session.exec(at("d")).await.unwrap().wait().await.exit_code,
+        Some(0)
+    );
     place.close().await;
 }
 
@@ -473,7 +735,14 @@ async fn what_a_program_is_denied_stands_in_its_own_record() {
     let (denied, fine) = (denied.wait().await, fine.wait().await);
     assert_eq!((fine.exit_code, fine.denials), (Some(0), vec![]));
     if denied.notes.is_empty() {
-        assert_eq!(denied.denials.iter().map(|denial| &*denial.target).collect::<Vec<_>>(), ["/usr/x"]);
+        assert_eq!(
+            denied
+                .denials
+                .iter()
+                .map(|denial| &*denial.target)
+                .collect::<Vec<_>>(),
+            ["/usr/x"]
+        );
     }
     place.close().await;
 }
@@ -483,13 +752,31 @@ async fn memory_that_runs_out_ends_the_program_and_not_the_session() {
     let place = Place::new("memory");
     let spec = spec(|request| request.run.limits.memory = "64M".parse().ok());
     let session = place.engine.open_session(spec).await.unwrap();
-    let result = session.exec(shell("x=x; while :; do x=$x$x; done")).await.unwrap().wait().await;
+    let result = session
+        .exec(shell("x=x; while :; do x=$x$x; done"))
+        .await
+        .unwrap()
+        .wait()
+        .await;
     match result.status {
         Status::OomKilled => assert!(result.limits_hit.contains(&LimitName::Memory)),
         // Where only each process has a limit, the program is told and gives up.
-        status => assert_eq!((status, result.limits_hit.is_empty()), (Status::Failed, true), "{result:?}"),
+        status => assert_eq!(
+            (status, result.limits_hit.is_empty()),
+            (Status::Failed, true),
+            "{result:?}"
+        ),
     }
-    assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    assert_eq!(
+        session
+            .exec(shell("true"))
+            .await
+            .unwrap()
+            .wait()
+            .await
+            .exit_code,
+        Some(0)
+    );
     place.close().await;
 }
 
@@ -500,12 +787,16 @@ fn first_process_of(command: &str) -> Option<u32> {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
     };
     let room = |pid| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let is_it =
-        |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|found| found == command.as_bytes());
+    let is_it = |pid: &u32| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|found| found == command.as_bytes())
+    };
     let program = processes().find(is_it)?;
     let is_first = |pid: &u32| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let numbers = status.lines().find(|line| line.starts_with("NSpid:")).unwrap_or_default();
+        let numbers = status
+            .lines()
+            .find(|line| line.starts_with("NSpid:"))
+            .unwrap_or_default();
         room(*pid) == room(program) && numbers.split_whitespace().last() == Some("1")
     };
     processes().find(is_first)
@@ -515,7 +806,10 @@ fn first_process_of(command: &str) -> Option<u32> {
 async fn a_session_whose_box_dies_is_lost_and_so_are_its_programs() {
     let place = Place::new("lost");
     let session = place.open().await;
-    let exec = session.exec(shell("echo up; exec sleep 7654.321")).await.unwrap();
+    let exec = session
+        .exec(shell("echo up; exec sleep 7654.321"))
+        .await
+        .unwrap();
     says(&exec, "up").await;
     let first = loop {
         match first_process_of("sleep\x007654.321\0") {
@@ -524,22 +818,41 @@ async fn a_session_whose_box_dies_is_lost_and_so_are_its_programs() {
             None => tokio::task::yield_now().await,
         }
     };
-    let killed = std::process::Command::new("kill").args(["-KILL", &first.to_string()]).status().unwrap();
+    let killed = std::process::Command::new("kill")
+        .args(["-KILL", &first.to_string()])
+        .status()
+        .unwrap();
     assert!(killed.success());
-    let ended = tokio::time::timeout(Duration::from_secs(10), session.ended()).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(10), session.ended())
+        .await
+        .unwrap();
     assert_eq!(ended.ended, Some(SessionEnd::Lost));
     // The kernel kills it with its box; whoever saw that tells it.
     let result = exec.result().unwrap();
-    assert!(result.status == Status::Lost || result.signal == Some(9), "{result:?}");
-    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::Conflict);
+    assert!(
+        result.status == Status::Lost || result.signal == Some(9),
+        "{result:?}"
+    );
+    assert_eq!(
+        session.exec(shell("true")).await.unwrap_err().code,
+        ErrorCode::Conflict
+    );
     place.close().await;
 }
 
 #[tokio::test]
 async fn an_engine_with_a_pool_has_sessions_as_well() {
     let mut place = Place::new("pool");
-    let pool = Pool { parked: 2, berths: 2, ..Pool::OFF };
-    place.engine = Engine::open(Settings { pool, ..Settings::new(&place.state) }).unwrap();
+    let pool = Pool {
+        parked: 2,
+        berths: 2,
+        ..Pool::OFF
+    };
+    place.engine = Engine::open(Settings {
+        pool,
+        ..Settings::new(&place.state)
+    })
+    .unwrap();
     for _ in 0..3 {
         let session = place.open().await;
         let exec = session.exec(shell("echo here")).await.unwrap();
@@ -556,18 +869,48 @@ async fn an_engine_with_a_pool_has_sessions_as_well() {
 async fn a_fork_has_the_files_and_goes_its_own_way() {
     let place = Place::new("fork");
     let session = place.open().await;
-    let script =
-        "mkdir -p a/b && echo one > a/b/file && chmod 750 a/b/file && ln -s /etc/passwd link && mkfifo fifo";
-    assert_eq!(session.exec(shell(script)).await.unwrap().wait().await.exit_code, Some(0));
-    let clock = session.exec(shell("while :; do echo tick; sleep 0.02; done")).await.unwrap();
-    let copy = place.engine.fork_session(&session, session.spec().clone()).await.unwrap();
-    assert!(clock.output().grown(clock.output().lengths()).await, "the original goes on");
+    let script = "mkdir -p a/b && echo one > a/b/file && chmod 750 a/b/file && ln -s /etc/passwd link && mkfifo fifo";
+    assert_eq!(
+        session
+            .exec(shell(script))
+            .await
+            .unwrap()
+            .wait()
+            .await
+            .exit_code,
+        Some(0)
+    );
+    let clock = session
+        .exec(shell("while :; do echo tick; sleep 0.02; done"))
+        .await
+        .unwrap();
+    let copy = place
+        .engine
+        .fork_session(&session, session.spec().clone())
+        .await
+        .unwrap();
+    assert!(
+        clock.output().grown(clock.output().lengths()).await,
+        "the original goes on"
+    );
     let script = "stat -c '%a %U' a/b/file; cat a/b/file; readlink link; test -e fifo || echo none; echo two > a/b/file";
     let exec = copy.exec(shell(script)).await.unwrap();
-    assert_eq!(exec.wait().await.exit_code, Some(0), "{}", text(&exec, Stream::Stderr));
+    assert_eq!(
+        exec.wait().await.exit_code,
+        Some(0),
+        "{}",
+        text(&exec, Stream::Stderr)
+    );
     let shown = text(&exec, Stream::Stdout);
-    assert!(shown.starts_with("750 ") && shown.ends_with("\none\n/etc/passwd\nnone\n"), "{shown}");
-    assert!(copy.state().notes.iter().any(|note| note.contains("fifo")), "{:?}", copy.state().notes);
+    assert!(
+        shown.starts_with("750 ") && shown.ends_with("\none\n/etc/passwd\nnone\n"),
+        "{shown}"
+    );
+    assert!(
+        copy.state().notes.iter().any(|note| note.contains("fifo")),
+        "{:?}",
+        copy.state().notes
+    );
     let exec = session.exec(shell("cat a/b/file")).await.unwrap();
     exec.wait().await;
     assert_eq!(text(&exec, Stream::Stdout), "one\n");
@@ -583,9 +926,18 @@ async fn files_put_from_outside_belong_to_the_program() {
     let mut upload = put.put("deep/er/file".as_ref(), true).unwrap();
     upload.write(b"hello").unwrap();
     upload.publish().unwrap();
-    let exec =
-        session.exec(shell("cat deep/er/file && echo ' there' >> deep/er/file && rm -r deep")).await.unwrap();
-    assert_eq!(exec.wait().await.exit_code, Some(0), "{}", text(&exec, Stream::Stderr));
+    let exec = session
+        .exec(shell(
+            "cat deep/er/file && echo ' there' >> deep/er/file && rm -r deep",
+        ))
+        .await
+        .unwrap();
+    assert_eq!(
+        exec.wait().await.exit_code,
+        Some(0),
+        "{}",
+        text(&exec, Stream::Stderr)
+    );
     assert_eq!(text(&exec, Stream::Stdout), "hello");
     place.close().await;
 }
@@ -594,7 +946,10 @@ async fn files_put_from_outside_belong_to_the_program() {
 async fn a_session_that_nobody_waits_for_leaves_nothing() {
     let place = Place::new("unwanted");
     let opening = place.engine.open_session(spec(|_| {}));
-    assert!(tokio::time::timeout(Duration::ZERO, opening).await.is_err(), "it was dropped in time");
+    assert!(
+        tokio::time::timeout(Duration::ZERO, opening).await.is_err(),
+        "it was dropped in time"
+    );
     place.close().await;
 }
 
@@ -606,9 +961,20 @@ async fn sessions_end_with_the_last_clone_of_their_engine() {
     let Place { state, engine } = place;
     let clone = engine.clone();
     drop(engine);
-    assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    assert_eq!(
+        session
+            .exec(shell("true"))
+            .await
+            .unwrap()
+            .wait()
+            .await
+            .exit_code,
+        Some(0)
+    );
     drop(clone);
-    let ended = tokio::time::timeout(Duration::from_secs(10), session.ended()).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(10), session.ended())
+        .await
+        .unwrap();
     assert_eq!(ended.ended, Some(SessionEnd::Asked));
     assert_eq!(exec.result().unwrap().status, Status::Cancelled);
     assert_eq!(fs::read_dir(state.join("runs")).unwrap().count(), 0);
@@ -618,8 +984,12 @@ async fn sessions_end_with_the_last_clone_of_their_engine() {
 #[tokio::test]
 async fn two_sessions_of_one_name_cannot_be() {
     let place = Place::new("name");
-    let named =
-        spec(|request| request.run = RunRequest { run_id: Some("mine".to_owned()), ..RunRequest::default() });
+    let named = spec(|request| {
+        request.run = RunRequest {
+            run_id: Some("mine".to_owned()),
+            ..RunRequest::default()
+        }
+    });
     let session = place.engine.open_session(named.clone()).await.unwrap();
     assert!(place.engine.open_session(named.clone()).await.is_err());
     session.end().await;
@@ -631,18 +1001,35 @@ async fn two_sessions_of_one_name_cannot_be() {
 async fn a_job_that_is_cancelled_between_two_steps_is_no_success() {
     let place = Place::new("between");
     let step = json!({ "type": "write_file", "args": { "path": "x", "content": "x" } });
-    let bounds = json!({ "max_runtime_seconds": 60, "max_output_bytes": 1000, "ext_net_allowed": false });
+    let bounds =
+        json!({ "max_runtime_seconds": 60, "max_output_bytes": 1000, "ext_net_allowed": false });
     let job = json!({ "protocol_version": "1.0", "job_id": "j", "task_id": "t", "constraints": bounds,
         "steps": [step, step] });
-    let job = StepJob::read(&serde_json::from_value(job).unwrap(), Some(ExecutionMode::DirectSteps)).unwrap();
+    let job = StepJob::read(
+        &serde_json::from_value(job).unwrap(),
+        Some(ExecutionMode::DirectSteps),
+    )
+    .unwrap();
     // Which of the two is noticed first, the wish or that nothing more is done, is nobody's choice.
     for _ in 0..16 {
         let ((cancel, cancelled), (_, terminated)) = (watch::channel(false), watch::channel(None));
         let places = Arc::new(|| Some(Box::new(()) as Box<dyn Send>));
-        let wishes = Wishes { cancelled, terminated, places };
+        let wishes = Wishes {
+            cancelled,
+            terminated,
+            places,
+        };
         let begun = |_: &Session| _ = cancel.send_replace(true);
-        let carried = place.engine.carry_out(spec(|_| {}), &job, b"", Carrier::Own, wishes, begun).await;
-        assert_eq!(carried.result.failure_code.as_deref(), Some("cancelled"), "{:?}", carried.result);
+        let carried = place
+            .engine
+            .carry_out(spec(|_| {}), &job, b"", Carrier::Own, wishes, begun)
+            .await;
+        assert_eq!(
+            carried.result.failure_code.as_deref(),
+            Some("cancelled"),
+            "{:?}",
+            carried.result
+        );
     }
     place.close().await;
 }

@@ -1,8 +1,8 @@
 //! Group A: files and paths.
 
 use crate::{
-    Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case, nothing,
-    oracle,
+    Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case,
+    nothing, oracle,
     world::{Ground, each, mount},
 };
 use engine::Step;
@@ -20,11 +20,37 @@ const NO_UPLOADS: Peer = Peer::Nothing("it puts no files in and takes none out")
 
 pub(crate) const CASES: &[Case] = &[
     nothing("A1", "an absolute link through the file API", FILE_API),
-    nothing("A2", "swapping the last name of a path during the file API's open", FILE_API),
-    nothing("A3", "swapping a folder of a path during the file API's open", FILE_API),
-    case("A4", "`..` and absolute names of inputs", input_names, Control::Given, NO_UPLOADS),
-    case("A5", "inputs through links planted in the workspace", input_links, Control::Given, NO_UPLOADS),
-    case("A6", "magic links of /proc and /dev/fd to a host file", magic_links, Control::Given, Peer::Runs),
+    nothing(
+        "A2",
+        "swapping the last name of a path during the file API's open",
+        FILE_API,
+    ),
+    nothing(
+        "A3",
+        "swapping a folder of a path during the file API's open",
+        FILE_API,
+    ),
+    case(
+        "A4",
+        "`..` and absolute names of inputs",
+        input_names,
+        Control::Given,
+        NO_UPLOADS,
+    ),
+    case(
+        "A5",
+        "inputs through links planted in the workspace",
+        input_links,
+        Control::Given,
+        NO_UPLOADS,
+    ),
+    case(
+        "A6",
+        "magic links of /proc and /dev/fd to a host file",
+        magic_links,
+        Control::Given,
+        Peer::Runs,
+    ),
     case(
         "A7",
         "a hard link to a read-only file, then writing through it",
@@ -32,12 +58,48 @@ pub(crate) const CASES: &[Case] = &[
         Control::Given,
         Peer::Runs,
     ),
-    case("A8", "replacing the folder of a protected name", replaced_parent, Control::Given, Peer::Runs),
-    case("A9", "protected names that are absent", absent_names, Control::Given, Peer::Runs),
-    case("A10", "settings that make the host's git run a program", git_settings, Control::Given, Peer::Runs),
-    case("A11", "other spellings of protected names", spellings, Control::Given, Peer::Runs),
-    case("A12", "remounting a read-only share writable", remount, Control::Without(POWER), Peer::Runs),
-    case("A13", "mounts that show up elsewhere", propagation, Control::Without(SHARED_MOUNTS), Peer::Runs),
+    case(
+        "A8",
+        "replacing the folder of a protected name",
+        replaced_parent,
+        Control::Given,
+        Peer::Runs,
+    ),
+    case(
+        "A9",
+        "protected names that are absent",
+        absent_names,
+        Control::Given,
+        Peer::Runs,
+    ),
+    case(
+        "A10",
+        "settings that make the host's git run a program",
+        git_settings,
+        Control::Given,
+        Peer::Runs,
+    ),
+    case(
+        "A11",
+        "other spellings of protected names",
+        spellings,
+        Control::Given,
+        Peer::Runs,
+    ),
+    case(
+        "A12",
+        "remounting a read-only share writable",
+        remount,
+        Control::Without(POWER),
+        Peer::Runs,
+    ),
+    case(
+        "A13",
+        "mounts that show up elsewhere",
+        propagation,
+        Control::Without(SHARED_MOUNTS),
+        Peer::Runs,
+    ),
     case(
         "A14",
         "open_by_handle_at with the handle of a host file",
@@ -45,8 +107,20 @@ pub(crate) const CASES: &[Case] = &[
         Control::WithoutAsRoot(POWER, NOT_A_USERS),
         Peer::Runs,
     ),
-    case("A15", "mounts by fsopen, open_tree, move_mount", new_mounts, Control::Without(POWER), Peer::Runs),
-    case("A16", "chroot and fchdir, pivot_root", chroot, Control::Without(ROOT_OF_ITS_OWN), Peer::Runs),
+    case(
+        "A15",
+        "mounts by fsopen, open_tree, move_mount",
+        new_mounts,
+        Control::Without(POWER),
+        Peer::Runs,
+    ),
+    case(
+        "A16",
+        "chroot and fchdir, pivot_root",
+        chroot,
+        Control::Without(ROOT_OF_ITS_OWN),
+        Peer::Runs,
+    ),
     case(
         "A17",
         "device nodes, made inside or arriving in the workspace",
@@ -61,7 +135,13 @@ pub(crate) const CASES: &[Case] = &[
         Control::Without(GAINING),
         Peer::Runs,
     ),
-    case("A19", "devices: mem, kmsg, kvm, fuse, tun, disks", devices, Control::Given, Peer::Runs),
+    case(
+        "A19",
+        "devices: mem, kmsg, kvm, fuse, tun, disks",
+        devices,
+        Control::Given,
+        Peer::Runs,
+    ),
     case(
         "A20",
         "descriptors left open by whoever starts the box",
@@ -128,15 +208,23 @@ const OBEYED: [&str; 10] = [
 /// The names of `--allow-protected` that lift the protection of all of them.
 fn lifted(ground: &Ground<'_>) -> Vec<PathBuf> {
     let top = |name: &&str| PathBuf::from(name.split('/').next().unwrap_or(name));
-    if ground.is_control() { OBEYED.iter().map(top).collect() } else { Vec::new() }
+    if ground.is_control() {
+        OBEYED.iter().map(top).collect()
+    } else {
+        Vec::new()
+    }
 }
 
 fn planted(ground: &Ground<'_>, workspace: &Path, names: &[&str]) -> Outcome {
-    let is_planted = |name: &str| fs::read(workspace.join(name)).is_ok_and(|text| text == b"of the program");
+    let is_planted =
+        |name: &str| fs::read(workspace.join(name)).is_ok_and(|text| text == b"of the program");
     each(
         ground,
         names.iter().map(|name| {
-            ((*name).to_owned(), Found::when(is_planted(name), &format!("`{name}` is the program's")))
+            (
+                (*name).to_owned(),
+                Found::when(is_planted(name), &format!("`{name}` is the program's")),
+            )
         }),
     )
 }
@@ -155,7 +243,10 @@ fn repository(ground: &Ground<'_>, folders: &[&str]) -> Result<PathBuf, Trouble>
 }
 
 fn in_workspace(workspace: &Path, attack: RunRequest) -> RunRequest {
-    RunRequest { workspace: Some(workspace.to_owned()), ..attack }
+    RunRequest {
+        workspace: Some(workspace.to_owned()),
+        ..attack
+    }
 }
 
 /// Refused is as good as harmless here.
@@ -173,11 +264,22 @@ fn input_names(ground: &Ground<'_>) -> Outcome {
     fs::create_dir(&workspace)?;
     ground.give(&workspace)?;
     let absolute = outside.join("planted").display().to_string();
-    let names = ["../planted", "a/../../planted", "./../planted", "..\\planted", &absolute, "planted"];
+    let names = [
+        "../planted",
+        "a/../../planted",
+        "./../planted",
+        "..\\planted",
+        &absolute,
+        "planted",
+    ];
     for name in names {
         let mut input = std::ffi::OsString::from(format!("{name}="));
         input.push(&source);
-        let folder = if ground.is_control() { &outside } else { &workspace };
+        let folder = if ground.is_control() {
+            &outside
+        } else {
+            &workspace
+        };
         let inputs = vec![input];
         let request = in_workspace(folder, ground.attack("write-places", [""; 0]));
         run_or_refuse(ground, RunRequest { inputs, ..request })?;
@@ -191,7 +293,11 @@ fn input_names(ground: &Ground<'_>) -> Outcome {
 /// The control: the file lies in the workspace itself.
 fn input_links(ground: &Ground<'_>) -> Outcome {
     let (canary, source) = (ground.world.canary()?, ground.world.canary()?.file);
-    let workspace = if ground.is_control() { canary.folder.clone() } else { ground.workspace()? };
+    let workspace = if ground.is_control() {
+        canary.folder.clone()
+    } else {
+        ground.workspace()?
+    };
     ground.give(&workspace)?;
     if !ground.is_control() {
         symlink(&canary.folder, workspace.join("folder"))?;
@@ -201,7 +307,13 @@ fn input_links(ground: &Ground<'_>) -> Outcome {
         let mut input = std::ffi::OsString::from(format!("{name}="));
         input.push(&source);
         let request = in_workspace(&workspace, ground.attack("write-places", [""; 0]));
-        run_or_refuse(ground, RunRequest { inputs: vec![input], ..request })?;
+        run_or_refuse(
+            ground,
+            RunRequest {
+                inputs: vec![input],
+                ..request
+            },
+        )?;
     }
     Ok(canary.changed())
 }
@@ -209,7 +321,11 @@ fn input_links(ground: &Ground<'_>) -> Outcome {
 /// The control: the folder of the file is mounted.
 fn magic_links(ground: &Ground<'_>) -> Outcome {
     let canary = ground.world.canary()?;
-    let path = if ground.is_control() { Path::new("/given/secret") } else { &canary.file };
+    let path = if ground.is_control() {
+        Path::new("/given/secret")
+    } else {
+        &canary.file
+    };
     let mut request = ground.attack("magic-links", [path.as_os_str()]);
     if ground.is_control() {
         request.mounts.push(mount(&canary.folder, "/given", "ro"));
@@ -226,7 +342,10 @@ fn hard_link(ground: &Ground<'_>) -> Outcome {
     };
     ground.give(&workspace)?;
     ground.give(&canary.file)?;
-    let mut request = in_workspace(&workspace, ground.attack("link", [from, "/workspace/second"]));
+    let mut request = in_workspace(
+        &workspace,
+        ground.attack("link", [from, "/workspace/second"]),
+    );
     request.mounts.push(mount(&canary.folder, "/given", "ro"));
     ground.run(request)?.finished()?;
     Ok(canary.changed())
@@ -236,7 +355,10 @@ fn hard_link(ground: &Ground<'_>) -> Outcome {
 fn replaced_parent(ground: &Ground<'_>) -> Outcome {
     let workspace = repository(ground, &[".git/hooks"])?;
     let attack = ground.attack("replace-parent", [".git", ".git/hooks/pre-commit"]);
-    let request = RunRequest { allow_protected: lifted(ground), ..in_workspace(&workspace, attack) };
+    let request = RunRequest {
+        allow_protected: lifted(ground),
+        ..in_workspace(&workspace, attack)
+    };
     ground.run(request)?.finished()?;
     planted(ground, &workspace, &OBEYED[..1])
 }
@@ -245,12 +367,22 @@ fn replaced_parent(ground: &Ground<'_>) -> Outcome {
 fn absent_names(ground: &Ground<'_>) -> Outcome {
     let workspace = repository(ground, &[])?;
     let request = in_workspace(&workspace, ground.attack("plant", OBEYED));
-    ground.run(RunRequest { allow_protected: lifted(ground), ..request })?.finished()?;
+    ground
+        .run(RunRequest {
+            allow_protected: lifted(ground),
+            ..request
+        })?
+        .finished()?;
     planted(ground, &workspace, &OBEYED)
 }
 
 /// How the host may have laid a repository out, or none.
-const LAYOUTS: [&str; 4] = ["a folder", "none", "an empty folder", "a file that names a folder beside it"];
+const LAYOUTS: [&str; 4] = [
+    "a folder",
+    "none",
+    "an empty folder",
+    "a file that names a folder beside it",
+];
 
 fn laid_out(ground: &Ground<'_>, layout: &str) -> Result<PathBuf, Trouble> {
     if layout == LAYOUTS[0] {
@@ -269,7 +401,10 @@ fn laid_out(ground: &Ground<'_>, layout: &str) -> Result<PathBuf, Trouble> {
         ground.give(&workspace.join(folder))?;
     }
     if layout == LAYOUTS[3] {
-        for (file, text) in [(".git", "gitdir: bare\n"), ("bare/HEAD", "ref: refs/heads/main\n")] {
+        for (file, text) in [
+            (".git", "gitdir: bare\n"),
+            ("bare/HEAD", "ref: refs/heads/main\n"),
+        ] {
             fs::write(workspace.join(file), text)?;
             ground.give(&workspace.join(file))?;
         }
@@ -281,12 +416,29 @@ fn laid_out(ground: &Ground<'_>, layout: &str) -> Result<PathBuf, Trouble> {
 fn obeyed_by_git(workspace: &Path) -> Result<Option<String>, Trouble> {
     let mut git = Command::new("git");
     // Its own ceiling: no repository above is meant.
-    git.arg("-C").arg(workspace).args(["-c", "safe.directory=*", "config", "--local", "--get-regexp"]);
+    git.arg("-C").arg(workspace).args([
+        "-c",
+        "safe.directory=*",
+        "config",
+        "--local",
+        "--get-regexp",
+    ]);
     git.arg("^(core.(fsmonitor|hookspath|pager)|filter.*)$");
-    git.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent");
-    let told = git.env("GIT_CEILING_DIRECTORIES", workspace.parent().unwrap_or(workspace)).output();
-    let told = told.map_err(|error| Trouble::Missing(format!("`git` cannot be started: {error}")))?;
-    Ok(String::from_utf8_lossy(&told.stdout).lines().next().map(str::to_owned))
+    git.env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("HOME", "/nonexistent");
+    let told = git
+        .env(
+            "GIT_CEILING_DIRECTORIES",
+            workspace.parent().unwrap_or(workspace),
+        )
+        .output();
+    let told =
+        told.map_err(|error| Trouble::Missing(format!("`git` cannot be started: {error}")))?;
+    Ok(String::from_utf8_lossy(&told.stdout)
+        .lines()
+        .next()
+        .map(str::to_owned))
 }
 
 fn git_settings(ground: &Ground<'_>) -> Outcome {
@@ -295,7 +447,13 @@ fn git_settings(ground: &Ground<'_>) -> Outcome {
         let workspace = laid_out(ground, layout)?;
         obeyed_by_git(&workspace)?;
         let request = in_workspace(&workspace, ground.attack("plant-git", [""; 0]));
-        run_or_refuse(ground, RunRequest { allow_protected: lifted(ground), ..request })?;
+        run_or_refuse(
+            ground,
+            RunRequest {
+                allow_protected: lifted(ground),
+                ..request
+            },
+        )?;
         let obeyed = obeyed_by_git(&workspace)?;
         let found = obeyed.map(|line| Found::Escape(format!("git would obey `{line}`")));
         parts.push((layout.to_owned(), found.unwrap_or(Found::Nothing)));
@@ -311,7 +469,12 @@ fn spellings(ground: &Ground<'_>) -> Outcome {
     }
     let names = OBEYED.map(str::to_uppercase);
     let request = in_workspace(&workspace, ground.attack("plant", names));
-    ground.run(RunRequest { allow_protected: lifted(ground), ..request })?.finished()?;
+    ground
+        .run(RunRequest {
+            allow_protected: lifted(ground),
+            ..request
+        })?
+        .finished()?;
     planted(ground, &workspace, &OBEYED)
 }
 
@@ -319,7 +482,12 @@ fn remount(ground: &Ground<'_>) -> Outcome {
     let canary = ground.world.canary()?;
     let mut request = ground.attack("remount", ["/given", "/given/secret"]);
     request.mounts.push(mount(&canary.folder, "/given", "ro"));
-    ground.run(RunRequest { user: ROOT_INSIDE, ..request })?.finished()?;
+    ground
+        .run(RunRequest {
+            user: ROOT_INSIDE,
+            ..request
+        })?
+        .finished()?;
     Ok(canary.changed())
 }
 
@@ -328,12 +496,23 @@ fn propagation(ground: &Ground<'_>) -> Outcome {
     let (name, workspace) = (ground.world.unique("mounted"), ground.workspace()?);
     let neighbour = ground.attack("wait", [""; 0]);
     // One user, for then both have the same root to start from.
-    let neighbour = ground.hold(RunRequest { user: ROOT_INSIDE, ..neighbour })?;
+    let neighbour = ground.hold(RunRequest {
+        user: ROOT_INSIDE,
+        ..neighbour
+    })?;
     let attack = ground.attack("mount", [name.as_str(), "/tmp/place"]);
-    let held = ground.hold(RunRequest { user: ROOT_INSIDE, ..in_workspace(&workspace, attack) })?;
-    let tables = ["self".to_owned(), "1".to_owned(), neighbour.process()?.to_string()];
+    let held = ground.hold(RunRequest {
+        user: ROOT_INSIDE,
+        ..in_workspace(&workspace, attack)
+    })?;
+    let tables = [
+        "self".to_owned(),
+        "1".to_owned(),
+        neighbour.process()?.to_string(),
+    ];
     let seen = tables.iter().find(|pid| {
-        fs::read_to_string(format!("/proc/{pid}/mountinfo")).is_ok_and(|table| table.contains(&name))
+        fs::read_to_string(format!("/proc/{pid}/mountinfo"))
+            .is_ok_and(|table| table.contains(&name))
     });
     held.finish()?;
     Ok(match seen {
@@ -351,11 +530,20 @@ fn handle(ground: &Ground<'_>) -> Outcome {
 }
 
 fn new_mounts(ground: &Ground<'_>) -> Outcome {
-    let request = RunRequest { user: ROOT_INSIDE, ..ground.attack("new-mounts", [""; 0]) };
+    let request = RunRequest {
+        user: ROOT_INSIDE,
+        ..ground.attack("new-mounts", [""; 0])
+    };
     let held = ground.hold(request)?;
     let seen = oracle::holds(held.process()?, "[fscontext]");
     let report = held.finish()?;
-    let mut parts = report.claims_of(&["fsopen", "fsmount", "move_mount", "open_tree", "mount_setattr"]);
+    let mut parts = report.claims_of(&[
+        "fsopen",
+        "fsmount",
+        "move_mount",
+        "open_tree",
+        "mount_setattr",
+    ]);
     parts.push(("a context that the host sees".to_owned(), seen));
     each(ground, parts)
 }
@@ -363,7 +551,10 @@ fn new_mounts(ground: &Ground<'_>) -> Outcome {
 fn chroot(ground: &Ground<'_>) -> Outcome {
     let canary = ground.world.canary()?;
     let attack = ground.attack("chroot", [canary.file.as_os_str()]);
-    let held = ground.hold(RunRequest { user: ROOT_INSIDE, ..attack })?;
+    let held = ground.hold(RunRequest {
+        user: ROOT_INSIDE,
+        ..attack
+    })?;
     let root = fs::read_link(format!("/proc/{}/root", held.process()?))?;
     let report = held.finish()?;
     let moved = match root == Path::new("/") {
@@ -381,10 +572,19 @@ fn device_nodes(ground: &Ground<'_>) -> Outcome {
         let mode = rustix::fs::Mode::from_raw_mode(0o666);
         let device = rustix::fs::makedev(1, if ground.containers().is_some() { 11 } else { 5 });
         let node = workspace.join("arrived");
-        rustix::fs::mknodat(rustix::fs::CWD, &node, rustix::fs::FileType::CharacterDevice, mode, device)?;
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &node,
+            rustix::fs::FileType::CharacterDevice,
+            mode,
+            device,
+        )?;
         fs::set_permissions(&node, fs::Permissions::from_mode(0o666))?;
     }
-    let attack = in_workspace(&workspace, ground.attack("make-devices", ["/workspace/arrived"]));
+    let attack = in_workspace(
+        &workspace,
+        ground.attack("make-devices", ["/workspace/arrived"]),
+    );
     let held = ground.hold(attack)?;
     let pid = held.process()?;
     let open = oracle::devices(pid);
@@ -394,9 +594,16 @@ fn device_nodes(ground: &Ground<'_>) -> Outcome {
     };
     let made = is_device(&PathBuf::from(format!("/proc/{pid}/root/tmp/node")));
     held.finish()?;
-    let open = open.first().map(|(major, minor)| Found::Escape(format!("it opened device {major}:{minor}")));
-    let on_host = Found::when(is_device(&workspace.join("node")), "it made a device in the host's folder");
-    Ok(Found::when(made, "it made a device").or(|| on_host).or(|| open.unwrap_or(Found::Nothing)))
+    let open = open
+        .first()
+        .map(|(major, minor)| Found::Escape(format!("it opened device {major}:{minor}")));
+    let on_host = Found::when(
+        is_device(&workspace.join("node")),
+        "it made a device in the host's folder",
+    );
+    Ok(Found::when(made, "it made a device")
+        .or(|| on_host)
+        .or(|| open.unwrap_or(Found::Nothing)))
 }
 
 /// A copy of the attacker with both bits and, where root makes it, all capabilities. The attack gives its own away
@@ -407,14 +614,24 @@ fn set_id(ground: &Ground<'_>) -> Outcome {
     fs::copy(ground.world.attacker().join("airlock"), &copy)?;
     if ground.world.root {
         // Version 2, effective, all of the first 32 permitted.
-        let all = [0x0200_0001u32, u32::MAX, 0, 0, 0].map(u32::to_le_bytes).concat();
+        let all = [0x0200_0001u32, u32::MAX, 0, 0, 0]
+            .map(u32::to_le_bytes)
+            .concat();
         // Not every file system keeps them; the bits below are there in any case.
-        _ = rustix::fs::setxattr(&copy, "security.capability", &all, rustix::fs::XattrFlags::empty());
+        _ = rustix::fs::setxattr(
+            &copy,
+            "security.capability",
+            &all,
+            rustix::fs::XattrFlags::empty(),
+        );
     }
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o6755))?;
     let mut request = ground.attack("exec-set-id", ["/given/airlock"]);
     request.mounts.push(mount(&folder, "/given", "ro"));
-    let held = match ground.hold_or_end(RunRequest { user: ROOT_INSIDE, ..request })? {
+    let held = match ground.hold_or_end(RunRequest {
+        user: ROOT_INSIDE,
+        ..request
+    })? {
         Ok(held) => held,
         // Outside of a user namespace the kernel refuses to run what asks for more than there can be.
         Err(report) => return report.finished().map(|_| Found::Nothing),
@@ -453,7 +670,11 @@ const DANGEROUS_DEVICES: [&str; 17] = [
 
 /// The control: one of the plain devices, which are given, taken for a dangerous one.
 fn devices(ground: &Ground<'_>) -> Outcome {
-    let names: &[_] = if ground.is_control() { &["/dev/full"] } else { &DANGEROUS_DEVICES };
+    let names: &[_] = if ground.is_control() {
+        &["/dev/full"]
+    } else {
+        &DANGEROUS_DEVICES
+    };
     let held = ground.hold(ground.attack("open-devices", names))?;
     let open = oracle::devices(held.process()?);
     held.finish()?;
@@ -466,17 +687,26 @@ fn devices(ground: &Ground<'_>) -> Outcome {
 /// A file of ours that a child would inherit. The control: a file that the attack opens.
 fn descriptors(ground: &Ground<'_>) -> Outcome {
     let canary = ground.world.canary()?;
-    let leaked = rustix::fs::open(&canary.file, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty())?;
+    let leaked = rustix::fs::open(
+        &canary.file,
+        rustix::fs::OFlags::RDONLY,
+        rustix::fs::Mode::empty(),
+    )?;
     let attack = match ground.is_control() {
         true => ground.attack("open-one", ["/etc/hosts"]),
         false => ground.attack("inherited", [""; 0]),
     };
     let held = ground.hold(attack)?;
-    let beyond = oracle::descriptors(held.process()?).into_iter().find(|(number, _)| *number > 2);
+    let beyond = oracle::descriptors(held.process()?)
+        .into_iter()
+        .find(|(number, _)| *number > 2);
     let report = held.finish()?;
     let open = beyond.map(|(number, name)| Found::Escape(format!("descriptor {number} is {name}")));
     drop(leaked);
-    Ok(canary.told_by(&report).or(|| open.unwrap_or(Found::Nothing)).or(|| report.claims()))
+    Ok(canary
+        .told_by(&report)
+        .or(|| open.unwrap_or(Found::Nothing))
+        .or(|| report.claims()))
 }
 
 /// The control: what the links lead to is the workspace.
@@ -486,19 +716,38 @@ fn hostile_image(ground: &Ground<'_>) -> Outcome {
         symlink(&canary.folder, image.join(name))?;
     }
     fs::create_dir(image.join("dev"))?;
-    for (name, target) in [("null", &canary.file), ("shm", &canary.folder), ("pts", &canary.folder)] {
+    for (name, target) in [
+        ("null", &canary.file),
+        ("shm", &canary.folder),
+        ("pts", &canary.folder),
+    ] {
         symlink(target, image.join("dev").join(name))?;
     }
     for name in ["bin", "lib", "lib64", "sbin"] {
         symlink(Path::new("usr").join(name), image.join(name))?;
     }
     fs::create_dir(image.join("usr"))?;
-    let places = ["/dev/null", "/dev/shm/made", "/dev/pts/ptmx", "/tmp/made", "/workspace/made", "/run/made"];
+    let places = [
+        "/dev/null",
+        "/dev/shm/made",
+        "/dev/pts/ptmx",
+        "/tmp/made",
+        "/workspace/made",
+        "/run/made",
+    ];
     let mut request = ground.attack("write-places", places);
     request.mounts.push(mount(Path::new("/usr"), "/usr", "ro"));
-    let workspace = if ground.is_control() { Some(canary.folder.clone()) } else { None };
+    let workspace = if ground.is_control() {
+        Some(canary.folder.clone())
+    } else {
+        None
+    };
     ground.give(&canary.folder)?;
-    match ground.run(RunRequest { image: Some(image), workspace, ..request }) {
+    match ground.run(RunRequest {
+        image: Some(image),
+        workspace,
+        ..request
+    }) {
         Ok(report) => drop(report.finished()?),
         Err(Trouble::Refused(why)) if why.contains("symbolic link in the image") => {}
         Err(other) => return Err(other),
@@ -517,7 +766,11 @@ const LONGEST_COLLECTION_MS: u64 = 120_000;
 fn artifacts(ground: &Ground<'_>) -> Outcome {
     let canary = ground.world.canary()?;
     // With as many as there may be files, the control would have no room for its own.
-    let count = if ground.world.settings.full && !ground.is_control() { "50000" } else { "1000" };
+    let count = if ground.world.settings.full && !ground.is_control() {
+        "50000"
+    } else {
+        "1000"
+    };
     let file = canary.file.display().to_string();
     let mut request = ground.attack("artifacts", [file.as_str(), "/given/secret", count]);
     request.limits.disk = "16M".parse().ok();
@@ -525,12 +778,16 @@ fn artifacts(ground: &Ground<'_>) -> Outcome {
         request.mounts.push(mount(&canary.folder, "/given", "ro"));
     }
     let report = ground.run(request)?.finished()?;
-    let slow = report.result.is_some_and(|result| result.duration_ms > LONGEST_COLLECTION_MS);
-    Ok(match (oracle::folder_has(&ground.state(), &canary.secret)?, slow) {
-        (true, _) => Found::Escape("an artifact has the host's secret".to_owned()),
-        (false, true) => Found::Escape("keeping the artifacts took too long".to_owned()),
-        (false, false) => Found::Nothing,
-    })
+    let slow = report
+        .result
+        .is_some_and(|result| result.duration_ms > LONGEST_COLLECTION_MS);
+    Ok(
+        match (oracle::folder_has(&ground.state(), &canary.secret)?, slow) {
+            (true, _) => Found::Escape("an artifact has the host's secret".to_owned()),
+            (false, true) => Found::Escape("keeping the artifacts took too long".to_owned()),
+            (false, false) => Found::Nothing,
+        },
+    )
 }
 
 fn attributes(ground: &Ground<'_>) -> Outcome {
@@ -539,11 +796,20 @@ fn attributes(ground: &Ground<'_>) -> Outcome {
     fs::write(&file, "")?;
     ground.give(&file)?;
     let attack = ground.attack("attributes", ["/workspace/file"]);
-    ground.run(RunRequest { user: ROOT_INSIDE, ..in_workspace(&workspace, attack) })?.finished()?;
+    ground
+        .run(RunRequest {
+            user: ROOT_INSIDE,
+            ..in_workspace(&workspace, attack)
+        })?
+        .finished()?;
     let mut value = [0u8; 64];
     let names = ["security.capability", "trusted.planted"];
-    let there = names.into_iter().find(|name| rustix::fs::getxattr(&file, *name, &mut value[..]).is_ok());
-    Ok(there.map_or(Found::Nothing, |name| Found::Escape(format!("the host's file has `{name}`"))))
+    let there = names
+        .into_iter()
+        .find(|name| rustix::fs::getxattr(&file, *name, &mut value[..]).is_ok());
+    Ok(there.map_or(Found::Nothing, |name| {
+        Found::Escape(format!("the host's file has `{name}`"))
+    }))
 }
 
 fn lease(ground: &Ground<'_>) -> Outcome {
@@ -554,9 +820,16 @@ fn lease(ground: &Ground<'_>) -> Outcome {
     let attack = ground.attack("lease", ["/workspace/file"]);
     let held = ground.hold(in_workspace(&workspace, attack))?;
     let watched = oracle::holds(held.process()?, "[fanotify]");
-    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+    let flags =
+        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
     let opened = rustix::fs::open(&file, flags, rustix::fs::Mode::empty());
     let waits = matches!(opened, Err(rustix::io::Errno::WOULDBLOCK));
     let waits = Found::when(waits, "opening the host's file waits for it");
-    each(ground, [("lease".to_owned(), waits), ("fanotify".to_owned(), watched)])
+    each(
+        ground,
+        [
+            ("lease".to_owned(), waits),
+            ("fanotify".to_owned(), watched),
+        ],
+    )
 }

@@ -71,7 +71,10 @@ impl Internet {
 
     /// Has port 443 of every address speak TLS, with this certificate.
     pub(crate) fn secure(&self, config: Arc<ServerConfig>) -> Result<(), Trouble> {
-        let (listener, seen) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, self.seen.clone());
+        let (listener, seen) = (
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?,
+            self.seen.clone(),
+        );
         *locked(&self.seen.secured) = Some(listener.local_addr()?);
         std::thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
@@ -107,13 +110,21 @@ impl Internet {
             move |name| asking.resolve(name),
             move |address| dialling.locate(address, server),
         );
-        egress::Settings { internet, ..egress::Settings::default() }
+        egress::Settings {
+            internet,
+            ..egress::Settings::default()
+        }
     }
 
     /// Whether this arrived anywhere, in whatever is sent, or in a name that was asked for.
     pub(crate) fn heard(&self, text: &str) -> bool {
-        let within = |bytes: &Vec<u8>| bytes.windows(text.len().max(1)).any(|part| part == text.as_bytes());
-        locked(&self.seen.heard).iter().any(within) || self.asked().iter().any(|name| name.contains(text))
+        let within = |bytes: &Vec<u8>| {
+            bytes
+                .windows(text.len().max(1))
+                .any(|part| part == text.as_bytes())
+        };
+        locked(&self.seen.heard).iter().any(within)
+            || self.asked().iter().any(|name| name.contains(text))
     }
 
     /// The names that were asked for.
@@ -128,7 +139,10 @@ impl Internet {
 
     /// The heads of requests that arrived, by whichever framing their server goes.
     pub(crate) fn requests(&self) -> Vec<String> {
-        locked(&self.seen.heard).iter().flat_map(|bytes| requests(bytes).0).collect()
+        locked(&self.seen.heard)
+            .iter()
+            .flat_map(|bytes| requests(bytes).0)
+            .collect()
     }
 }
 
@@ -149,7 +163,11 @@ impl Seen {
         let ip = address.ip().to_canonical();
         let ours = ip.is_loopback() || locked(&self.own).contains(&ip);
         let secured = locked(&self.secured).filter(|_| address.port() == 443);
-        if ours { address } else { secured.unwrap_or(server) }
+        if ours {
+            address
+        } else {
+            secured.unwrap_or(server)
+        }
     }
 }
 
@@ -189,14 +207,22 @@ fn attend(seen: &Seen, mut stream: TcpStream) -> Option<()> {
         };
         let (heads, rest) = requests(&all);
         for head in heads.get(answered..).unwrap_or_default() {
-            stream.write_all(answer(head, &seen.secret).as_bytes()).ok()?;
+            stream
+                .write_all(answer(head, &seen.secret).as_bytes())
+                .ok()?;
         }
         answered = heads.len();
-        let last = heads.last().map(|head| head.to_ascii_lowercase()).unwrap_or_default();
+        let last = heads
+            .last()
+            .map(|head| head.to_ascii_lowercase())
+            .unwrap_or_default();
         let over = answered > 0 && rest == 0 && last.contains("connection: close");
         let silent = count == 0 && !last.contains("upgrade:");
         if over || silent || all.len() > LONGEST || all.first() == Some(&22) {
-            _ = stream.write_all(seen.secret.as_bytes()).ok().filter(|()| answered == 0);
+            _ = stream
+                .write_all(seen.secret.as_bytes())
+                .ok()
+                .filter(|()| answered == 0);
             return Some(());
         }
         if count == 0 {
@@ -227,13 +253,22 @@ fn requests(bytes: &[u8]) -> (Vec<String>, usize) {
     while let Some(end) = find(rest, b"\r\n\r\n") {
         let head = String::from_utf8_lossy(&rest[..end]).into_owned();
         let lower = head.to_ascii_lowercase();
-        if !lower.lines().next().unwrap_or_default().contains(" http/1.") {
+        if !lower
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .contains(" http/1.")
+        {
             break;
         }
         let body = &rest[end + 4..];
         let length = match lower.contains("transfer-encoding:") {
             true => find(body, b"0\r\n\r\n").map(|end| end + 5),
-            false => Some(header(&head, "content-length").and_then(|text| text.parse().ok()).unwrap_or(0)),
+            false => Some(
+                header(&head, "content-length")
+                    .and_then(|text| text.parse().ok())
+                    .unwrap_or(0),
+            ),
         };
         match length.filter(|length| *length <= body.len()) {
             Some(length) => rest = &body[length..],
@@ -260,21 +295,27 @@ fn answer(head: &str, secret: &str) -> String {
     let path = head.split(' ').nth(1).unwrap_or_default();
     if header(head, "upgrade").is_some() {
         let kind = header(head, "upgrade").unwrap_or_default();
-        return format!("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: {kind}\r\n\r\n");
+        return format!(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: {kind}\r\n\r\n"
+        );
     }
     if let Some((_, to)) = path.split_once("to=") {
         return format!("HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n");
     }
     let echoed = header(head, "authorization").unwrap_or_default();
     match path.split('/').nth(1).unwrap_or_default() {
-        "echo-header" => format!("HTTP/1.1 200 OK\r\nX-Echo: {echoed}\r\nContent-Length: 0\r\n\r\n"),
+        "echo-header" => {
+            format!("HTTP/1.1 200 OK\r\nX-Echo: {echoed}\r\nContent-Length: 0\r\n\r\n")
+        }
         "echo-error" => page("500 Broken", head),
         "echo-location" => {
             format!("HTTP/1.1 302 Found\r\nLocation: /?{echoed}\r\nContent-Length: 0\r\n\r\n")
         }
         "echo-chunks" => {
             let chunks = head.as_bytes().chunks(7).map(String::from_utf8_lossy);
-            let chunks: String = chunks.map(|part| format!("{:x}\r\n{part}\r\n", part.len())).collect();
+            let chunks: String = chunks
+                .map(|part| format!("{:x}\r\n{part}\r\n", part.len()))
+                .collect();
             format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\n\r\n")
         }
         "echo" => page("200 OK", head),
@@ -283,5 +324,8 @@ fn answer(head: &str, secret: &str) -> String {
 }
 
 fn page(status: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }

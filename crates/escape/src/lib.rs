@@ -220,7 +220,9 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 /// Group, number, and what stands behind it.
 fn place(id: &str) -> (&str, u32, &str) {
     let (group, rest) = id.split_at(1);
-    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    let end = rest
+        .find(|letter: char| !letter.is_ascii_digit())
+        .unwrap_or(rest.len());
     let (number, behind) = rest.split_at(end);
     (group, number.parse().unwrap_or(0), behind)
 }
@@ -234,7 +236,14 @@ impl Case {
             Test::Nothing(why) => {
                 let airlock = Verdict::NotApplicable(why.to_owned());
                 let control = Controlled::NotRun("there is nothing to attack".to_owned());
-                return Row { id, title, airlock: airlock.clone(), control, bwrap: airlock, duration_ms: 0 };
+                return Row {
+                    id,
+                    title,
+                    airlock: airlock.clone(),
+                    control,
+                    bwrap: airlock,
+                    duration_ms: 0,
+                };
             }
         };
         let airlock = verdict(Ground::new(world, Place::Airlock, &[], true).tried(test));
@@ -243,7 +252,14 @@ impl Case {
             _ => self.control(test, world),
         };
         let bwrap = self.peer(test, world);
-        Row { id, title, airlock, control, bwrap, duration_ms: began.elapsed().as_millis() as u64 }
+        Row {
+            id,
+            title,
+            airlock,
+            control,
+            bwrap,
+            duration_ms: began.elapsed().as_millis() as u64,
+        }
     }
 
     fn control(&self, test: fn(&Ground<'_>) -> Outcome, world: &World) -> Controlled {
@@ -261,8 +277,12 @@ impl Case {
         let cgroups = !matches!(self.control, Control::WithoutCgroups(_));
         match Ground::new(world, Place::Control, steps, cgroups).tried(test) {
             Ok(Found::Escape(_)) => Controlled::Succeeded,
-            Ok(Found::Nothing) => Controlled::Failed("without the wall it gets no further".to_owned()),
-            Ok(Found::Reported(what)) => Controlled::Failed(format!("it was only reported: {what}")),
+            Ok(Found::Nothing) => {
+                Controlled::Failed("without the wall it gets no further".to_owned())
+            }
+            Ok(Found::Reported(what)) => {
+                Controlled::Failed(format!("it was only reported: {what}"))
+            }
             Err(Trouble::Missing(what)) => Controlled::NotRun(what),
             Err(Trouble::Broken(why) | Trouble::Refused(why)) => Controlled::Failed(why),
         }
@@ -318,12 +338,24 @@ const fn case(
     control: Control,
     peer: Peer,
 ) -> Case {
-    Case { id, title, test: Test::Run(run), control, peer }
+    Case {
+        id,
+        title,
+        test: Test::Run(run),
+        control,
+        peer,
+    }
 }
 
 /// A case with nothing to attack yet.
 const fn nothing(id: &'static str, title: &'static str, why: &'static str) -> Case {
-    Case { id, title, test: Test::Nothing(why), control: Control::Given, peer: Peer::Nothing(why) }
+    Case {
+        id,
+        title,
+        test: Test::Nothing(why),
+        control: Control::Given,
+        peer: Peer::Nothing(why),
+    }
 }
 
 #[cfg(test)]
@@ -337,10 +369,17 @@ mod tests {
         let group = |letter: char, numbers: std::ops::RangeInclusive<u32>| {
             numbers.map(move |number| format!("{letter}{number}"))
         };
-        let numbered = group('A', 1..=24).chain(group('B', 25..=48)).chain(group('C', 49..=69));
-        let numbered = numbered.chain(group('D', 71..=75)).chain(group('E', 80..=89));
+        let numbered = group('A', 1..=24)
+            .chain(group('B', 25..=48))
+            .chain(group('C', 49..=69));
+        let numbered = numbered
+            .chain(group('D', 71..=75))
+            .chain(group('E', 80..=89));
         // Those with a `d` are the same with a door.
-        let plain = ids.iter().filter(|id| !id.starts_with('X') && !id.ends_with('d')).cloned();
+        let plain = ids
+            .iter()
+            .filter(|id| !id.starts_with('X') && !id.ends_with('d'))
+            .cloned();
         assert_eq!(plain.collect::<BTreeSet<_>>(), numbered.collect());
         assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
     }
@@ -356,10 +395,20 @@ mod tests {
             duration_ms: 0,
         };
         let (why, works) = (String::new, || Controlled::Succeeded);
-        for good in [Verdict::Blocked, Verdict::Detected(why()), Verdict::NotApplicable(why())] {
+        for good in [
+            Verdict::Blocked,
+            Verdict::Detected(why()),
+            Verdict::NotApplicable(why()),
+        ] {
             assert!(row(good.clone(), works()).holds(), "{good:?}");
-            assert!(row(good.clone(), Controlled::NotRun(why())).holds(), "{good:?}");
-            assert!(!row(good.clone(), Controlled::Failed(why())).holds(), "{good:?}");
+            assert!(
+                row(good.clone(), Controlled::NotRun(why())).holds(),
+                "{good:?}"
+            );
+            assert!(
+                !row(good.clone(), Controlled::Failed(why())).holds(),
+                "{good:?}"
+            );
         }
         for bad in [Verdict::Escaped(why()), Verdict::Broken(why())] {
             assert!(!row(bad.clone(), works()).holds(), "{bad:?}");

@@ -17,10 +17,22 @@ const fn door(id: &'static str, title: &'static str, run: fn(&Ground<'_>) -> Out
 
 pub(crate) const CASES: &[Case] = &[
     // A door has no token: who reaches it is in its box.
-    door("C66", "another run's door, and the addresses that it made up", anothers_door),
-    door("C67d", "with an egress door: listening on all addresses inside", published),
+    door(
+        "C66",
+        "another run's door, and the addresses that it made up",
+        anothers_door,
+    ),
+    door(
+        "C67d",
+        "with an egress door: listening on all addresses inside",
+        published,
+    ),
     door("C68", "from one sandbox to another", to_another),
-    door("C69", "half-open connections and heads without end, while another run works", flood),
+    door(
+        "C69",
+        "half-open connections and heads without end, while another run works",
+        flood,
+    ),
 ];
 
 /// In the control the other's host is granted here, too.
@@ -55,13 +67,20 @@ fn published(ground: &Ground<'_>) -> Outcome {
 fn to_another(ground: &Ground<'_>) -> Outcome {
     let internet = Internet::new(ground.world)?;
     open(ground, &internet, vec![every_host(true)]);
-    let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port();
-    let (secret, network) = (ground.world.secret(), ground.is_control().then_some(Network::Host));
+    let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?
+        .local_addr()?
+        .port();
+    let (secret, network) = (
+        ground.world.secret(),
+        ground.is_control().then_some(Network::Host),
+    );
     let serving = ground.attack("serve", [port.to_string(), secret.clone()]);
     let held = ground.hold(RunRequest { network, ..serving })?;
     let mut hosts = vec!["127.0.0.1".to_owned()];
     if !ground.is_control() {
-        hosts.extend(["0.0.0.0", "198.18.0.1", "127.64.0.1", "10.0.0.1", "[::1]"].map(str::to_owned));
+        hosts.extend(
+            ["0.0.0.0", "198.18.0.1", "127.64.0.1", "10.0.0.1", "[::1]"].map(str::to_owned),
+        );
         hosts.extend(own_address().map(|own| own.to_string()));
     }
     let probes: Vec<_> = hosts
@@ -76,9 +95,17 @@ fn to_another(ground: &Ground<'_>) -> Outcome {
         })
         .collect();
     let speaking = ground.attack("speak", probes.iter().flat_map(Probe::words));
-    let report = ground.run(RunRequest { network, ..speaking })?.finished()?;
+    let report = ground
+        .run(RunRequest {
+            network,
+            ..speaking
+        })?
+        .finished()?;
     held.finish()?;
-    Ok(Found::when(report.says(&secret), "it reached the other sandbox"))
+    Ok(Found::when(
+        report.says(&secret),
+        "it reached the other sandbox",
+    ))
 }
 
 const FLOODED: &str = "90";
@@ -91,18 +118,36 @@ const SLOWEST_MS: u64 = 3000;
 /// In the control whoever floods and whoever works are the same run, with one share.
 fn flood(ground: &Ground<'_>) -> Outcome {
     let internet = Internet::new(ground.world)?;
-    let limits = EgressLimits { per_minute: Some(PER_MINUTE), ..EgressLimits::default() };
-    ground.open_door(Door { rules: vec![rule(ALLOWED)?], limits, settings: internet.settings() });
+    let limits = EgressLimits {
+        per_minute: Some(PER_MINUTE),
+        ..EgressLimits::default()
+    };
+    ground.open_door(Door {
+        rules: vec![rule(ALLOWED)?],
+        limits,
+        settings: internet.settings(),
+    });
     let work = |count: u32| ground.attack("time", [count.to_string(), ALLOWED.to_owned()]);
     if ground.is_control() {
         let (_, answered) = worked(ground, work(PER_MINUTE + REQUESTS))?;
-        return Ok(Found::when(answered < PER_MINUTE + REQUESTS, "its share is spent"));
+        return Ok(Found::when(
+            answered < PER_MINUTE + REQUESTS,
+            "its share is spent",
+        ));
     }
     let held = ground.hold(ground.attack("flood-door", [FLOODED]))?;
     let (slowest, answered) = worked(ground, work(REQUESTS))?;
     held.finish()?;
-    Ok(Found::when(answered < REQUESTS, &format!("only {answered} of {REQUESTS} requests were answered"))
-        .or(|| Found::when(slowest > SLOWEST_MS, &format!("a request took {slowest} ms"))))
+    Ok(Found::when(
+        answered < REQUESTS,
+        &format!("only {answered} of {REQUESTS} requests were answered"),
+    )
+    .or(|| {
+        Found::when(
+            slowest > SLOWEST_MS,
+            &format!("a request took {slowest} ms"),
+        )
+    }))
 }
 
 /// The slowest, and how many were answered.
@@ -111,6 +156,8 @@ fn worked(ground: &Ground<'_>, work: RunRequest) -> Result<(u64, u32), Trouble> 
     let number = |name: &str| report.value(name).and_then(|text| text.parse::<u64>().ok());
     match (number("slowest"), number("answered")) {
         (Some(slowest), Some(answered)) => Ok((slowest, answered as u32)),
-        _ => Err(Trouble::Broken("it does not say how long it took".to_owned())),
+        _ => Err(Trouble::Broken(
+            "it does not say how long it took".to_owned(),
+        )),
     }
 }

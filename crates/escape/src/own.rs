@@ -10,7 +10,13 @@ use spec::RunRequest;
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 pub(crate) const CASES: &[Case] = &[
-    case("X1", "writing a protected file by its second name", second_name, Control::Given, Peer::Runs),
+    case(
+        "X1",
+        "writing a protected file by its second name",
+        second_name,
+        Control::Given,
+        Peer::Runs,
+    ),
     case(
         "X2",
         "a way around the filter: calls of 32-bit programs",
@@ -25,7 +31,13 @@ pub(crate) const CASES: &[Case] = &[
         Control::Without(POWER),
         Peer::Runs,
     ),
-    case("X4", "taking all inotify instances of the user", inotify, Control::Without(POWER), Peer::Runs),
+    case(
+        "X4",
+        "taking all inotify instances of the user",
+        inotify,
+        Control::Without(POWER),
+        Peer::Runs,
+    ),
     case(
         "X5",
         "a set-id program left in the workspace",
@@ -63,16 +75,27 @@ fn second_name(ground: &Ground<'_>) -> Outcome {
     fs::write(&file, "of the host")?;
     ground.give(&file)?;
     fs::hard_link(&file, workspace.join("second"))?;
-    let allow_protected = if ground.is_control() { vec![".envrc".into()] } else { Vec::new() };
+    let allow_protected = if ground.is_control() {
+        vec![".envrc".into()]
+    } else {
+        Vec::new()
+    };
     let attack = ground.attack("write-places", ["/workspace/second"]);
-    let request = RunRequest { workspace: Some(workspace), allow_protected, ..attack };
+    let request = RunRequest {
+        workspace: Some(workspace),
+        allow_protected,
+        ..attack
+    };
     let report = ground.run(request)?.finished()?;
     if fs::read_to_string(&file)? == "of the host" {
         return Ok(Found::Nothing);
     }
     let notes = report.result.map(|result| result.notes).unwrap_or_default();
     let told = notes.into_iter().find(|note| note.contains(".envrc"));
-    Ok(told.map_or_else(|| Found::Escape("`.envrc` was written".to_owned()), Found::Reported))
+    Ok(told.map_or_else(
+        || Found::Escape("`.envrc` was written".to_owned()),
+        Found::Reported,
+    ))
 }
 
 /// The filter ends the process.
@@ -81,18 +104,24 @@ fn foreign_call(ground: &Ground<'_>) -> Outcome {
     let signal = report.result.as_ref().and_then(|result| result.signal);
     match (signal, ground.is_control()) {
         (Some(libc::SIGSYS), _) => Ok(Found::Nothing),
-        (Some(_), true) => Err(Trouble::Missing("a kernel that runs 32-bit programs".to_owned())),
+        (Some(_), true) => Err(Trouble::Missing(
+            "a kernel that runs 32-bit programs".to_owned(),
+        )),
         _ => Ok(report.finished()?.claims()),
     }
 }
 
 fn limit_keeper(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(ground.attack("limit-keeper", [""; 0]))?;
-    let limited = oracle::first_processes(held.process()?).into_iter().any(|pid| {
-        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
-        let line = limits.lines().find_map(|line| line.strip_prefix("Max msgqueue size"));
-        line.is_some_and(|line| line.split_whitespace().next() == Some("1"))
-    });
+    let limited = oracle::first_processes(held.process()?)
+        .into_iter()
+        .any(|pid| {
+            let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+            let line = limits
+                .lines()
+                .find_map(|line| line.strip_prefix("Max msgqueue size"));
+            line.is_some_and(|line| line.split_whitespace().next() == Some("1"))
+        });
     held.finish()?;
     Ok(match limited {
         true => Found::Escape("the first process of the box was limited".to_owned()),
@@ -111,7 +140,10 @@ fn inotify(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(ground.attack("inotify", ["60"]))?;
     let open = oracle::descriptors(held.process()?);
     held.finish()?;
-    let count = open.iter().filter(|(_, name)| name.contains("inotify")).count();
+    let count = open
+        .iter()
+        .filter(|(_, name)| name.contains("inotify"))
+        .count();
     Ok(match count > MOST_INSTANCES {
         true => Found::Escape(format!("{count} instances")),
         false => Found::Nothing,
@@ -122,14 +154,25 @@ fn inotify(ground: &Ground<'_>) -> Outcome {
 fn set_id_left(ground: &Ground<'_>) -> Outcome {
     let workspace = ground.workspace()?;
     let attack = ground.attack("set-id-left", [""; 0]);
-    ground.run(RunRequest { workspace: Some(workspace.clone()), ..attack })?.finished()?;
+    ground
+        .run(RunRequest {
+            workspace: Some(workspace.clone()),
+            ..attack
+        })?
+        .finished()?;
     let lends = |path: &Path| {
         let found = fs::symlink_metadata(path);
-        found
-            .is_ok_and(|found| found.is_file() && found.len() > 0 && found.permissions().mode() & 0o6000 != 0)
+        found.is_ok_and(|found| {
+            found.is_file() && found.len() > 0 && found.permissions().mode() & 0o6000 != 0
+        })
     };
-    let left = fs::read_dir(&workspace)?.flatten().map(|entry| entry.path()).find(|path| lends(path));
-    Ok(left.map_or(Found::Nothing, |path| Found::Escape(format!("`{}` has set-id bits", path.display()))))
+    let left = fs::read_dir(&workspace)?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| lends(path));
+    Ok(left.map_or(Found::Nothing, |path| {
+        Found::Escape(format!("`{}` has set-id bits", path.display()))
+    }))
 }
 
 /// More than the share of a box, less than what would be missed.
@@ -140,13 +183,18 @@ const LOCKED_KIB: u64 = 1024;
 /// Signals that wait for processes of our user.
 fn pending() -> u64 {
     let told = oracle::status(std::process::id(), "SigQ").unwrap_or_default();
-    told.split('/').next().and_then(|count| count.parse().ok()).unwrap_or(0)
+    told.split('/')
+        .next()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(0)
 }
 
 fn quotas(ground: &Ground<'_>) -> Outcome {
     let most = getrlimit(Resource::Memlock).maximum;
     if ground.is_control() && most.is_some_and(|most| most < LOCKED_KIB << 10) {
-        return Err(Trouble::Missing("a limit of locked memory of 1 MiB or more".to_owned()));
+        return Err(Trouble::Missing(
+            "a limit of locked memory of 1 MiB or more".to_owned(),
+        ));
     }
     let before = pending();
     let held = ground.hold(ground.attack("quotas", [LOCKED_KIB.to_string()]))?;
@@ -154,9 +202,21 @@ fn quotas(ground: &Ground<'_>) -> Outcome {
     let locked = oracle::status(held.process()?, "VmLck").unwrap_or_default();
     let locked: u64 = locked.trim_end_matches("kB").trim().parse().unwrap_or(0);
     held.finish()?;
-    let signals = Found::when(signals > MOST_SIGNALS, &format!("{signals} signals of its starter's share"));
-    let locked = Found::when(locked > MOST_LOCKED_KIB, &format!("{locked} KiB of locked memory"));
-    each(ground, [("signals".to_owned(), signals), ("memory".to_owned(), locked)])
+    let signals = Found::when(
+        signals > MOST_SIGNALS,
+        &format!("{signals} signals of its starter's share"),
+    );
+    let locked = Found::when(
+        locked > MOST_LOCKED_KIB,
+        &format!("{locked} KiB of locked memory"),
+    );
+    each(
+        ground,
+        [
+            ("signals".to_owned(), signals),
+            ("memory".to_owned(), locked),
+        ],
+    )
 }
 
 /// Where a caller may have these, as musicians do, a box must not inherit them.
@@ -165,7 +225,13 @@ fn scheduling(ground: &Ground<'_>) -> Outcome {
     let before = kinds.map(|(kind, _)| (kind, getrlimit(kind)));
     for (kind, most) in kinds {
         // Refused, the attack has less to start from.
-        _ = setrlimit(kind, Rlimit { current: Some(most), maximum: Some(most) });
+        _ = setrlimit(
+            kind,
+            Rlimit {
+                current: Some(most),
+                maximum: Some(most),
+            },
+        );
     }
     let held = ground.hold(ground.attack("scheduling", [""; 0]));
     for (kind, limit) in before {
@@ -174,17 +240,35 @@ fn scheduling(ground: &Ground<'_>) -> Outcome {
     let held = held?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", held.process()?))?;
     held.finish()?;
-    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let field = |place: usize| fields.get(place).and_then(|text| text.parse::<i64>().ok()).unwrap_or(0);
+    let fields: Vec<_> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    let field = |place: usize| {
+        fields
+            .get(place)
+            .and_then(|text| text.parse::<i64>().ok())
+            .unwrap_or(0)
+    };
     // Counted from the state, which is the third.
     let (nice, policy) = (field(16), field(38));
     let parts = [
-        ("real-time".to_owned(), Found::when([1, 2].contains(&policy), "it runs in real time")),
-        ("priority".to_owned(), Found::when(nice < 0, &format!("its nice value is {nice}"))),
+        (
+            "real-time".to_owned(),
+            Found::when([1, 2].contains(&policy), "it runs in real time"),
+        ),
+        (
+            "priority".to_owned(),
+            Found::when(nice < 0, &format!("its nice value is {nice}")),
+        ),
     ];
     // A scheduler of groups may refuse real time to whomever.
     match ground.is_control() {
-        true => Ok(parts.into_iter().fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
+        true => Ok(parts
+            .into_iter()
+            .fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
         false => each(ground, parts),
     }
 }
@@ -193,8 +277,11 @@ const POOL: &str = "/proc/sys/vm/nr_hugepages";
 
 fn free_huge_pages() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
-    line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("HugePages_Free:"));
+    line.and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 /// On a machine of its own some are set aside for it.
@@ -206,13 +293,17 @@ fn huge_pages(ground: &Ground<'_>) -> Outcome {
     }
     let before = free_huge_pages();
     let found = if before < 4 {
-        Err(Trouble::Missing("huge pages that are set aside and free".to_owned()))
+        Err(Trouble::Missing(
+            "huge pages that are set aside and free".to_owned(),
+        ))
     } else {
-        ground.hold(ground.attack("huge-pages", [""; 0])).and_then(|held| {
-            let taken = before.saturating_sub(free_huge_pages());
-            held.finish()?;
-            Ok(Found::when(taken > 0, &format!("{taken} huge pages")))
-        })
+        ground
+            .hold(ground.attack("huge-pages", [""; 0]))
+            .and_then(|held| {
+                let taken = before.saturating_sub(free_huge_pages());
+                held.finish()?;
+                Ok(Found::when(taken > 0, &format!("{taken} huge pages")))
+            })
     };
     if may_reserve {
         fs::write(POOL, pool)?;

@@ -33,9 +33,20 @@ const IDENTITY: [&str; 11] = [
     "--unshare-uts",
     "--unshare-net",
 ];
-const OF_ETC: [&str; 6] = ["resolv.conf", "ssl", "ld.so.cache", "localtime", "nsswitch.conf", "hosts"];
-const VARIABLES: [(&str, &str); 4] =
-    [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("LANG", "C.UTF-8")];
+const OF_ETC: [&str; 6] = [
+    "resolv.conf",
+    "ssl",
+    "ld.so.cache",
+    "localtime",
+    "nsswitch.conf",
+    "hosts",
+];
+const VARIABLES: [(&str, &str); 4] = [
+    ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+    ("HOME", "/tmp"),
+    ("TMPDIR", "/tmp"),
+    ("LANG", "C.UTF-8"),
+];
 
 /// Where everything is that starts it, or what is missing.
 #[derive(Clone, Debug)]
@@ -48,10 +59,18 @@ pub(crate) struct Found {
 /// Looks for it in the usual places.
 pub(crate) fn find() -> Result<Found, String> {
     let program = |name: &str| {
-        let places = ["/usr/local/bin", "/usr/bin", "/bin"].map(|folder| Path::new(folder).join(name));
-        places.into_iter().find(|path| path.is_file()).ok_or_else(|| format!("there is no `{name}` here"))
+        let places =
+            ["/usr/local/bin", "/usr/bin", "/bin"].map(|folder| Path::new(folder).join(name));
+        places
+            .into_iter()
+            .find(|path| path.is_file())
+            .ok_or_else(|| format!("there is no `{name}` here"))
     };
-    Ok(Found { bwrap: program("bwrap")?, prlimit: program("prlimit")?, timeout: program("timeout")? })
+    Ok(Found {
+        bwrap: program("bwrap")?,
+        prlimit: program("prlimit")?,
+        timeout: program("timeout")?,
+    })
 }
 
 /// The same request as a command of the peer.
@@ -66,12 +85,29 @@ pub(crate) fn command(found: &Found, world: &World, request: &RunRequest, second
         .arg(&found.bwrap)
         .args(IDENTITY);
     system(&mut command);
-    command.args(["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/var/run/secrets", "--tmpfs", "/tmp"]);
-    let workspace = request.workspace.clone().unwrap_or_else(|| world.fresh("work"));
-    command.arg("--bind").arg(workspace).args(["/workspace", "--chdir", "/workspace"]);
+    command.args([
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        "--tmpfs",
+        "/var/run/secrets",
+        "--tmpfs",
+        "/tmp",
+    ]);
+    let workspace = request
+        .workspace
+        .clone()
+        .unwrap_or_else(|| world.fresh("work"));
+    command
+        .arg("--bind")
+        .arg(workspace)
+        .args(["/workspace", "--chdir", "/workspace"]);
     for mount in &request.mounts {
         let (host, inside, writable) = parts(mount);
-        command.arg(if writable { "--bind" } else { "--ro-bind" }).args([host, inside]);
+        command
+            .arg(if writable { "--bind" } else { "--ro-bind" })
+            .args([host, inside]);
     }
     command.arg("--clearenv");
     for (name, value) in VARIABLES {
@@ -81,7 +117,9 @@ pub(crate) fn command(found: &Found, world: &World, request: &RunRequest, second
         command.arg("--setenv").args([name, value]);
     }
     command.arg("--").args(&request.command);
-    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin");
+    command
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin");
     command
 }
 
@@ -89,7 +127,9 @@ pub(crate) fn command(found: &Found, world: &World, request: &RunRequest, second
 fn own_processes() -> usize {
     let own = rustix::process::getuid().as_raw();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter(|entry| entry.metadata().is_ok_and(|found| found.uid() == own)).count()
+    entries
+        .filter(|entry| entry.metadata().is_ok_and(|found| found.uid() == own))
+        .count()
 }
 
 fn system(command: &mut Command) {
@@ -114,10 +154,20 @@ fn system(command: &mut Command) {
 fn parts(mount: &OsStr) -> (&OsStr, &OsStr, bool) {
     let text = mount.as_bytes();
     let writable = text.ends_with(b":rw");
-    let body = text.strip_suffix(b":rw").or_else(|| text.strip_suffix(b":ro")).unwrap_or(text);
-    let colon = body.iter().rposition(|byte| *byte == b':').unwrap_or(body.len());
+    let body = text
+        .strip_suffix(b":rw")
+        .or_else(|| text.strip_suffix(b":ro"))
+        .unwrap_or(text);
+    let colon = body
+        .iter()
+        .rposition(|byte| *byte == b':')
+        .unwrap_or(body.len());
     let inside = body.get(colon + 1..).unwrap_or_default();
-    (OsStr::from_bytes(&body[..colon]), OsStr::from_bytes(inside), writable)
+    (
+        OsStr::from_bytes(&body[..colon]),
+        OsStr::from_bytes(inside),
+        writable,
+    )
 }
 
 /// Whether a process is an attack, and not what starts it.

@@ -25,7 +25,11 @@ pub(crate) struct Probe {
 impl Probe {
     pub(crate) fn new(mark: &str, to: &str, parts: &[&[u8]]) -> Probe {
         let parts = parts.iter().map(|part| part.to_vec()).collect();
-        Probe { mark: mark.to_owned(), to: to.to_owned(), parts }
+        Probe {
+            mark: mark.to_owned(),
+            to: to.to_owned(),
+            parts,
+        }
     }
 
     /// Something that the attack says by itself.
@@ -35,12 +39,19 @@ impl Probe {
 
     /// The same, said to somebody else.
     pub(crate) fn by(self, to: &str) -> Probe {
-        Probe { to: to.to_owned(), ..self }
+        Probe {
+            to: to.to_owned(),
+            ..self
+        }
     }
 
     /// As an attack takes it.
     pub(crate) fn words(&self) -> [String; 3] {
-        let hex = |part: &Vec<u8>| part.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex = |part: &Vec<u8>| {
+            part.iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+        };
         let parts: Vec<_> = self.parts.iter().map(hex).collect();
         [self.mark.clone(), self.to.clone(), parts.join(",")]
     }
@@ -53,7 +64,11 @@ pub(crate) fn get(target: &str, host: &str) -> String {
 
 /// A host as URLs have it, with a port that is not the usual one.
 fn at(host: &str, port: u16) -> String {
-    if port == 80 { host.to_owned() } else { format!("{host}:{port}") }
+    if port == 80 {
+        host.to_owned()
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 /// Without knowing of the door: look up, and dial.
@@ -96,12 +111,20 @@ pub(crate) fn rule(text: &str) -> Result<EgressRule, Trouble> {
 /// All hosts at all ports, those of the operator's own network, too, if it is said.
 pub(crate) fn every_host(allow_private: bool) -> EgressRule {
     let rule = EgressRule::tunnel("every host", HostPattern::Any, Ports::Any);
-    EgressRule { allow_private, allow_hidden_name: true, ..rule }
+    EgressRule {
+        allow_private,
+        allow_hidden_name: true,
+        ..rule
+    }
 }
 
 /// Gives the boxes here a door with these rules.
 pub(crate) fn open(ground: &Ground<'_>, internet: &Internet, rules: Vec<EgressRule>) {
-    ground.open_door(Door { rules, settings: internet.settings(), ..Door::default() });
+    ground.open_door(Door {
+        rules,
+        settings: internet.settings(),
+        ..Door::default()
+    });
 }
 
 /// Lets an attack say all of it: what it says first, and then these.
@@ -117,13 +140,21 @@ pub(crate) fn said(
 }
 
 /// What of it arrived. What may must have: else nothing is proved.
-pub(crate) fn judged(ground: &Ground<'_>, internet: &Internet, good: &[Probe], bad: &[Probe]) -> Outcome {
+pub(crate) fn judged(
+    ground: &Ground<'_>,
+    internet: &Internet,
+    good: &[Probe],
+    bad: &[Probe],
+) -> Outcome {
     arrives(internet, good)?;
     each(
         ground,
         bad.iter().map(|probe| {
             let arrived = internet.heard(&probe.mark);
-            (probe.mark.clone(), Found::when(arrived, &format!("`{}` arrived", probe.mark)))
+            (
+                probe.mark.clone(),
+                Found::when(arrived, &format!("`{}` arrived", probe.mark)),
+            )
         }),
     )
 }
@@ -131,7 +162,10 @@ pub(crate) fn judged(ground: &Ground<'_>, internet: &Internet, good: &[Probe], b
 /// All of these arrived.
 pub(crate) fn arrives(internet: &Internet, good: &[Probe]) -> Result<(), Trouble> {
     match good.iter().find(|probe| !internet.heard(&probe.mark)) {
-        Some(lost) => Err(Trouble::Broken(format!("`{}` does not arrive, though it may", lost.mark))),
+        Some(lost) => Err(Trouble::Broken(format!(
+            "`{}` does not arrive, though it may",
+            lost.mark
+        ))),
         None => Ok(()),
     }
 }

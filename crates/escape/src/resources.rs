@@ -15,7 +15,13 @@ use std::{
 const NO_OUTPUT: Peer = Peer::Nothing("it passes output on itself and keeps none");
 
 pub(crate) const CASES: &[Case] = &[
-    case("E80", "a bomb of processes and threads", fork_bomb, Control::Given, Peer::Runs),
+    case(
+        "E80",
+        "a bomb of processes and threads",
+        fork_bomb,
+        Control::Given,
+        Peer::Runs,
+    ),
     case(
         "E81",
         "memory: anonymous, memfd, tmpfs",
@@ -23,7 +29,13 @@ pub(crate) const CASES: &[Case] = &[
         Control::Given,
         Peer::Nothing("its limit counts each process, not the box"),
     ),
-    case("E82", "a flood of output without a line in it", flood, Control::Given, NO_OUTPUT),
+    case(
+        "E82",
+        "a flood of output without a line in it",
+        flood,
+        Control::Given,
+        NO_OUTPUT,
+    ),
     case(
         "E83",
         "double fork, own session, deaf to signals",
@@ -31,10 +43,32 @@ pub(crate) const CASES: &[Case] = &[
         Control::WithoutCgroups(&[Step::PidNamespace]),
         Peer::Runs,
     ),
-    case("E84", "killing the supervisor at some moment", killed_supervisor, Control::Given, Peer::Runs),
-    case("E85", "a storm of zombies", zombies, Control::Given, Peer::Runs),
-    nothing("E86", "a fork during a snapshot", "this build makes no snapshots"),
-    case("E87", "filling every writable place, files and names", fill, Control::Given, Peer::Runs),
+    case(
+        "E84",
+        "killing the supervisor at some moment",
+        killed_supervisor,
+        Control::Given,
+        Peer::Runs,
+    ),
+    case(
+        "E85",
+        "a storm of zombies",
+        zombies,
+        Control::Given,
+        Peer::Runs,
+    ),
+    nothing(
+        "E86",
+        "a fork during a snapshot",
+        "this build makes no snapshots",
+    ),
+    case(
+        "E87",
+        "filling every writable place, files and names",
+        fill,
+        Control::Given,
+        Peer::Runs,
+    ),
     case(
         "E88",
         "a very deep tree with very long names",
@@ -42,7 +76,13 @@ pub(crate) const CASES: &[Case] = &[
         Control::Given,
         Peer::Nothing("it keeps and removes nothing"),
     ),
-    case("E89", "CPUs and memory of the host seen inside", numbers, Control::Given, Peer::Runs),
+    case(
+        "E89",
+        "CPUs and memory of the host seen inside",
+        numbers,
+        Control::Given,
+        Peer::Runs,
+    ),
 ];
 
 /// How long after the end something of a box may still be seen: the kernel has much to do.
@@ -64,13 +104,21 @@ fn size(text: &str) -> Option<spec::Size> {
 const PIDS: usize = 32;
 
 fn fork_bomb(ground: &Ground<'_>) -> Outcome {
-    let pids = if ground.is_control() { 1000 } else { PIDS as u32 };
-    let request = limited(ground.attack("fork", ["100"]), |limits| limits.pids = Some(pids));
+    let pids = if ground.is_control() {
+        1000
+    } else {
+        PIDS as u32
+    };
+    let request = limited(ground.attack("fork", ["100"]), |limits| {
+        limits.pids = Some(pids)
+    });
     let held = ground.hold(request)?;
     let count: usize = held.processes().into_iter().map(oracle::tasks).sum();
     let result = held.finish()?.result;
     if count > PIDS {
-        return Ok(Found::Escape(format!("{count} processes and threads at once")));
+        return Ok(Found::Escape(format!(
+            "{count} processes and threads at once"
+        )));
     }
     let silent = result.is_some_and(|result| {
         result.enforced_by.get("pids") != Some(&Enforcer::Rlimit)
@@ -88,7 +136,10 @@ const TAKEN_MIB: u64 = 160;
 
 /// Over the limit, in each kind of memory.
 fn memory(ground: &Ground<'_>) -> Outcome {
-    let calm = ground.run(ground.attack("plant", [""; 0]))?.finished()?.result;
+    let calm = ground
+        .run(ground.attack("plant", [""; 0]))?
+        .finished()?
+        .result;
     let by = calm.and_then(|result| result.enforced_by.get("memory").copied());
     if !matches!(by, Some(Enforcer::CgroupV1 | Enforcer::CgroupV2)) {
         return Err(Trouble::Missing(
@@ -104,19 +155,30 @@ fn memory(ground: &Ground<'_>) -> Outcome {
 
 /// What the host saw taken; a box that is ended for it must say why.
 fn memory_of(ground: &Ground<'_>, kind: &str) -> Outcome {
-    let request = limited(ground.attack("memory", [kind, &TAKEN_MIB.to_string()]), |limits| {
-        limits.memory = size(if ground.is_control() { "512M" } else { "64M" });
-        (limits.file_size, limits.disk) = (size("1G"), size("1G"));
-    });
+    let request = limited(
+        ground.attack("memory", [kind, &TAKEN_MIB.to_string()]),
+        |limits| {
+            limits.memory = size(if ground.is_control() { "512M" } else { "64M" });
+            (limits.file_size, limits.disk) = (size("1G"), size("1G"));
+        },
+    );
     match ground.hold_or_end(request)? {
         Ok(held) => {
             let pid = held.process()?;
             let taken = oracle::resident_mib(pid).max(oracle::folder_mib(pid, "dev/shm"));
-            Ok(Found::when(taken > MEMORY_MIB, &format!("{taken} MiB of {kind} memory")))
+            Ok(Found::when(
+                taken > MEMORY_MIB,
+                &format!("{taken} MiB of {kind} memory"),
+            ))
         }
         Err(report) => {
-            let named = report.result.is_some_and(|result| result.limits_hit.contains(&LimitName::Memory));
-            Ok(Found::when(!named, "held, but the result does not name the limit"))
+            let named = report
+                .result
+                .is_some_and(|result| result.limits_hit.contains(&LimitName::Memory));
+            Ok(Found::when(
+                !named,
+                "held, but the result does not name the limit",
+            ))
         }
     }
 }
@@ -125,9 +187,17 @@ fn memory_of(ground: &Ground<'_>, kind: &str) -> Outcome {
 const MOST_GROWTH_MIB: u64 = 24;
 
 fn flood(ground: &Ground<'_>) -> Outcome {
-    let mebibytes: u64 = if ground.world.settings.full && !ground.is_control() { 4096 } else { 64 };
+    let mebibytes: u64 = if ground.world.settings.full && !ground.is_control() {
+        4096
+    } else {
+        64
+    };
     let request = limited(ground.attack("flood", [mebibytes.to_string()]), |limits| {
-        limits.output = if ground.is_control() { size("1G") } else { None };
+        limits.output = if ground.is_control() {
+            size("1G")
+        } else {
+            None
+        };
     });
     let own = std::process::id();
     // Forgets the most memory we ever had.
@@ -172,7 +242,11 @@ fn killed_supervisor(ground: &Ground<'_>) -> Outcome {
     };
     for round in 0..rounds {
         // From before the box is made to well after the program has begun.
-        let longest = if ground.containers().is_some() { 600 } else { 80 };
+        let longest = if ground.containers().is_some() {
+            600
+        } else {
+            80
+        };
         let moment = Duration::from_millis(round * longest / rounds.max(2));
         match kill_once(ground, moment)? {
             Found::Nothing => {}
@@ -183,7 +257,10 @@ fn killed_supervisor(ground: &Ground<'_>) -> Outcome {
 }
 
 fn kill_once(ground: &Ground<'_>, moment: Duration) -> Outcome {
-    let (attack, run) = (ground.attack("wait", [""; 0]), ground.world.unique("killed"));
+    let (attack, run) = (
+        ground.attack("wait", [""; 0]),
+        ground.world.unique("killed"),
+    );
     let marker = attack.command[3].to_string_lossy().into_owned();
     let mut command = match (ground.place, &ground.world.peer) {
         (Place::Peer, Ok(found)) => peer::command(found, ground.world, &attack, LONGEST_SECONDS),
@@ -192,12 +269,18 @@ fn kill_once(ground: &Ground<'_>, moment: Duration) -> Outcome {
             command.arg("run").arg("--state").arg(ground.state());
             command.arg("--config").arg(ground.world.settings_file());
             ground.tell(&mut command);
-            command.args(["--stdin", "--run-id", &run, "--mount"]).args(&attack.mounts);
+            command
+                .args(["--stdin", "--run-id", &run, "--mount"])
+                .args(&attack.mounts);
             command.arg("--").args(&attack.command);
             command
         }
     };
-    let mut supervisor = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let mut supervisor = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
     if moment.is_zero() || ground.is_control() {
         wait_for(&marker);
     } else {
@@ -218,7 +301,10 @@ fn kill_once(ground: &Ground<'_>, moment: Duration) -> Outcome {
     // Of a container its folder, which is removed last.
     let remains = || {
         let folder = ground.state().join("containers").join(&run);
-        oracle::cgroups_with(&run).into_iter().chain(folder.exists().then_some(folder)).next()
+        oracle::cgroups_with(&run)
+            .into_iter()
+            .chain(folder.exists().then_some(folder))
+            .next()
     };
     while !swept {
         ground.engine()?.sweep();
@@ -240,7 +326,11 @@ fn wait_for(marker: &str) {
 
 /// The control: children that the attack itself does not reap.
 fn zombies(ground: &Ground<'_>) -> Outcome {
-    let (name, count) = if ground.is_control() { ("zombies", "10") } else { ("orphans", "300") };
+    let (name, count) = if ground.is_control() {
+        ("zombies", "10")
+    } else {
+        ("orphans", "300")
+    };
     let held = ground.hold(ground.attack(name, [count]))?;
     let pid = held.process()?;
     let end = Instant::now() + soon(ground);
@@ -267,14 +357,28 @@ fn fill(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(request)?;
     let pid = held.process()?;
     let places = ["tmp", "dev/shm", "workspace"];
-    let taken: u64 = places.iter().map(|place| oracle::folder_mib(pid, place)).sum();
-    let files: usize = places.iter().map(|place| oracle::folder_count(pid, place)).sum();
+    let taken: u64 = places
+        .iter()
+        .map(|place| oracle::folder_mib(pid, place))
+        .sum();
+    let files: usize = places
+        .iter()
+        .map(|place| oracle::folder_count(pid, place))
+        .sum();
     held.finish()?;
     let taken = Found::when(taken > DISK_MIB, &format!("{taken} MiB in scratch space"));
     // Podman cannot bound their number; what they take of the kernel's memory is counted.
-    let counted = ground.containers().is_none_or(|containers| containers.backend != "podman");
-    let files = Found::when(counted && files > MOST_FILES, &format!("{files} files in scratch space"));
-    each(ground, [("bytes".to_owned(), taken), ("files".to_owned(), files)])
+    let counted = ground
+        .containers()
+        .is_none_or(|containers| containers.backend != "podman");
+    let files = Found::when(
+        counted && files > MOST_FILES,
+        &format!("{files} files in scratch space"),
+    );
+    each(
+        ground,
+        [("bytes".to_owned(), taken), ("files".to_owned(), files)],
+    )
 }
 
 /// What a hostile tree may cost.
@@ -295,32 +399,56 @@ fn deep(ground: &Ground<'_>) -> Outcome {
     });
     let report = ground.run(attack)?;
     let report = if whole { report.finished()? } else { report };
-    let slow = report.result.is_some_and(|result| result.duration_ms > LONGEST_END_MS);
-    Ok(match (oracle::folder_has(&ground.state(), &secret)?, slow) {
-        (true, _) => Found::Escape("the file at its bottom was kept".to_owned()),
-        (false, true) => Found::Escape("ending the box took too long".to_owned()),
-        (false, false) => Found::Nothing,
-    })
+    let slow = report
+        .result
+        .is_some_and(|result| result.duration_ms > LONGEST_END_MS);
+    Ok(
+        match (oracle::folder_has(&ground.state(), &secret)?, slow) {
+            (true, _) => Found::Escape("the file at its bottom was kept".to_owned()),
+            (false, true) => Found::Escape("ending the box took too long".to_owned()),
+            (false, false) => Found::Nothing,
+        },
+    )
 }
 
 /// What programs take for the size of the machine. The control may use more.
 fn numbers(ground: &Ground<'_>) -> Outcome {
     let request = limited(ground.attack("numbers", [""; 0]), |limits| {
         limits.memory = size(if ground.is_control() { "128M" } else { "64M" });
-        limits.cpus = if ground.is_control() { None } else { "1".parse().ok() };
+        limits.cpus = if ground.is_control() {
+            None
+        } else {
+            "1".parse().ok()
+        };
     });
     let report = ground.run(request)?.finished()?;
-    let number =
-        |name: &str| report.value(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(u64::MAX);
+    let number = |name: &str| {
+        report
+            .value(name)
+            .and_then(|text| text.parse::<u64>().ok())
+            .unwrap_or(u64::MAX)
+    };
     let host = fs::read_to_string("/proc/meminfo")?;
-    let host = host.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap_or_default();
-    let host: u64 = host.trim().trim_end_matches("kB").trim().parse().unwrap_or(0);
+    let host = host
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .unwrap_or_default();
+    let host: u64 = host
+        .trim()
+        .trim_end_matches("kB")
+        .trim()
+        .parse()
+        .unwrap_or(0);
     let (cpus, kib) = (number("cpus"), number("memory"));
     if ground.place == Place::Airlock && kib == host {
-        return Err(Trouble::Missing("this build does not show the limits inside".to_owned()));
+        return Err(Trouble::Missing(
+            "this build does not show the limits inside".to_owned(),
+        ));
     }
-    Ok(match kib > MEMORY_MIB << 10 || (cpus > 1 && ground.place != Place::Peer) {
-        true => Found::Escape(format!("{cpus} CPUs and {kib} KiB")),
-        false => Found::Nothing,
-    })
+    Ok(
+        match kib > MEMORY_MIB << 10 || (cpus > 1 && ground.place != Place::Peer) {
+            true => Found::Escape(format!("{cpus} CPUs and {kib} KiB")),
+            false => Found::Nothing,
+        },
+    )
 }

@@ -3,7 +3,8 @@
 use crate::{Containers, Found, Outcome, ROOT_INSIDE, Settings, Trouble, oracle, peer};
 use engine::{Engine, Pool, Run, Step};
 use spec::{
-    EgressLimits, EgressRule, Event, Maximum, Network, Policy, RunRequest, RunResult, Status, Stream,
+    EgressLimits, EgressRule, Event, Maximum, Network, Policy, RunRequest, RunResult, Status,
+    Stream,
 };
 use std::{
     cell::{OnceCell, RefCell},
@@ -41,11 +42,27 @@ impl World {
     /// Makes the folder of traps and puts the attacker into it.
     pub fn prepare(settings: Settings) -> io::Result<World> {
         let token = engine::fresh_id().as_str().to_owned();
-        let folder = settings.folder.join(format!("airlock-escape-{}", &token[16..]));
-        let peer = if settings.peer { peer::find() } else { Err(crate::LEFT_OUT.to_owned()) };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let folder = settings
+            .folder
+            .join(format!("airlock-escape-{}", &token[16..]));
+        let peer = if settings.peer {
+            peer::find()
+        } else {
+            Err(crate::LEFT_OUT.to_owned())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let root = rustix::process::geteuid().is_root();
-        let world = World { settings, root, peer, folder, runtime, token, next: AtomicU32::new(0) };
+        let world = World {
+            settings,
+            root,
+            peer,
+            folder,
+            runtime,
+            token,
+            next: AtomicU32::new(0),
+        };
         crate::attack::keep_descriptors_to_ourselves()?;
         // Nobody else on this machine may reach the traps: some are open to all, for any box to fall into.
         make_folder(&world.folder, 0o700)?;
@@ -55,7 +72,12 @@ impl World {
         fs::set_permissions(attacker.join("airlock"), fs::Permissions::from_mode(0o755))?;
         let namespace = |kind| fs::read_link(format!("/proc/self/ns/{kind}"));
         let (mounts, pids) = (namespace("mnt")?, namespace("pid")?);
-        let permit = format!("{}\n{}\n{}\n", world.token, mounts.display(), pids.display());
+        let permit = format!(
+            "{}\n{}\n{}\n",
+            world.token,
+            mounts.display(),
+            pids.display()
+        );
         fs::write(attacker.join("permit"), permit)?;
         fs::write(world.settings_file(), "")?;
         Ok(world)
@@ -73,7 +95,11 @@ impl World {
 
     /// A name that nothing else has.
     pub(crate) fn unique(&self, stem: &str) -> String {
-        format!("{stem}-{}-{}", &self.token[16..], self.next.fetch_add(1, Ordering::Relaxed))
+        format!(
+            "{stem}-{}-{}",
+            &self.token[16..],
+            self.next.fetch_add(1, Ordering::Relaxed)
+        )
     }
 
     /// A secret that nobody can guess.
@@ -94,7 +120,11 @@ impl World {
         let file = folder.join("secret");
         fs::write(&file, &secret)?;
         fs::set_permissions(&file, fs::Permissions::from_mode(0o666))?;
-        Ok(Canary { folder, file, secret })
+        Ok(Canary {
+            folder,
+            file,
+            secret,
+        })
     }
 }
 
@@ -176,19 +206,24 @@ pub(crate) struct Report {
 impl Report {
     /// Whether its output has this text.
     pub(crate) fn says(&self, text: &str) -> bool {
-        self.said.windows(text.len().max(1)).any(|part| part == text.as_bytes())
+        self.said
+            .windows(text.len().max(1))
+            .any(|part| part == text.as_bytes())
     }
 
     /// The value of a line `NAME VALUE`.
     pub(crate) fn value(&self, name: &str) -> Option<String> {
         let said = String::from_utf8_lossy(&self.said);
-        said.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.to_owned()))
+        said.lines()
+            .find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.to_owned()))
     }
 
     /// Every value of lines `NAME VALUE`.
     pub(crate) fn values(&self, name: &str) -> Vec<String> {
         let said = String::from_utf8_lossy(&self.said);
-        let rest = said.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let rest = said
+            .lines()
+            .filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         rest.map(str::to_owned).collect()
     }
 
@@ -197,9 +232,14 @@ impl Report {
         if self.said.ends_with(b"\ndone\n") || self.said == b"done\n" {
             return Ok(self);
         }
-        let said = String::from_utf8_lossy(&self.said[self.said.len().saturating_sub(300)..]).into_owned();
-        let ended = self.result.map(|result| format!("{:?}, {:?}", result.status, result.error));
-        Err(Trouble::Broken(format!("the attack did not come to its end: {said:?} {ended:?}")))
+        let said =
+            String::from_utf8_lossy(&self.said[self.said.len().saturating_sub(300)..]).into_owned();
+        let ended = self
+            .result
+            .map(|result| format!("{:?}, {:?}", result.status, result.error));
+        Err(Trouble::Broken(format!(
+            "the attack did not come to its end: {said:?} {ended:?}"
+        )))
     }
 
     /// What the attacker itself says it did; enough to convict.
@@ -211,38 +251,74 @@ impl Report {
     pub(crate) fn claims_of(&self, names: &[&str]) -> Vec<(String, Found)> {
         let said = String::from_utf8_lossy(&self.said);
         let claimed = |name: &str| {
-            said.lines().any(|line| line.strip_prefix("claim ").is_some_and(|what| what.starts_with(name)))
+            said.lines().any(|line| {
+                line.strip_prefix("claim ")
+                    .is_some_and(|what| what.starts_with(name))
+            })
         };
-        names.iter().map(|name| ((*name).to_owned(), Found::when(claimed(name), name))).collect()
+        names
+            .iter()
+            .map(|name| ((*name).to_owned(), Found::when(claimed(name), name)))
+            .collect()
     }
 }
 
 /// An attack of several parts: one that gets out is enough to convict; in the control each must, or it proves nothing.
-pub(crate) fn each(ground: &Ground<'_>, parts: impl IntoIterator<Item = (String, Found)>) -> Outcome {
+pub(crate) fn each(
+    ground: &Ground<'_>,
+    parts: impl IntoIterator<Item = (String, Found)>,
+) -> Outcome {
     let parts: Vec<_> = parts.into_iter().collect();
-    let held = parts.iter().find(|(_, found)| !matches!(found, Found::Escape(_)));
+    let held = parts
+        .iter()
+        .find(|(_, found)| !matches!(found, Found::Escape(_)));
     match held.filter(|_| ground.is_control()) {
-        Some((name, _)) => Err(Trouble::Broken(format!("`{name}` gets no further without the wall"))),
-        None => Ok(parts.into_iter().fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
+        Some((name, _)) => Err(Trouble::Broken(format!(
+            "`{name}` gets no further without the wall"
+        ))),
+        None => Ok(parts
+            .into_iter()
+            .fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
     }
 }
 
 impl Found {
     /// An escape if it is true.
     pub(crate) fn when(escaped: bool, what: &str) -> Found {
-        if escaped { Found::Escape(what.to_owned()) } else { Found::Nothing }
+        if escaped {
+            Found::Escape(what.to_owned())
+        } else {
+            Found::Nothing
+        }
     }
 
     /// The first that found something.
     pub(crate) fn or(self, other: impl FnOnce() -> Found) -> Found {
-        if self == Found::Nothing { other() } else { self }
+        if self == Found::Nothing {
+            other()
+        } else {
+            self
+        }
     }
 }
 
 impl<'a> Ground<'a> {
-    pub(crate) fn new(world: &'a World, place: Place, without: &'static [Step], cgroups: bool) -> Ground<'a> {
+    pub(crate) fn new(
+        world: &'a World,
+        place: Place,
+        without: &'static [Step],
+        cgroups: bool,
+    ) -> Ground<'a> {
         let state = world.folder.join(world.unique("state"));
-        Ground { world, place, without, cgroups, state, engine: OnceCell::new(), door: RefCell::default() }
+        Ground {
+            world,
+            place,
+            without,
+            cgroups,
+            state,
+            engine: OnceCell::new(),
+            door: RefCell::default(),
+        }
     }
 
     /// Tries a case here.
@@ -288,54 +364,98 @@ impl<'a> Ground<'a> {
         arguments: impl IntoIterator<Item = A>,
     ) -> RunRequest {
         let marker = self.world.unique("attack");
-        let words = [ATTACKER, crate::attack::WORD, &self.world.token, &marker, name];
+        let words = [
+            ATTACKER,
+            crate::attack::WORD,
+            &self.world.token,
+            &marker,
+            name,
+        ];
         let mut command: Vec<_> = words.map(OsString::from).into();
         command.extend(arguments.into_iter().map(Into::into));
-        let limits = Maximum { wall_time: format!("{LONGEST_SECONDS}s").parse().ok(), ..Maximum::default() };
+        let limits = Maximum {
+            wall_time: format!("{LONGEST_SECONDS}s").parse().ok(),
+            ..Maximum::default()
+        };
         let mounts = vec![mount(&self.world.attacker(), "/attacker", "ro")];
-        RunRequest { command, mounts, limits, ..RunRequest::default() }
+        RunRequest {
+            command,
+            mounts,
+            limits,
+            ..RunRequest::default()
+        }
     }
 
     /// Whose containers are attacked here, if any are.
     pub(crate) fn containers(&self) -> Option<&'a Containers> {
-        self.world.settings.containers.as_ref().filter(|_| self.place == Place::Airlock)
+        self.world
+            .settings
+            .containers
+            .as_ref()
+            .filter(|_| self.place == Place::Airlock)
     }
 
     /// The same as options and variables of `airlock run`.
     pub(crate) fn tell(&self, command: &mut Command) {
-        let Some(containers) = self.containers() else { return };
-        command.args(["--backend", &containers.backend]).arg("--image").arg(&containers.image);
-        for (name, hosts) in
-            [("DOCKER_HOST", &containers.hosts.docker), ("CONTAINER_HOST", &containers.hosts.podman)]
-        {
+        let Some(containers) = self.containers() else {
+            return;
+        };
+        command
+            .args(["--backend", &containers.backend])
+            .arg("--image")
+            .arg(&containers.image);
+        for (name, hosts) in [
+            ("DOCKER_HOST", &containers.hosts.docker),
+            ("CONTAINER_HOST", &containers.hosts.podman),
+        ] {
             command.envs(hosts.first().map(|host| (name, host)));
         }
     }
 
     /// What is asked for here. A container is never made for root, nor on the host's network, nor from a folder.
     fn asked(&self, request: RunRequest) -> Result<spec::RunSpec, Trouble> {
-        let Some(containers) = self.containers() else { return self.admit(request) };
+        let Some(containers) = self.containers() else {
+            return self.admit(request);
+        };
         let refused = match (&request.image, request.network) {
             (Some(_), _) => Some("a folder as an image, which is refused for a container"),
-            (None, Some(spec::Network::Host)) => Some("the host's network, which is refused for a container"),
+            (None, Some(spec::Network::Host)) => {
+                Some("the host's network, which is refused for a container")
+            }
             (None, _) => None,
         };
         if let Some(refused) = refused {
             return Err(Trouble::Missing(refused.to_owned()));
         }
-        let (backend, image) = (Some(containers.backend.clone()), Some(containers.image.clone()));
+        let (backend, image) = (
+            Some(containers.backend.clone()),
+            Some(containers.image.clone()),
+        );
         let user = request.user.filter(|user| Some(*user) != ROOT_INSIDE);
-        self.admit(RunRequest { backend, image, user, ..request })
+        self.admit(RunRequest {
+            backend,
+            image,
+            user,
+            ..request
+        })
     }
 
     fn admit(&self, request: RunRequest) -> Result<spec::RunSpec, Trouble> {
         let mut policy = Policy::default();
-        let door = self.door.borrow().clone().filter(|_| request.network != Some(Network::Host));
-        if let (Some(door), Some(profile)) = (door, policy.profiles.get_mut(&policy.default_profile)) {
+        let door = self
+            .door
+            .borrow()
+            .clone()
+            .filter(|_| request.network != Some(Network::Host));
+        if let (Some(door), Some(profile)) =
+            (door, policy.profiles.get_mut(&policy.default_profile))
+        {
             profile.network = Network::Doors;
             (profile.egress, profile.egress_limits) = (Some(door.rules), door.limits);
         }
-        policy.admit(request).map_err(|error| Trouble::Refused(error.message))
+        policy
+            .admit(request)
+            .map_err(|error| Trouble::Refused(error.message))
     }
 
     /// The state folder of this place.
@@ -347,15 +467,32 @@ impl<'a> Ground<'a> {
     pub(crate) fn engine(&self) -> Result<&Engine, Trouble> {
         if self.engine.get().is_none() {
             let pool = match self.world.settings.pooled {
-                true => Pool { parked: 1, berths: 1, ..Pool::OFF },
+                true => Pool {
+                    parked: 1,
+                    berths: 1,
+                    ..Pool::OFF
+                },
                 false => Pool::OFF,
             };
-            let containers = self.containers().map(|it| it.hosts.clone()).unwrap_or_default();
-            let mut settings = engine::Settings { pool, containers, ..engine::Settings::new(self.state()) };
-            settings.doors.egress =
-                self.door.borrow().as_ref().map(|door| door.settings.clone()).unwrap_or_default();
+            let containers = self
+                .containers()
+                .map(|it| it.hosts.clone())
+                .unwrap_or_default();
+            let mut settings = engine::Settings {
+                pool,
+                containers,
+                ..engine::Settings::new(self.state())
+            };
+            settings.doors.egress = self
+                .door
+                .borrow()
+                .as_ref()
+                .map(|door| door.settings.clone())
+                .unwrap_or_default();
             let opened = Engine::dangerously_open_with(settings, |native| {
-                self.without.iter().for_each(|step| native.dangerously_omit(*step));
+                self.without
+                    .iter()
+                    .for_each(|step| native.dangerously_omit(*step));
                 if !self.cgroups {
                     native.dangerously_omit_cgroups();
                 }
@@ -363,7 +500,9 @@ impl<'a> Ground<'a> {
             let engine = opened.map_err(|error| Trouble::Broken(error.to_string()))?;
             _ = self.engine.set(engine);
         }
-        self.engine.get().ok_or_else(|| Trouble::Broken("there is no engine".to_owned()))
+        self.engine
+            .get()
+            .ok_or_else(|| Trouble::Broken("there is no engine".to_owned()))
     }
 
     /// Lets an attack run to its end.
@@ -373,7 +512,10 @@ impl<'a> Ground<'a> {
                 let mut command = peer::command(found, self.world, &request, LONGEST_SECONDS);
                 let done = command.stdin(Stdio::null()).output()?;
                 started(&done.stdout, &done.stderr)?;
-                Ok(Report { said: done.stdout, result: None })
+                Ok(Report {
+                    said: done.stdout,
+                    result: None,
+                })
             }
             _ => {
                 let (engine, spec) = (self.engine()?, self.asked(request)?);
@@ -398,14 +540,26 @@ impl<'a> Ground<'a> {
     }
 
     /// The same where the attack may be ended before it is ready.
-    pub(crate) fn hold_or_end(&self, request: RunRequest) -> Result<Result<Holding<'a>, Report>, Trouble> {
-        let marker = request.command.get(3).map(|text| text.to_string_lossy().into_owned());
+    pub(crate) fn hold_or_end(
+        &self,
+        request: RunRequest,
+    ) -> Result<Result<Holding<'a>, Report>, Trouble> {
+        let marker = request
+            .command
+            .get(3)
+            .map(|text| text.to_string_lossy().into_owned());
         let marker = marker.unwrap_or_default();
-        let request = RunRequest { stdin: true, ..request };
+        let request = RunRequest {
+            stdin: true,
+            ..request
+        };
         let (kind, said) = match (&self.world.peer, self.place) {
             (Ok(found), Place::Peer) => {
                 let mut command = peer::command(found, self.world, &request, LONGEST_SECONDS);
-                command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                command
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped());
                 let mut child = command.spawn()?;
                 let said = read_until_ready(&mut child)?;
                 (Kind::Peer(child), said)
@@ -422,7 +576,12 @@ impl<'a> Ground<'a> {
                 (Kind::Boxed(Box::new(run)), said)
             }
         };
-        let mut holding = Holding { world: self.world, marker, said, kind: Some(kind) };
+        let mut holding = Holding {
+            world: self.world,
+            marker,
+            said,
+            kind: Some(kind),
+        };
         match ready(&holding.said) {
             true => Ok(Ok(holding)),
             false => Ok(Err(holding.end()?)),
@@ -433,7 +592,10 @@ impl<'a> Ground<'a> {
 fn boxed(result: RunResult) -> Result<Report, Trouble> {
     match (&result.error, result.status) {
         (Some(error), Status::NotStarted) => Err(Trouble::Refused(error.message.clone())),
-        _ => Ok(Report { said: result.stdout.clone(), result: Some(result) }),
+        _ => Ok(Report {
+            said: result.stdout.clone(),
+            result: Some(result),
+        }),
     }
 }
 
@@ -441,7 +603,10 @@ fn boxed(result: RunResult) -> Result<Report, Trouble> {
 fn started(stdout: &[u8], stderr: &[u8]) -> Result<(), Trouble> {
     let told = String::from_utf8_lossy(stderr).into_owned();
     match stdout.is_empty() && told.contains("bwrap: ") {
-        true => Err(Trouble::Missing(format!("it does not start here: {}", told.trim()))),
+        true => Err(Trouble::Missing(format!(
+            "it does not start here: {}",
+            told.trim()
+        ))),
         false => Ok(()),
     }
 }
@@ -454,7 +619,10 @@ async fn wait_ready(run: &mut Run) -> Vec<u8> {
     let mut said = Vec::new();
     while !ready(&said) {
         match run.next_event().await {
-            Some(Event::Output { stream: Stream::Stdout, data }) => said.extend(data),
+            Some(Event::Output {
+                stream: Stream::Stdout,
+                data,
+            }) => said.extend(data),
             Some(_) => {}
             None => break,
         }
@@ -463,7 +631,9 @@ async fn wait_ready(run: &mut Run) -> Vec<u8> {
 }
 
 fn read_until_ready(child: &mut Child) -> io::Result<Vec<u8>> {
-    let Some(stdout) = &mut child.stdout else { return Ok(Vec::new()) };
+    let Some(stdout) = &mut child.stdout else {
+        return Ok(Vec::new());
+    };
     let (mut said, mut byte) = (Vec::new(), [0; 4096]);
     while !ready(&said) {
         match stdout.read(&mut byte)? {

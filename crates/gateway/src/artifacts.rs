@@ -126,7 +126,11 @@ type Asked<T> = Result<Query<T>, QueryRejection>;
 /// List artifacts
 #[utoipa::path(get, path = "/v1/artifacts", tag = "artifacts", params(Which),
     responses((status = 200, body = Artifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
-async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which>) -> Answer<Response> {
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    which: Asked<Which>,
+) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
     let which = query(which)?;
     let owner = match (&which.owner, caller.is_admin()) {
@@ -135,16 +139,32 @@ async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which
     };
     let most = which.limit.unwrap_or(PAGE);
     if !(1..=LONGEST_PAGE).contains(&most) {
-        return Err(Problem::invalid("`limit` is out of range", "give 1 to 1000"));
+        return Err(Problem::invalid(
+            "`limit` is out of range",
+            "give 1 to 1000",
+        ));
     }
     let fits = |name: &WorkspacePath| {
         let name = name.as_path().to_string_lossy();
         which.name.as_deref().is_none_or(|exact| name == exact)
-            && which.prefix.as_deref().is_none_or(|prefix| name.starts_with(prefix))
+            && which
+                .prefix
+                .as_deref()
+                .is_none_or(|prefix| name.starts_with(prefix))
     };
     let (run_id, after) = (which.run_id.as_deref(), which.after.as_deref());
-    let wanted = Wanted { owner: owner.as_ref(), name: &fits, run_id, after, most };
-    fitting::json(&gateway, &caller, &page(gateway.engine().artifacts().list(wanted).await))
+    let wanted = Wanted {
+        owner: owner.as_ref(),
+        name: &fits,
+        run_id,
+        after,
+        most,
+    };
+    fitting::json(
+        &gateway,
+        &caller,
+        &page(gateway.engine().artifacts().list(wanted).await),
+    )
 }
 
 /// Keep the body as the next version of a name
@@ -170,9 +190,16 @@ async fn put(
             "leave `version` away: the next one is taken",
         ));
     }
-    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
+    let (owner, name) = (
+        owner_of(&caller, asked.owner.as_deref())?,
+        name_of(raw_name(&uri)?)?,
+    );
     if owner != Owner::local() {
-        let needs = Needs { what: What::Artifact, llm: false, storage: true };
+        let needs = Needs {
+            what: What::Artifact,
+            llm: false,
+            storage: true,
+        };
         gateway.may_begin(owner.as_str(), needs).await?;
     }
     let expected = headers::expected_digest(&headers)?;
@@ -184,7 +211,12 @@ async fn put(
         limit_bytes: u64::MAX,
     };
     let announced = headers::length(&headers);
-    let putting = gateway.engine().artifacts().begin(new).await.map_err(problem)?;
+    let putting = gateway
+        .engine()
+        .artifacts()
+        .begin(new)
+        .await
+        .map_err(problem)?;
     let kept = body::receive(putting, body, announced, expected.as_deref()).await?;
     let location = format!("{}?version={}", uri.path(), kept.version);
     let mut response = (StatusCode::CREATED, Json(artifact(kept))).into_response();
@@ -226,8 +258,15 @@ async fn fetch(
 ) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
     let asked = query(asked)?;
-    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
-    let opened = gateway.engine().artifacts().open_version(&owner, &name, asked.version).await;
+    let (owner, name) = (
+        owner_of(&caller, asked.owner.as_deref())?,
+        name_of(raw_name(&uri)?)?,
+    );
+    let opened = gateway
+        .engine()
+        .artifacts()
+        .open_version(&owner, &name, asked.version)
+        .await;
     let reading = opened.map_err(problem)?;
     let etag = headers::etag(reading.kept());
     if headers::has(&headers, header::IF_NONE_MATCH, &etag) {
@@ -245,7 +284,11 @@ async fn fetch(
         },
     };
     let mut response = status.into_response();
-    headers::describe(response.headers_mut(), &reading, status == StatusCode::PARTIAL_CONTENT);
+    headers::describe(
+        response.headers_mut(),
+        &reading,
+        status == StatusCode::PARTIAL_CONTENT,
+    );
     *response.body_mut() = body::send(reading);
     Ok(response)
 }
@@ -254,13 +297,24 @@ async fn fetch(
 #[utoipa::path(get, path = "/v1/artifacts/{name}/versions", tag = "artifacts",
     params(("name" = String, Path, description = "may have slashes, or `%2F`"), ("owner" = Option<String>, Query)),
     responses((status = 200, body = Artifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
-async fn versions(gateway: Gateway, caller: Caller, name: &str, asked: Asked<Version>) -> Answer<Response> {
+async fn versions(
+    gateway: Gateway,
+    caller: Caller,
+    name: &str,
+    asked: Asked<Version>,
+) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
     let asked = query(asked)?;
     let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(name)?);
     let same = |found: &WorkspacePath| *found == name;
-    let listing =
-        gateway.engine().artifacts().list(Wanted { name: &same, ..Wanted::all(Some(&owner)) }).await;
+    let listing = gateway
+        .engine()
+        .artifacts()
+        .list(Wanted {
+            name: &same,
+            ..Wanted::all(Some(&owner))
+        })
+        .await;
     match listing.kept.is_empty() && listing.problems.is_empty() {
         true => Err(Problem::not_found("artifact")),
         false => fitting::json(&gateway, &caller, &page(listing)),
@@ -279,9 +333,18 @@ async fn remove(
 ) -> Answer<Json<Removed>> {
     caller.require(Scope::Artifacts)?;
     let asked = query(asked)?;
-    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
-    let removed = gateway.engine().artifacts().remove(&owner, &name, asked.version).await;
-    Ok(Json(Removed { removed: removed.map_err(problem)? }))
+    let (owner, name) = (
+        owner_of(&caller, asked.owner.as_deref())?,
+        name_of(raw_name(&uri)?)?,
+    );
+    let removed = gateway
+        .engine()
+        .artifacts()
+        .remove(&owner, &name, asked.version)
+        .await;
+    Ok(Json(Removed {
+        removed: removed.map_err(problem)?,
+    }))
 }
 
 fn query<T>(asked: Asked<T>) -> Answer<T> {
@@ -292,12 +355,15 @@ fn query<T>(asked: Asked<T>) -> Answer<T> {
 
 /// As it was sent: only so can a slash of the name be told from one of ours.
 fn raw_name(uri: &Uri) -> Answer<&str> {
-    uri.path().strip_prefix(PREFIX).ok_or_else(|| Problem::not_found("artifact"))
+    uri.path()
+        .strip_prefix(PREFIX)
+        .ok_or_else(|| Problem::not_found("artifact"))
 }
 
 fn name_of(raw: &str) -> Answer<WorkspacePath> {
     let bad = |why: String| Problem::invalid("the name cannot be used", why);
-    let bytes = percent_decoded(raw).ok_or_else(|| bad("its percent-encoding is broken".to_owned()))?;
+    let bytes =
+        percent_decoded(raw).ok_or_else(|| bad("its percent-encoding is broken".to_owned()))?;
     WorkspacePath::new(Path::new(&OsString::from_vec(bytes))).map_err(|why| bad(why.why.to_owned()))
 }
 
@@ -317,7 +383,12 @@ fn owner_of(caller: &Caller, asked: Option<&str>) -> Answer<Owner> {
 }
 
 fn artifact(kept: Kept) -> Artifact {
-    let Lineage { run_id, session_id, command, policy_hash } = kept.lineage;
+    let Lineage {
+        run_id,
+        session_id,
+        command,
+        policy_hash,
+    } = kept.lineage;
     Artifact {
         name: kept.name.as_path().to_string_lossy().into_owned(),
         version: kept.version,
@@ -335,7 +406,11 @@ fn artifact(kept: Kept) -> Artifact {
 
 fn page(listing: Listing) -> Artifacts {
     let artifacts = listing.kept.into_iter().map(artifact).collect();
-    Artifacts { artifacts, next: listing.next, unreadable: listing.problems.len() }
+    Artifacts {
+        artifacts,
+        next: listing.next,
+        unreadable: listing.problems.len(),
+    }
 }
 
 /// Causes stay here: they name places of this machine.
@@ -345,11 +420,21 @@ fn problem(error: StoreError) -> Problem {
         StoreError::Missing { .. } => Problem::not_found("artifact"),
         StoreError::TooLarge { .. } => {
             let hint = "send less, or ask the operator for a higher `max_bytes`";
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", title, Some(hint.to_owned()))
+            Problem::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "quota_exceeded",
+                title,
+                Some(hint.to_owned()),
+            )
         }
         StoreError::Quota { .. } => {
             let hint = "remove what is not needed, or ask the operator for more";
-            Problem::new(StatusCode::INSUFFICIENT_STORAGE, "quota_exceeded", title, Some(hint.to_owned()))
+            Problem::new(
+                StatusCode::INSUFFICIENT_STORAGE,
+                "quota_exceeded",
+                title,
+                Some(hint.to_owned()),
+            )
         }
         StoreError::Mismatch { .. } => Problem::invalid(title, "send it again"),
         StoreError::ContentType { .. } => Problem::invalid(title, "such as text/plain"),
@@ -359,9 +444,12 @@ fn problem(error: StoreError) -> Problem {
             title,
             Some("ask for less".to_owned()),
         ),
-        StoreError::Damaged { .. } => {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "damaged", title, Some("make it anew".to_owned()))
-        }
+        StoreError::Damaged { .. } => Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "damaged",
+            title,
+            Some("make it anew".to_owned()),
+        ),
         StoreError::Keep { source, .. } if is_full(&source) => Problem::full(),
         StoreError::Folder { source, .. }
         | StoreError::Bucket { source, .. }
@@ -369,11 +457,19 @@ fn problem(error: StoreError) -> Problem {
         | StoreError::Access { source, .. } => {
             crate::say(format_args!("airlock: {title}: {source}"));
             let hint = "try again; the operator's log has the cause";
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", title, Some(hint.to_owned()))
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                title,
+                Some(hint.to_owned()),
+            )
         }
     }
 }
 
 fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }

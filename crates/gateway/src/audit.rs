@@ -61,9 +61,15 @@ const REQUEST: &str = "request";
 
 /// What cannot be written down is not done.
 pub(crate) fn unwritable() -> Problem {
-    let hint = "nothing is done that cannot be written down; look whether the disk of this server is full";
+    let hint =
+        "nothing is done that cannot be written down; look whether the disk of this server is full";
     let title = "the audit cannot be written";
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", title, Some(hint.to_owned()))
+    Problem::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "internal",
+        title,
+        Some(hint.to_owned()),
+    )
 }
 
 /// What a request to this route is called; nothing if it only looks.
@@ -97,7 +103,10 @@ fn called(method: &Method, route: &str) -> Option<&'static str> {
         ("POST", "/v1/sandboxes/{id}/exec") => "sandbox.exec",
         ("POST", "/v1/sandboxes/{id}/exec/{exec}/signal") => "sandbox.signal",
         ("DELETE", "/v1/sandboxes/{id}/exec/{exec}") => "sandbox.stop",
-        ("POST", "/v1/sandboxes/{id}/exec/{exec}/stdin" | "/v1/sandboxes/{id}/exec/{exec}/resize") => "input",
+        (
+            "POST",
+            "/v1/sandboxes/{id}/exec/{exec}/stdin" | "/v1/sandboxes/{id}/exec/{exec}/resize",
+        ) => "input",
         ("GET", "/v1/sandboxes/{id}/pty") => "pty.open",
         ("POST", "/v1/sandboxes/{id}/artifacts") => "artifact.keep",
         ("PUT", route) if is_file(route) => "file.write",
@@ -161,13 +170,19 @@ async fn find(gateway: &Gateway, caller: &Caller, route: &str, path: &str) -> An
     let of = |wanted| {
         let part = named(route, path).find_map(|(name, part)| (name == wanted).then_some(part))?;
         // What cannot be read is the name of nothing.
-        Some(percent_decoded(part).and_then(|name| String::from_utf8(name).ok()).unwrap_or_default())
+        Some(
+            percent_decoded(part)
+                .and_then(|name| String::from_utf8(name).ok())
+                .unwrap_or_default(),
+        )
     };
     match (kind(route), of("id"), of("exec"), of("session_id")) {
         ("runs", Some(id), ..) => crate::runs::row(gateway, caller, &id).await.map(drop),
         ("sandboxes", Some(id), Some(exec), _) => gateway.exec(caller, &id, &exec).map(drop),
         ("sandboxes", Some(id), ..) => gateway.entry(caller, &id).map(drop),
-        ("workspaces", Some(id), ..) => crate::workspaces::known(gateway, caller, &id).await.map(drop),
+        ("workspaces", Some(id), ..) => crate::workspaces::known(gateway, caller, &id)
+            .await
+            .map(drop),
         ("worker", .., Some(id)) => crate::node::session(gateway, caller, id, None).map(drop),
         _ => Ok(()),
     }
@@ -176,22 +191,41 @@ async fn find(gateway: &Gateway, caller: &Caller, route: &str, path: &str) -> An
 impl Told {
     /// Before it is carried out. Of a path only what can be a name of ours is written, and nothing for whoever has no key:
     /// a token may stand there by mistake.
-    pub(crate) fn of(request: &axum::extract::Request, route: &str, caller: Option<&Caller>) -> Told {
+    pub(crate) fn of(
+        request: &axum::extract::Request,
+        route: &str,
+        caller: Option<&Caller>,
+    ) -> Told {
         let (method, path) = (request.method(), request.uri().path());
         let id = named(route, path).next().map_or("", |(_, part)| part);
-        let id = if caller.is_some() && is_writable(id) { id } else { "" };
+        let id = if caller.is_some() && is_writable(id) {
+            id
+        } else {
+            ""
+        };
         let is_box = matches!(kind(route), "runs" | "sandboxes");
         // Names of files are the programs' business; those of things that stay here are ours.
         let mut about = format!("{method} {route}");
         if !is_box && !id.is_empty() {
             _ = write!(about, " {id}");
         }
-        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        if let Some(bytes) = length.and_then(|length| length.parse::<u64>().ok()).filter(|bytes| *bytes > 0) {
+        let length = request
+            .headers()
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok());
+        if let Some(bytes) = length
+            .and_then(|length| length.parse::<u64>().ok())
+            .filter(|bytes| *bytes > 0)
+        {
             _ = write!(about, " bytes={bytes}");
         }
         let run = if is_box { id.to_owned() } else { String::new() };
-        Told { what: called(method, route), run, about, is_allowed: false }
+        Told {
+            what: called(method, route),
+            run,
+            about,
+            is_allowed: false,
+        }
     }
 
     fn entry<'a>(&'a self, caller: Option<&'a Caller>) -> Entry<'a> {
@@ -211,7 +245,9 @@ impl Told {
         caller: &Caller,
         (route, path): (&str, &str),
     ) -> Answer<()> {
-        let told = self.what.filter(|what| !SPEAK_FOR_THEMSELVES.contains(what));
+        let told = self
+            .what
+            .filter(|what| !SPEAK_FOR_THEMSELVES.contains(what));
         let Some(what) = told else { return Ok(()) };
         match what {
             // A line that says so little is worth no more than a refusal; and whether there is such a route is not known yet.
@@ -219,7 +255,11 @@ impl Told {
             REQUEST => {}
             _ => find(gateway, caller, route, path).await?,
         }
-        let entry = Entry { what, decision: Decision::Allowed, ..self.entry(Some(caller)) };
+        let entry = Entry {
+            what,
+            decision: Decision::Allowed,
+            ..self.entry(Some(caller))
+        };
         gateway.note_aside(&entry).await?;
         self.is_allowed = true;
         Ok(())
@@ -228,7 +268,9 @@ impl Told {
     /// That it was not done, if the answer says so: the one line about it, whoever decided. What was said to be allowed is
     /// never left out: it would stand there as done.
     pub(crate) fn refused(&self, gateway: &Gateway, caller: Option<&Caller>, response: &Response) {
-        let Some(refused) = response.extensions().get::<Refused>() else { return };
+        let Some(refused) = response.extensions().get::<Refused>() else {
+            return;
+        };
         let tenant = caller.map_or("", |caller| &caller.tenant);
         let left_out = match self.is_allowed || refused.was_allowed {
             true => 0,
@@ -248,14 +290,24 @@ impl Told {
             (_, Some("session.end")) => "sandbox.end",
             (_, what) => what.unwrap_or(REQUEST),
         };
-        let entry = Entry { what, rule: &refused.rule, about: &about, ..self.entry(caller) };
-        gateway.note_happened(&Entry { decision: Decision::Refused, ..entry });
+        let entry = Entry {
+            what,
+            rule: &refused.rule,
+            about: &about,
+            ..self.entry(caller)
+        };
+        gateway.note_happened(&Entry {
+            decision: Decision::Refused,
+            ..entry
+        });
     }
 }
 
 /// Whether a part of a path can be a name, and is no token.
 fn is_writable(part: &str) -> bool {
-    spec::Id::new(part).is_ok() && !part.to_ascii_lowercase().contains("alk_") && !part.starts_with("whsec_")
+    spec::Id::new(part).is_ok()
+        && !part.to_ascii_lowercase().contains("alk_")
+        && !part.starts_with("whsec_")
 }
 
 /// How many refusals were written in this minute, and how many were not.
@@ -277,7 +329,11 @@ impl Refusals {
             // Those whose left-out ones no line has told of yet stay until one has.
             all.retain(|_, counted| counted.since.elapsed() < MINUTE || counted.left_out > 0);
         }
-        let new = || Counted { since: Instant::now(), written: 0, left_out: 0 };
+        let new = || Counted {
+            since: Instant::now(),
+            written: 0,
+            left_out: 0,
+        };
         let counted = all.entry(tenant.to_owned()).or_insert_with(new);
         if counted.since.elapsed() >= MINUTE {
             (counted.since, counted.written) = (Instant::now(), 0);
@@ -302,24 +358,45 @@ pub(crate) struct Of<'a> {
 
 impl Of<'_> {
     fn entry(&self) -> Entry<'_> {
-        Entry { tenant: self.tenant, run: self.run, task: self.task, job: self.job, ..Entry::default() }
+        Entry {
+            tenant: self.tenant,
+            run: self.run,
+            task: self.task,
+            job: self.job,
+            ..Entry::default()
+        }
     }
 }
 
 impl Gateway {
     /// A run is accepted by this key.
     pub(crate) async fn note_accepted(&self, of: &Of<'_>, key: &str, about: &str) -> Answer<()> {
-        let entry = Entry { what: "run.accept", decision: Decision::Allowed, key, about, ..of.entry() };
+        let entry = Entry {
+            what: "run.accept",
+            decision: Decision::Allowed,
+            key,
+            about,
+            ..of.entry()
+        };
         self.note_aside(&entry).await
     }
 
     /// A run that was accepted is refused before anything of it starts.
     pub(crate) fn note_not_started(&self, of: &Of<'_>, rule: &str) {
-        self.note_happened(&Entry { what: "run.start", decision: Decision::Refused, rule, ..of.entry() });
+        self.note_happened(&Entry {
+            what: "run.start",
+            decision: Decision::Refused,
+            rule,
+            ..of.entry()
+        });
     }
 
     /// What the doors and the programs of a sandbox were denied, at its end; how many are not written.
-    pub(crate) fn note_denials<'a>(&self, of: &Of<'_>, all: impl Iterator<Item = &'a Denial>) -> u64 {
+    pub(crate) fn note_denials<'a>(
+        &self,
+        of: &Of<'_>,
+        all: impl Iterator<Item = &'a Denial>,
+    ) -> u64 {
         let mut denials = 0;
         for denial in all {
             denials += 1;
@@ -331,8 +408,16 @@ impl Gateway {
     fn note_denial(&self, of: &Of<'_>, denial: &Denial, number: u64) {
         if number <= MOST_DENIALS {
             let about = format!("{} {}", denial.what, denial.target);
-            let entry = Entry { what: "run.deny", rule: &denial.rule, about: &about, ..of.entry() };
-            self.note_happened(&Entry { decision: Decision::Refused, ..entry });
+            let entry = Entry {
+                what: "run.deny",
+                rule: &denial.rule,
+                about: &about,
+                ..of.entry()
+            };
+            self.note_happened(&Entry {
+                decision: Decision::Refused,
+                ..entry
+            });
         }
     }
 
@@ -342,7 +427,11 @@ impl Gateway {
             Event::Started { barriers } => {
                 let names: Vec<_> = barriers.iter().map(|barrier| barrier.name()).collect();
                 let about = format!("barriers={}", names.join(","));
-                self.note_happened(&Entry { what: "run.start", about: &about, ..of.entry() });
+                self.note_happened(&Entry {
+                    what: "run.start",
+                    about: &about,
+                    ..of.entry()
+                });
             }
             Event::Denied(denial) => {
                 *denials += 1;
@@ -356,8 +445,15 @@ impl Gateway {
     pub(crate) fn note_ended(&self, of: &Of<'_>, result: &RunResult, denials: u64) {
         for limit in &result.limits_hit {
             let name = serde_json::to_value(limit).ok();
-            let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or("limit");
-            self.note_happened(&Entry { what: "run.limit", rule: name, ..of.entry() });
+            let name = name
+                .as_ref()
+                .and_then(|name| name.as_str())
+                .unwrap_or("limit");
+            self.note_happened(&Entry {
+                what: "run.limit",
+                rule: name,
+                ..of.entry()
+            });
         }
         let mut about = format!(
             "{} exit={} cpu_ms={} ms={}",
@@ -377,9 +473,20 @@ impl Gateway {
         if result.usage.llm.cost_usd > 0.0 {
             _ = write!(about, " cost_usd={:.9}", result.usage.llm.cost_usd);
         }
-        let code = result.error.as_ref().and_then(|error| serde_json::to_value(error.code).ok());
-        let rule = code.as_ref().and_then(|code| code.as_str()).unwrap_or_default();
-        self.note_happened(&Entry { what: "run.end", rule, about: &about, ..of.entry() });
+        let code = result
+            .error
+            .as_ref()
+            .and_then(|error| serde_json::to_value(error.code).ok());
+        let rule = code
+            .as_ref()
+            .and_then(|code| code.as_str())
+            .unwrap_or_default();
+        self.note_happened(&Entry {
+            what: "run.end",
+            rule,
+            about: &about,
+            ..of.entry()
+        });
     }
 }
 
@@ -442,9 +549,35 @@ struct AuditLine {
 
 impl AuditLine {
     fn of(row: Row, caller: &Caller) -> AuditLine {
-        let Row { n, at_ms, what, decision, tenant, key, run, task, job, rule, about, hash } = row;
+        let Row {
+            n,
+            at_ms,
+            what,
+            decision,
+            tenant,
+            key,
+            run,
+            task,
+            job,
+            rule,
+            about,
+            hash,
+        } = row;
         let n = caller.is_admin().then_some(n);
-        AuditLine { n, at_ms, what, decision, tenant, key, run, task, job, rule, about, hash }
+        AuditLine {
+            n,
+            at_ms,
+            what,
+            decision,
+            tenant,
+            key,
+            run,
+            task,
+            job,
+            rule,
+            about,
+            hash,
+        }
     }
 }
 
@@ -480,32 +613,69 @@ async fn audit(
 ) -> Answer<Response> {
     caller.require(Scope::Usage)?;
     let Query(question) = question.map_err(|error| {
-        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
+        Problem::invalid(
+            format!("the query cannot be read: {}", error.body_text()),
+            "see /openapi.json",
+        )
     })?;
     let limit = question.limit.unwrap_or(USUALLY_LISTED);
     if !(1..=MOST_LISTED).contains(&limit) {
-        return Err(Problem::invalid("`limit` is out of range", "give 1 to 1000"));
+        return Err(Problem::invalid(
+            "`limit` is out of range",
+            "give 1 to 1000",
+        ));
     }
-    if !caller.is_admin() && question.tenant.as_ref().is_some_and(|tenant| *tenant != caller.tenant) {
-        return fitting::json(&gateway, &caller, &AuditLines { lines: Vec::new(), before: None });
+    if !caller.is_admin()
+        && question
+            .tenant
+            .as_ref()
+            .is_some_and(|tenant| *tenant != caller.tenant)
+    {
+        return fitting::json(
+            &gateway,
+            &caller,
+            &AuditLines {
+                lines: Vec::new(),
+                before: None,
+            },
+        );
     }
     let moments = [question.since_ms, question.until_ms];
-    if moments.into_iter().flatten().any(|moment| i64::try_from(moment).is_err()) {
-        return Err(Problem::invalid("this is no moment", "give milliseconds since 1970"));
+    if moments
+        .into_iter()
+        .flatten()
+        .any(|moment| i64::try_from(moment).is_err())
+    {
+        return Err(Problem::invalid(
+            "this is no moment",
+            "give milliseconds since 1970",
+        ));
     }
     let asked = Asked {
         run: question.run,
-        tenant: question.tenant.or_else(|| (!caller.is_admin()).then(|| caller.tenant.clone())),
+        tenant: question
+            .tenant
+            .or_else(|| (!caller.is_admin()).then(|| caller.tenant.clone())),
         what: question.what,
         since_ms: question.since_ms,
         until_ms: question.until_ms,
-        before: gateway.cursors().open(&caller.tenant, List::Audit, question.before.as_deref())?,
+        before: gateway
+            .cursors()
+            .open(&caller.tenant, List::Audit, question.before.as_deref())?,
         limit,
     };
     let Page { rows, before } = read(&gateway, &caller, asked).await?;
-    let before =
-        before.map(|place| gateway.cursors().seal(&caller.tenant, List::Audit, place)).transpose()?;
-    fitting::json(&gateway, &caller, &AuditLines { lines: shown(rows.into_iter(), &caller), before })
+    let before = before
+        .map(|place| gateway.cursors().seal(&caller.tenant, List::Audit, place))
+        .transpose()?;
+    fitting::json(
+        &gateway,
+        &caller,
+        &AuditLines {
+            lines: shown(rows.into_iter(), &caller),
+            before,
+        },
+    )
 }
 
 /// What is written down of one run: how it was accepted, started, denied, and how it ended
@@ -528,7 +698,15 @@ async fn record(
     };
     let Page { rows, before } = read(&gateway, &caller, asked).await?;
     let lines = shown(rows.into_iter().rev(), &caller);
-    fitting::json(&gateway, &caller, &Record { run_id: row.id, lines, truncated: before.is_some() })
+    fitting::json(
+        &gateway,
+        &caller,
+        &Record {
+            run_id: row.id,
+            lines,
+            truncated: before.is_some(),
+        },
+    )
 }
 
 /// Off the event loop, within the caller's share.
@@ -536,18 +714,31 @@ async fn read(gateway: &Gateway, caller: &Caller, asked: Asked) -> Answer<Page> 
     let state = gateway.state().to_owned();
     let read = move || {
         store::audit::page(&state, &asked).map_err(|error| {
-            if error.get_ref().is_some_and(|cause| cause.is::<WrongPlace>()) {
-                return Problem::invalid("`before` is no cursor", "give what an answer before said");
+            if error
+                .get_ref()
+                .is_some_and(|cause| cause.is::<WrongPlace>())
+            {
+                return Problem::invalid(
+                    "`before` is no cursor",
+                    "give what an answer before said",
+                );
             }
             crate::say(format_args!("airlock: the audit cannot be read: {error}"));
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the audit cannot be read", None)
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "internal",
+                "the audit cannot be read",
+                None,
+            )
         })
     };
     work::aside(gateway.working(), &caller.tenant, read).await
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(audit)).routes(routes!(record))
+    OpenApiRouter::new()
+        .routes(routes!(audit))
+        .routes(routes!(record))
 }
 
 #[cfg(test)]
@@ -570,7 +761,12 @@ mod tests {
     #[test]
     fn what_was_left_out_is_told_however_many_others_are_counted() {
         let refusals = Refusals::default();
-        assert_eq!((0..=MOST_REFUSALS).filter_map(|_| refusals.count("a")).count(), MOST_REFUSALS as usize);
+        assert_eq!(
+            (0..=MOST_REFUSALS)
+                .filter_map(|_| refusals.count("a"))
+                .count(),
+            MOST_REFUSALS as usize
+        );
         let long_ago = Instant::now().checked_sub(MINUTE).unwrap();
         refusals.0.lock().unwrap().get_mut("a").unwrap().since = long_ago;
         assert!((0..=MOST_COUNTED).all(|number| refusals.count(&number.to_string()).is_some()));
@@ -586,8 +782,14 @@ mod tests {
         );
         assert_eq!(all("/v1/images/{*name}", "/v1/images/a/b"), [("name", "a")]);
         let session = "/v1/worker/sessions/{session_id}/pty:open";
-        assert_eq!(all(session, "/v1/worker/sessions/c/pty:open"), [("session_id", "c")]);
-        assert_eq!(all("/v1/webhook-secret/rotate", "/v1/webhook-secret/rotate"), []);
+        assert_eq!(
+            all(session, "/v1/worker/sessions/c/pty:open"),
+            [("session_id", "c")]
+        );
+        assert_eq!(
+            all("/v1/webhook-secret/rotate", "/v1/webhook-secret/rotate"),
+            []
+        );
     }
 
     #[test]
@@ -596,14 +798,18 @@ mod tests {
         let document: serde_json::Value = serde_json::from_str(crate::openapi()).unwrap();
         let mut looks = Vec::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
-            for method in
-                ["get", "post", "put", "delete", "patch"].iter().filter(|of| methods.get(of).is_some())
+            for method in ["get", "post", "put", "delete", "patch"]
+                .iter()
+                .filter(|of| methods.get(of).is_some())
             {
                 match (*method, named(&method.to_ascii_uppercase(), path)) {
                     ("get", Some(what)) => looks.push((path.as_str(), what)),
                     ("get", None) => {}
                     (_, what) => {
-                        assert!(what.is_some_and(|what| what != REQUEST), "{method} {path}: {what:?}")
+                        assert!(
+                            what.is_some_and(|what| what != REQUEST),
+                            "{method} {path}: {what:?}"
+                        )
                     }
                 }
             }
@@ -629,7 +835,18 @@ mod tests {
     fn what_looks_like_a_token_is_no_name() {
         assert!(is_writable("notes.txt") && is_writable("0198c0de-0000-7000-8000-000000000000"));
         let long = "a".repeat(129);
-        for part in ["", "alk_0_a", "ALK_0_a", "x-alk_0", "whsec_AAAA", "a%61", "a b", ".x", "a=", &long] {
+        for part in [
+            "",
+            "alk_0_a",
+            "ALK_0_a",
+            "x-alk_0",
+            "whsec_AAAA",
+            "a%61",
+            "a b",
+            ".x",
+            "a=",
+            &long,
+        ] {
             assert!(!is_writable(part), "{part}");
         }
     }

@@ -27,8 +27,14 @@ pub enum Scope {
 
 impl Scope {
     /// All of them.
-    pub const ALL: [Scope; 6] =
-        [Scope::Admin, Scope::Runs, Scope::Sandboxes, Scope::Artifacts, Scope::Images, Scope::Usage];
+    pub const ALL: [Scope; 6] = [
+        Scope::Admin,
+        Scope::Runs,
+        Scope::Sandboxes,
+        Scope::Artifacts,
+        Scope::Images,
+        Scope::Usage,
+    ];
 
     /// The public name.
     pub const fn name(self) -> &'static str {
@@ -49,7 +55,12 @@ impl FromStr for Scope {
     fn from_str(text: &str) -> Result<Scope, String> {
         let names = Scope::ALL.map(Scope::name).join(", ");
         let found = Scope::ALL.into_iter().find(|scope| scope.name() == text);
-        found.ok_or_else(|| format!("no scope is called `{}`; there are {names}", text.escape_debug()))
+        found.ok_or_else(|| {
+            format!(
+                "no scope is called `{}`; there are {names}",
+                text.escape_debug()
+            )
+        })
     }
 }
 
@@ -110,10 +121,13 @@ impl FromRequestParts<Gateway> for Caller {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &Gateway) -> Result<Caller, Problem> {
-        parts
-            .extensions
-            .get::<Caller>()
-            .cloned()
-            .ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "a key is needed", None))
+        parts.extensions.get::<Caller>().cloned().ok_or_else(|| {
+            Problem::new(
+                StatusCode::UNAUTHORIZED,
+                "unauthorized",
+                "a key is needed",
+                None,
+            )
+        })
     }
 }

@@ -43,15 +43,19 @@ impl Cursors {
     pub(crate) fn new() -> Result<Cursors, Unspecified> {
         let mut key = [0; 32];
         SystemRandom::new().fill(&mut key)?;
-        Ok(Cursors(LessSafeKey::new(UnboundKey::new(&CHACHA20_POLY1305, &key)?)))
+        Ok(Cursors(LessSafeKey::new(UnboundKey::new(
+            &CHACHA20_POLY1305,
+            &key,
+        )?)))
     }
 
     /// A cursor for this tenant.
     pub(crate) fn seal(&self, tenant: &str, list: List, place: impl Display) -> Answer<String> {
-        self.sealed(tenant, list, &format!("{place:<LENGTH$}")).map_err(|_| {
-            let title = "no cursor could be made";
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", title, None)
-        })
+        self.sealed(tenant, list, &format!("{place:<LENGTH$}"))
+            .map_err(|_| {
+                let title = "no cursor could be made";
+                Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", title, None)
+            })
     }
 
     fn sealed(&self, tenant: &str, list: List, place: &str) -> Result<String, Unspecified> {
@@ -81,7 +85,9 @@ impl Cursors {
                 "give what the answer before gave; from a server that began anew, begin without one",
             )
         };
-        cursor.map(|cursor| self.opened(tenant, list, cursor).ok_or_else(unknown)).transpose()
+        cursor
+            .map(|cursor| self.opened(tenant, list, cursor).ok_or_else(unknown))
+            .transpose()
     }
 
     fn opened<T: FromStr>(&self, tenant: &str, list: List, cursor: &str) -> Option<T> {
@@ -89,7 +95,10 @@ impl Cursors {
         let (nonce, sealed) = bytes.split_first_chunk::<NONCE_LEN>()?;
         let mut sealed = sealed.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let place = self.0.open_in_place(nonce, whose(tenant, list), &mut sealed).ok()?;
+        let place = self
+            .0
+            .open_in_place(nonce, whose(tenant, list), &mut sealed)
+            .ok()?;
         std::str::from_utf8(place).ok()?.trim_end().parse().ok()
     }
 }
@@ -106,12 +115,17 @@ mod tests {
     fn a_cursor_is_of_its_tenant_and_list_and_says_nothing() {
         let cursors = Cursors::new().unwrap();
         let cursor = cursors.seal("acme", List::Runs, 7).unwrap();
-        let open = |tenant: &str, list, cursor: &str| cursors.open::<i64>(tenant, list, Some(cursor));
+        let open =
+            |tenant: &str, list, cursor: &str| cursors.open::<i64>(tenant, list, Some(cursor));
         assert_eq!(open("acme", List::Runs, &cursor).unwrap(), Some(7));
         assert_eq!(cursors.open::<i64>("acme", List::Runs, None).unwrap(), None);
         let largest = cursors.seal("acme", List::Runs, i64::MAX).unwrap();
         assert_eq!(cursor.len(), largest.len(), "all are as long");
-        assert_ne!(cursor, cursors.seal("acme", List::Runs, 7).unwrap(), "none is known again");
+        assert_ne!(
+            cursor,
+            cursors.seal("acme", List::Runs, 7).unwrap(),
+            "none is known again"
+        );
         let other = Cursors::new().unwrap().seal("acme", List::Runs, 7).unwrap();
         let wrong = [
             open("else", List::Runs, &cursor),

@@ -40,7 +40,10 @@ impl Room {
     }
 
     /// Those that fit, and whether some do not.
-    pub(crate) fn fill<T: Serialize>(&mut self, entries: impl IntoIterator<Item = T>) -> (Vec<T>, bool) {
+    pub(crate) fn fill<T: Serialize>(
+        &mut self,
+        entries: impl IntoIterator<Item = T>,
+    ) -> (Vec<T>, bool) {
         let mut entries = entries.into_iter();
         let mut fitting = Vec::new();
         let more = entries.any(|entry| match self.takes(&entry) {
@@ -56,7 +59,10 @@ impl Room {
 
 impl io::Write for Room {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
+        self.0 = self
+            .0
+            .checked_sub(bytes.len())
+            .ok_or(io::ErrorKind::StorageFull)?;
         Ok(bytes.len())
     }
 
@@ -94,14 +100,21 @@ pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Ans
 
 /// The same, of something that is made already.
 pub(crate) fn json(gateway: &Gateway, caller: &Caller, made: &impl Serialize) -> Answer<Response> {
-    sent(gateway.answering(), &caller.tenant, serde_json::to_vec(made).map_err(|_| failed())?)
+    sent(
+        gateway.answering(),
+        &caller.tenant,
+        serde_json::to_vec(made).map_err(|_| failed())?,
+    )
 }
 
 /// Room for an answer of this length, for as long as it is held.
 pub(crate) fn room(answering: &Shares, key: &str, length: usize) -> Answer<Share> {
     let mut share = answering.of(key);
     answering.add(&mut share, length).map_err(|full| {
-        full.problem("bytes of answers that are not taken yet", "read them, or try again in a moment")
+        full.problem(
+            "bytes of answers that are not taken yet",
+            "read them, or try again in a moment",
+        )
     })?;
     Ok(share)
 }
@@ -111,7 +124,12 @@ fn as_json(body: Body) -> Response {
 }
 
 fn failed() -> Problem {
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the answer could not be made", None)
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "internal",
+        "the answer could not be made",
+        None,
+    )
 }
 
 #[cfg(test)]
@@ -126,7 +144,10 @@ mod tests {
         for name in [plain, hostile] {
             let (fitting, more) = Room::new().fill(std::iter::repeat_n(&name, 10_000));
             let sent = serde_json::to_vec(&fitting).unwrap().len();
-            assert!(more && sent > MOST_BYTES * 9 / 10 && sent < MOST_BYTES * 11 / 10, "{sent}");
+            assert!(
+                more && sent > MOST_BYTES * 9 / 10 && sent < MOST_BYTES * 11 / 10,
+                "{sent}"
+            );
         }
         let (few, more) = Room::new().fill(["a", "b"]);
         assert_eq!((few, more), (vec!["a", "b"], false));
@@ -139,14 +160,26 @@ mod tests {
         let send = |key, length| sent(&shares, key, vec![b' '; length]);
         let mut untaken = send("her", LARGE).unwrap().into_body();
         let first = untaken.frame().await.unwrap();
-        assert_eq!(send("her", LARGE).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(
+            send("her", LARGE).unwrap_err().status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
         let _his = send("him", LARGE).unwrap();
-        assert_eq!(send("them", LARGE).unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert!(send("her", 1 << 10).is_ok(), "what is small never waits in memory for long");
+        assert_eq!(
+            send("them", LARGE).unwrap_err().status(),
+            StatusCode::SERVICE_UNAVAILABLE
+        );
+        assert!(
+            send("her", 1 << 10).is_ok(),
+            "what is small never waits in memory for long"
+        );
         let last = untaken.frame().await.unwrap();
         assert!(untaken.is_end_stream());
         drop(untaken);
-        assert!(send("her", LARGE).is_err(), "its last slice is not written yet");
+        assert!(
+            send("her", LARGE).is_err(),
+            "its last slice is not written yet"
+        );
         drop((first, last));
         assert!(send("her", LARGE).is_ok());
     }

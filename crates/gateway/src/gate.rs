@@ -53,7 +53,11 @@ pub(crate) struct Place(
 );
 
 /// Lets a request in, or says why not; then tells of it.
-pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn pass(
+    State(gateway): State<Gateway>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let (begun, begun_us) = (Instant::now(), engine::now_us());
     let spot = gateway.tracer().begin(request.headers());
     let method = request.method().clone();
@@ -63,7 +67,10 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     let admitted = admit(&gateway, &request, route);
     let caller = admitted.as_ref().ok().cloned().flatten();
     let turn = |caller: Option<Caller>| match caller {
-        Some(caller) => gateway.turns().take(&caller.tenant, &method, route).map(|turn| Some((caller, turn))),
+        Some(caller) => gateway
+            .turns()
+            .take(&caller.tenant, &method, route)
+            .map(|turn| Some((caller, turn))),
         None => Ok(None),
     };
     let mut told = Told::of(&request, route, caller.as_ref());
@@ -75,7 +82,9 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     let passed = match admitted.and_then(scope).and_then(turn) {
         Ok(Some((caller, turn))) => {
             let of = (route, request.uri().path());
-            told.allowed(&gateway, &caller, of).await.map(|()| Some((caller, turn)))
+            told.allowed(&gateway, &caller, of)
+                .await
+                .map(|()| Some((caller, turn)))
         }
         other => other,
     };
@@ -99,7 +108,12 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         response = crate::node::in_its_words(response);
     }
     gateway.metrics().request(&method, route, response.status());
-    let seen = Seen { method: method.as_str(), route, caller: caller.as_ref(), spot: spot.as_ref() };
+    let seen = Seen {
+        method: method.as_str(),
+        route,
+        caller: caller.as_ref(),
+        spot: spot.as_ref(),
+    };
     // Whoever has no key does not fill the queue of those who have.
     if let (Some(spot), Some(_)) = (&spot, &caller) {
         seen.trace(
@@ -155,7 +169,9 @@ impl Seen<'_> {
             ]);
         }
         let name = format!("{} {}", self.method, self.route);
-        gateway.tracer().request(spot, &name, time, status.is_server_error(), attributes);
+        gateway
+            .tracer()
+            .request(spot, &name, time, status.is_server_error(), attributes);
     }
 }
 
@@ -172,7 +188,9 @@ fn refused(problem: Problem) -> Response<Body> {
     let unauthorized = problem.status() == StatusCode::UNAUTHORIZED;
     let mut response = problem.into_response();
     if unauthorized {
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        response
+            .headers_mut()
+            .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }
@@ -181,10 +199,16 @@ fn refused(problem: Problem) -> Response<Body> {
 fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Caller>, Problem> {
     let connection = request.extensions().get::<Connection>().copied();
     let connection = connection.unwrap_or(Connection { addresses: None });
-    let names = Names { local: connection.local(), more: gateway.hosts() };
+    let names = Names {
+        local: connection.local(),
+        more: gateway.hosts(),
+    };
     check_size(request)?;
     names.check(request.headers(), request.uri())?;
-    let token = request.headers().get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+    let token = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| bearer(value.as_bytes()));
     match token {
         // Whether we live is no question of the database.
         _ if route == HEALTH => Ok(None),
@@ -199,8 +223,11 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
 
 /// What every request to a route needs; the route may ask for more.
 fn needed(route: &str) -> Option<Scope> {
-    let under =
-        |start: &str| route.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let under = |start: &str| {
+        route
+            .strip_prefix(start)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
     [
         ("/v1/runs", Scope::Runs),
         ("/v1/jobs", Scope::Runs),
@@ -224,15 +251,25 @@ fn needed(route: &str) -> Option<Scope> {
 const NOT_GOOD: &str = "this key is not known, has expired or was revoked";
 
 fn unauthorized(what: &str) -> Problem {
-    let hint =
-        "send `Authorization: Bearer TOKEN`; an admin makes keys at /v1/keys or with `airlock key create`";
-    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", what, Some(hint.to_owned()))
+    let hint = "send `Authorization: Bearer TOKEN`; an admin makes keys at /v1/keys or with `airlock key create`";
+    Problem::new(
+        StatusCode::UNAUTHORIZED,
+        "unauthorized",
+        what,
+        Some(hint.to_owned()),
+    )
 }
 
 /// What reads requests lets some more through than it is told.
 fn check_size(request: &Request) -> Result<(), Problem> {
-    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
-    let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    let target = request
+        .uri()
+        .path_and_query()
+        .map_or(0, |target| target.as_str().len());
+    let lines = request
+        .headers()
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + 4);
     match target + lines.sum::<usize>() <= crate::server::HEADER_BYTES {
         true => Ok(()),
         false => Err(Problem::new(
@@ -247,7 +284,9 @@ fn check_size(request: &Request) -> Result<(), Problem> {
 /// What stands behind `Bearer `.
 fn bearer(value: &[u8]) -> Option<&str> {
     let (word, rest) = value.split_at_checked(7)?;
-    let token = word.eq_ignore_ascii_case(b"bearer ").then(|| rest.trim_ascii())?;
+    let token = word
+        .eq_ignore_ascii_case(b"bearer ")
+        .then(|| rest.trim_ascii())?;
     std::str::from_utf8(token).ok()
 }
 
@@ -261,7 +300,10 @@ struct Names<'a> {
 
 impl Names<'_> {
     fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), Problem> {
-        let told = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+        let told = headers
+            .get_all(HOST)
+            .iter()
+            .map(|host| host.to_str().unwrap_or_default());
         let written = uri.authority().map(|authority| authority.as_str());
         let mut hosts: Vec<_> = told.chain(written).collect();
         hosts.dedup();
@@ -277,16 +319,27 @@ impl Names<'_> {
         }
         for origin in headers.get_all(ORIGIN) {
             let origin = origin.to_str().unwrap_or_default();
-            let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            let authority = origin
+                .strip_prefix("http://")
+                .or_else(|| origin.strip_prefix("https://"));
             if !authority.is_some_and(|authority| self.ours(authority)) {
-                return Err(forbidden("pages of other origins may not call this server", PAGES));
+                return Err(forbidden(
+                    "pages of other origins may not call this server",
+                    PAGES,
+                ));
             }
         }
         // What a browser says of a request that a page of somebody else's made.
         let sites = headers.get_all("sec-fetch-site");
-        match sites.iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none")) {
+        match sites
+            .iter()
+            .all(|site| matches!(site.as_bytes(), b"same-origin" | b"none"))
+        {
             true => Ok(()),
-            false => Err(forbidden("pages of other sites may not call this server", PAGES)),
+            false => Err(forbidden(
+                "pages of other sites may not call this server",
+                PAGES,
+            )),
         }
     }
 
@@ -297,13 +350,18 @@ impl Names<'_> {
             let (known, its_port) = split(name);
             known.eq_ignore_ascii_case(host) && its_port.is_none_or(|its| port == Some(its))
         });
-        let Some(local) = self.local else { return named };
+        let Some(local) = self.local else {
+            return named;
+        };
         let default = matches!(local.port(), 80 | 443) && port.is_none();
         let here = host.eq_ignore_ascii_case("localhost")
-            || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| {
-                let ip = ip.to_canonical();
-                ip.is_loopback() || ip == local.ip().to_canonical()
-            });
+            || host
+                .trim_matches(['[', ']'])
+                .parse::<IpAddr>()
+                .is_ok_and(|ip| {
+                    let ip = ip.to_canonical();
+                    ip.is_loopback() || ip == local.ip().to_canonical()
+                });
         named || (here && (default || port == Some(local.port())))
     }
 }
@@ -311,7 +369,12 @@ impl Names<'_> {
 const PAGES: &str = "call it from a program, or add the page's host to `hosts` under [serve]";
 
 fn forbidden(what: &str, hint: &str) -> Problem {
-    Problem::new(StatusCode::FORBIDDEN, "forbidden", what, Some(hint.to_owned()))
+    Problem::new(
+        StatusCode::FORBIDDEN,
+        "forbidden",
+        what,
+        Some(hint.to_owned()),
+    )
 }
 
 /// Host and port; a port that is none makes a host that nobody has.
@@ -334,21 +397,39 @@ mod tests {
 
     fn check(headers: &[(&'static str, &str)], uri: &str) -> bool {
         let more = ["box.example".to_owned(), "other.example:8443".to_owned()];
-        let names = Names { local: Some("127.0.0.1:7070".parse().unwrap()), more: &more };
-        let headers: HeaderMap =
-            headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        let names = Names {
+            local: Some("127.0.0.1:7070".parse().unwrap()),
+            more: &more,
+        };
+        let headers: HeaderMap = headers
+            .iter()
+            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
+            .collect();
         names.check(&headers, &uri.parse().unwrap()).is_ok()
     }
 
     #[test]
     fn only_our_own_names_with_our_port_are_ours() {
-        for host in ["localhost:7070", "LOCALHOST:7070", "127.0.0.1:7070", "[::1]:7070", "127.9.9.9:7070"] {
+        for host in [
+            "localhost:7070",
+            "LOCALHOST:7070",
+            "127.0.0.1:7070",
+            "[::1]:7070",
+            "127.9.9.9:7070",
+        ] {
             assert!(check(&[("host", host)], "/"), "{host}");
         }
         for host in ["box.example", "box.example:1", "other.example:8443"] {
             assert!(check(&[("host", host)], "/"), "{host}");
         }
-        let strangers = ["evil.example:7070", "localhost", "localhost:80", "127.0.0.1", "10.0.0.1:7070", ""];
+        let strangers = [
+            "evil.example:7070",
+            "localhost",
+            "localhost:80",
+            "127.0.0.1",
+            "10.0.0.1:7070",
+            "",
+        ];
         for host in strangers.into_iter().chain([
             "localhost:7070.evil",
             "other.example:1",
@@ -358,15 +439,27 @@ mod tests {
             assert!(!check(&[("host", host)], "/"), "{host}");
         }
         assert!(!check(&[], "/"), "somebody must be meant");
-        assert!(!check(&[("host", "localhost:7070")], "http://evil.example/"));
-        assert!(check(&[("host", "localhost:7070")], "http://localhost:7070/"));
+        assert!(!check(
+            &[("host", "localhost:7070")],
+            "http://evil.example/"
+        ));
+        assert!(check(
+            &[("host", "localhost:7070")],
+            "http://localhost:7070/"
+        ));
     }
 
     #[test]
     fn pages_of_others_are_refused_and_our_own_are_not() {
         let with = |name, value| check(&[("host", "localhost:7070"), (name, value)], "/");
         assert!(with("origin", "http://localhost:7070") && with("origin", "https://box.example"));
-        for origin in ["null", "http://localhost:3000", "http://evil.example", "file://", "localhost:7070"] {
+        for origin in [
+            "null",
+            "http://localhost:3000",
+            "http://evil.example",
+            "file://",
+            "localhost:7070",
+        ] {
             assert!(!with("origin", origin), "{origin}");
         }
         assert!(with("sec-fetch-site", "same-origin") && with("sec-fetch-site", "none"));

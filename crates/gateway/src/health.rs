@@ -27,8 +27,15 @@ impl Readiness {
         trial: impl FnOnce() -> F,
     ) -> Answer<()> {
         let mut last = self.last(trial);
-        let shown = last.wait_for(Option::is_some).await.ok().and_then(|shown| shown.clone());
-        shown.map_or_else(|| Err(not_ready("the trial run broke off".to_owned())), |(_, answer)| answer)
+        let shown = last
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|shown| shown.clone());
+        shown.map_or_else(
+            || Err(not_ready("the trial run broke off".to_owned())),
+            |(_, answer)| answer,
+        )
     }
 
     /// The one that is under way or still good, or a new one.
@@ -62,7 +69,10 @@ fn is_good(last: &watch::Receiver<Shown>) -> bool {
 
 /// The smallest run there is.
 pub(crate) fn trial() -> RunRequest {
-    RunRequest { command: vec!["/bin/true".into()], ..RunRequest::default() }
+    RunRequest {
+        command: vec!["/bin/true".into()],
+        ..RunRequest::default()
+    }
 }
 
 async fn try_one(gateway: Gateway) -> Answer<()> {
@@ -81,13 +91,21 @@ async fn try_one(gateway: Gateway) -> Answer<()> {
             let problem = Problem::from(error);
             Err(problem.with_status(StatusCode::SERVICE_UNAVAILABLE))
         }
-        (status, None) => Err(not_ready(format!("the trial run ended as {}", status.name()))),
+        (status, None) => Err(not_ready(format!(
+            "the trial run ended as {}",
+            status.name()
+        ))),
     }
 }
 
 fn not_ready(title: String) -> Problem {
     let hint = "`airlock doctor` shows what this host gives".to_owned();
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "start_failed", title, Some(hint))
+    Problem::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "start_failed",
+        title,
+        Some(hint),
+    )
 }
 
 /// Whether the server lives
@@ -104,7 +122,10 @@ async fn healthz() -> &'static str {
     (status = 503, description = "It cannot, and why", body = Problem, content_type = "application/problem+json"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn readyz(State(gateway): State<Gateway>) -> Answer<&'static str> {
-    gateway.readiness().look(|| try_one(gateway.clone())).await?;
+    gateway
+        .readiness()
+        .look(|| try_one(gateway.clone()))
+        .await?;
     Ok(match gateway.has_room() {
         Ok(()) => "ready\n",
         // What is under way goes on, and others may be asked for.
@@ -113,7 +134,9 @@ async fn readyz(State(gateway): State<Gateway>) -> Answer<&'static str> {
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(healthz)).routes(routes!(readyz))
+    OpenApiRouter::new()
+        .routes(routes!(healthz))
+        .routes(routes!(readyz))
 }
 
 #[cfg(test)]
@@ -127,8 +150,11 @@ mod tests {
 
     #[tokio::test]
     async fn those_who_hang_up_share_one_trial_with_those_who_wait() {
-        let (readiness, trials, go_on) =
-            (Readiness::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let (readiness, trials, go_on) = (
+            Readiness::default(),
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(Notify::new()),
+        );
         let look = || {
             let (trials, go_on) = (trials.clone(), go_on.clone());
             readiness.look(move || async move {
@@ -149,11 +175,21 @@ mod tests {
     #[tokio::test]
     async fn a_trial_that_breaks_off_or_is_old_is_made_again() {
         let readiness = Readiness::default();
-        assert!(readiness.look(|| async { panic!("it breaks off") }).await.is_err());
+        assert!(
+            readiness
+                .look(|| async { panic!("it breaks off") })
+                .await
+                .is_err()
+        );
         assert!(readiness.look(|| async { Ok(()) }).await.is_ok());
         let old = Instant::now().checked_sub(FRESH).map(|when| (when, Ok(())));
         let (_tell, shown) = watch::channel(old);
         *readiness.0.lock().unwrap() = Some(shown);
-        assert!(readiness.look(|| async { Err(not_ready("by now".to_owned())) }).await.is_err());
+        assert!(
+            readiness
+                .look(|| async { Err(not_ready("by now".to_owned())) })
+                .await
+                .is_err()
+        );
     }
 }

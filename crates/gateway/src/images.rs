@@ -123,7 +123,9 @@ struct LoadQuery {
 async fn list_images(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<ImageList>> {
     caller.require(Scope::Images)?;
     let listing = off_the_loop(&gateway, |images| images.list()).await?;
-    Ok(Json(ImageList { images: listing.images.into_iter().map(listed).collect() }))
+    Ok(Json(ImageList {
+        images: listing.images.into_iter().map(listed).collect(),
+    }))
 }
 
 /// Load an image from an archive, as `docker save` writes it or in OCI's layout, plain or compressed by gzip or zstd.
@@ -138,12 +140,17 @@ async fn load_image(
     body: Body,
 ) -> Answer<(StatusCode, Json<LoadedImage>)> {
     caller.require(Scope::Admin)?;
-    let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let announced = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > MOST_ARCHIVE_BYTES) {
         return Err(too_large());
     }
     let Query(query) = query.map_err(|error| {
-        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "only `name` is known")
+        Problem::invalid(
+            format!("the query cannot be read: {}", error.body_text()),
+            "only `name` is known",
+        )
     })?;
     let name = query.name.as_deref().map(reference).transpose()?;
     let broken = |error: std::io::Error| internal(format!("cannot take the archive: {error}"));
@@ -221,13 +228,25 @@ const IDLE: std::time::Duration = std::time::Duration::from_secs(60);
 /// finds out by the archive itself, of which every digest is checked.
 async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<()> {
     loop {
-        let late =
-            |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the archive stopped coming", None);
-        let Some(frame) = tokio::time::timeout(IDLE, body.frame()).await.map_err(late)? else {
+        let late = |_| {
+            Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                "the archive stopped coming",
+                None,
+            )
+        };
+        let Some(frame) = tokio::time::timeout(IDLE, body.frame())
+            .await
+            .map_err(late)?
+        else {
             return Ok(());
         };
-        let frame = frame.map_err(|_| Problem::invalid("the archive was cut short", "send all of it"))?;
-        let Ok(piece) = frame.into_data() else { continue };
+        let frame =
+            frame.map_err(|_| Problem::invalid("the archive was cut short", "send all of it"))?;
+        let Ok(piece) = frame.into_data() else {
+            continue;
+        };
         left = left.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
         if into.write_all(&piece).await.is_err() {
             // What stands behind the end of an archive is read and forgotten.
@@ -238,7 +257,12 @@ async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<(
 
 fn too_large() -> Problem {
     let hint = format!("an archive has at most {MOST_ARCHIVE_BYTES} bytes");
-    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the archive is too large", Some(hint))
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "quota_exceeded",
+        "the archive is too large",
+        Some(hint),
+    )
 }
 
 async fn off_the_loop<T: Send + 'static>(
@@ -248,7 +272,8 @@ async fn off_the_loop<T: Send + 'static>(
     let folder = gateway.engine().images_folder();
     let work = move || Images::open(folder).and_then(|images| work(&images));
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| internal(error.to_string()))?.map_err(refused)
+    done.map_err(|error| internal(error.to_string()))?
+        .map_err(refused)
 }
 
 fn listed(listed: Listed) -> ListedImage {
@@ -264,7 +289,8 @@ fn listed(listed: Listed) -> ListedImage {
 
 fn reference(text: &str) -> Answer<ImageRef> {
     let hint = "write NAME, NAME:TAG or NAME@sha256:DIGEST; GET /v1/images shows those there are";
-    text.parse().map_err(|bad: spec::BadImageRef| Problem::invalid(bad.to_string(), hint))
+    text.parse()
+        .map_err(|bad: spec::BadImageRef| Problem::invalid(bad.to_string(), hint))
 }
 
 fn refused(error: ImageError) -> Problem {
@@ -274,15 +300,26 @@ fn refused(error: ImageError) -> Problem {
         // Its causes name places of this machine.
         ImageError::Store { .. } | ImageError::Write { .. } => internal(error.to_string()),
         _ => {
-            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            let cause = error
+                .source()
+                .map(|cause| format!(": {cause}"))
+                .unwrap_or_default();
             let (message, hint) = (format!("{error}{cause}"), Some(error.hint()));
-            Problem::from(ErrorInfo { code: ErrorCode::ImageRefused, message, hint })
+            Problem::from(ErrorInfo {
+                code: ErrorCode::ImageRefused,
+                message,
+                hint,
+            })
         }
     }
 }
 
 fn internal(message: String) -> Problem {
-    Problem::from(ErrorInfo { code: ErrorCode::Internal, message, hint: None })
+    Problem::from(ErrorInfo {
+        code: ErrorCode::Internal,
+        message,
+        hint: None,
+    })
 }
 
 #[cfg(test)]
@@ -294,7 +331,10 @@ mod tests {
         for (most, fits) in [(6, true), (5, false)] {
             let (into, from) = pipe::pipe().unwrap();
             let passed = pass(Body::from("abcdef"), into, most).await;
-            assert_eq!(passed.err().map(|problem| problem.status().as_u16()), (!fits).then_some(413));
+            assert_eq!(
+                passed.err().map(|problem| problem.status().as_u16()),
+                (!fits).then_some(413)
+            );
             drop(from);
         }
     }

@@ -1,7 +1,9 @@
 //! Keys: made, listed, revoked, and recognised. A token is `alk_<id>_<64 digits>`; only its hash is kept, found by the id
 //! and compared in the same time whatever differs. The database is asked each time: what is revoked there is revoked.
 
-use crate::{Caller, Gateway, Problem, Scope, path::Path as InPath, problem::Answer, validity::InUse, wire};
+use crate::{
+    Caller, Gateway, Problem, Scope, path::Path as InPath, problem::Answer, validity::InUse, wire,
+};
 use axum::{Json, extract::State};
 use http::StatusCode;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -86,16 +88,23 @@ impl KeyError {
 impl Token {
     fn fresh() -> Result<Token, KeyError> {
         let (id, secret) = (random::<ID_BYTES>()?, random::<SECRET_BYTES>()?);
-        Ok(Token(Zeroizing::new(format!("{BEGINNING}{}_{}", *id, *secret))))
+        Ok(Token(Zeroizing::new(format!(
+            "{BEGINNING}{}_{}",
+            *id, *secret
+        ))))
     }
 
     /// A token that is written like one.
     pub fn parse(text: &str) -> Option<Token> {
         let (id, secret) = text.strip_prefix(BEGINNING)?.split_once('_')?;
         let digits = |text: &str, bytes| {
-            text.len() == 2 * bytes && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+            text.len() == 2 * bytes
+                && text
+                    .bytes()
+                    .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
         };
-        (digits(id, ID_BYTES) && digits(secret, SECRET_BYTES)).then(|| Token(Zeroizing::new(text.to_owned())))
+        (digits(id, ID_BYTES) && digits(secret, SECRET_BYTES))
+            .then(|| Token(Zeroizing::new(text.to_owned())))
     }
 
     /// The token itself, to be handed out.
@@ -123,7 +132,11 @@ fn random<const BYTES: usize>() -> Result<Zeroizing<String>, KeyError> {
     let filled = SystemRandom::new().fill(&mut *bytes);
     filled.map_err(|_| KeyError::Wrong("the machine gives no random bytes"))?;
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    Ok(Zeroizing::new(digits.filter_map(|half| char::from_digit(u32::from(half), 16)).collect()))
+    Ok(Zeroizing::new(
+        digits
+            .filter_map(|half| char::from_digit(u32::from(half), 16))
+            .collect(),
+    ))
 }
 
 impl Keys {
@@ -133,7 +146,10 @@ impl Keys {
     }
 
     pub(crate) fn of(served: Arc<Served>) -> Keys {
-        Keys { served, in_use: Arc::default() }
+        Keys {
+            served,
+            in_use: Arc::default(),
+        }
     }
 
     /// Makes one. Its token is nowhere else.
@@ -157,7 +173,9 @@ impl Keys {
             None if self.served.key(token.id())?.is_some() => Err(KeyError::Wrong(
                 "this key was revoked, has expired, or is not the one of that identifier",
             )),
-            None => self.insert(token, ("admin", None), &[Scope::Admin], None).map(drop),
+            None => self
+                .insert(token, ("admin", None), &[Scope::Admin], None)
+                .map(drop),
         }
     }
 
@@ -183,12 +201,16 @@ impl Keys {
         if scopes.is_empty() {
             return Err(KeyError::Wrong("a key without a scope may do nothing"));
         }
-        self.served.prune_keys(engine::now().0.saturating_sub(REMEMBERED_MS))?;
+        self.served
+            .prune_keys(engine::now().0.saturating_sub(REMEMBERED_MS))?;
         if self.served.keys()?.len() >= MOST_KEYS {
-            return Err(KeyError::Wrong("there are 10000 keys, and no room for more"));
+            return Err(KeyError::Wrong(
+                "there are 10000 keys, and no room for more",
+            ));
         }
         let now = engine::now().0;
-        let names: std::collections::BTreeSet<_> = scopes.iter().map(|scope| scope.name()).collect();
+        let names: std::collections::BTreeSet<_> =
+            scopes.iter().map(|scope| scope.name()).collect();
         let row = KeyRow {
             id: token.id().to_owned(),
             name: name.to_owned(),
@@ -217,26 +239,43 @@ impl Keys {
 
     /// Whether anybody could administer this gateway.
     pub fn has_admin(&self) -> Result<bool, DatabaseError> {
-        Ok(self.served.keys()?.iter().any(|key| good(key) && scopes(&key.scopes).contains(&Scope::Admin)))
+        Ok(self
+            .served
+            .keys()?
+            .iter()
+            .any(|key| good(key) && scopes(&key.scopes).contains(&Scope::Admin)))
     }
 
     /// Who holds this token, if it is good.
     pub(crate) fn recognise(&self, token: &str) -> Result<Option<Caller>, DatabaseError> {
-        let Some(token) = Token::parse(token) else { return Ok(None) };
+        let Some(token) = Token::parse(token) else {
+            return Ok(None);
+        };
         let found = self.served.key(token.id())?;
         let kept = found.as_ref().map_or([0; 32], |key| key.hash);
         let same = bool::from(kept.ct_eq(&token.hash()));
-        Ok(found.filter(|key| same && good(key)).map(|key| self.caller(key)))
+        Ok(found
+            .filter(|key| same && good(key))
+            .map(|key| self.caller(key)))
     }
 
     /// Whoever holds the key of that identifier, with the rights that it has now; none if it is good no more.
     pub(crate) fn holder(&self, id: &str) -> Result<Option<Caller>, DatabaseError> {
-        Ok(self.served.key(id)?.filter(good).map(|key| self.caller(key)))
+        Ok(self
+            .served
+            .key(id)?
+            .filter(good)
+            .map(|key| self.caller(key)))
     }
 
     fn caller(&self, key: KeyRow) -> Caller {
         let (scopes, validity) = (scopes(&key.scopes), self.in_use.watch(&key.id));
-        Caller { tenant: tenant(&key).to_owned(), key: key.id, scopes, validity }
+        Caller {
+            tenant: tenant(&key).to_owned(),
+            key: key.id,
+            scopes,
+            validity,
+        }
     }
 
     /// Ends what is under way by keys that are good no more.
@@ -260,7 +299,10 @@ fn good(key: &KeyRow) -> bool {
 
 /// A word that a later Airlock wrote there grants nothing.
 fn scopes(words: &str) -> Vec<Scope> {
-    words.split(' ').filter_map(|word| word.parse().ok()).collect()
+    words
+        .split(' ')
+        .filter_map(|word| word.parse().ok())
+        .collect()
 }
 
 /// Whose it is; one that was given nobody's is its own.
@@ -323,18 +365,39 @@ async fn create(
     wire::Body(order): wire::Body<NewKey>,
 ) -> Answer<(StatusCode, Json<MadeKey>)> {
     caller.require(Scope::Admin)?;
-    let expires_in = order.expires_in.map(|time| time.parse::<Time>("expires_in")).transpose()?;
+    let expires_in = order
+        .expires_in
+        .map(|time| time.parse::<Time>("expires_in"))
+        .transpose()?;
     let keys = gateway.keys().clone();
     let make = move || {
-        keys.create(&order.name, order.tenant.as_deref(), &order.scopes, expires_in.map(|time| time.0))
+        keys.create(
+            &order.name,
+            order.tenant.as_deref(),
+            &order.scopes,
+            expires_in.map(|time| time.0),
+        )
     };
-    let (key, token) = tokio::task::spawn_blocking(make).await.map_err(|_| crate::writer::busy())??;
+    let (key, token) = tokio::task::spawn_blocking(make)
+        .await
+        .map_err(|_| crate::writer::busy())??;
     let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
     let about = format!("key={} scopes={}", key.id, scopes.join(","));
-    let line =
-        Entry { what: "key.made", tenant: &key.tenant, key: &caller.key, about: &about, ..Entry::default() };
+    let line = Entry {
+        what: "key.made",
+        tenant: &key.tenant,
+        key: &caller.key,
+        about: &about,
+        ..Entry::default()
+    };
     gateway.note_happened(&line);
-    Ok((StatusCode::CREATED, Json(MadeKey { key, token: token.expose().to_owned() })))
+    Ok((
+        StatusCode::CREATED,
+        Json(MadeKey {
+            key,
+            token: token.expose().to_owned(),
+        }),
+    ))
 }
 
 /// List keys
@@ -344,7 +407,9 @@ async fn create(
 async fn list(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<KeyList>> {
     caller.require(Scope::Admin)?;
     let rows = gateway.look_up(|served| served.keys()).await?;
-    Ok(Json(KeyList { keys: rows.iter().map(known).collect() }))
+    Ok(Json(KeyList {
+        keys: rows.iter().map(known).collect(),
+    }))
 }
 
 /// Revoke a key
@@ -358,7 +423,10 @@ async fn revoke(
 ) -> Answer<StatusCode> {
     caller.require(Scope::Admin)?;
     let (name, now) = (id.clone(), engine::now().0);
-    if !gateway.look_up(move |served| served.revoke_key(&name, now)).await? {
+    if !gateway
+        .look_up(move |served| served.revoke_key(&name, now))
+        .await?
+    {
         return Err(Problem::not_found("key"));
     }
     gateway.keys().in_use.end(&id);
@@ -383,7 +451,9 @@ impl From<KeyError> for Problem {
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(revoke))
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(revoke))
 }
 
 #[cfg(test)]
@@ -403,7 +473,14 @@ mod tests {
     fn what_is_not_written_like_a_token_is_none() {
         let good = format!("alk_{}_{}", "0".repeat(16), "a".repeat(64));
         assert!(Token::parse(&good).is_some(), "the positive control");
-        for text in ["", "alk_", &good[4..], &good[..84], &good.to_uppercase(), &format!("{good}0")] {
+        for text in [
+            "",
+            "alk_",
+            &good[4..],
+            &good[..84],
+            &good.to_uppercase(),
+            &format!("{good}0"),
+        ] {
             assert!(Token::parse(text).is_none(), "{text}");
         }
     }

@@ -219,7 +219,10 @@ impl Gateway {
                 why: format!("no thread for it: {error}"),
             })
         };
-        let (writer, durable) = (writer(writer::Lasts::OutOurEnd)?, writer(writer::Lasts::OutPowerCuts)?);
+        let (writer, durable) = (
+            writer(writer::Lasts::OutOurEnd)?,
+            writer(writer::Lasts::OutPowerCuts)?,
+        );
         // One body fits, although nobody has more than half.
         let most_arriving = MOST_ARRIVING.max(bounds.body.saturating_mul(2));
         let arriving = shares::Shares::new(most_arriving, MOST_ARRIVING_OF_ONE.max(bounds.body));
@@ -273,12 +276,23 @@ impl Gateway {
 
     /// Says that it is there, and settles what a server before left without an end.
     fn take_over(&self) -> Result<(), DatabaseError> {
-        let about = format!("version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id());
-        let start = Entry { what: "server.start", about: &about, ..Entry::default() };
-        self.0.audit.note(&start).map_err(|error| DatabaseError::Place {
-            path: self.state().to_owned(),
-            why: format!("the audit cannot be written: {error}"),
-        })?;
+        let about = format!(
+            "version={} pid={}",
+            env!("CARGO_PKG_VERSION"),
+            std::process::id()
+        );
+        let start = Entry {
+            what: "server.start",
+            about: &about,
+            ..Entry::default()
+        };
+        self.0
+            .audit
+            .note(&start)
+            .map_err(|error| DatabaseError::Place {
+                path: self.state().to_owned(),
+                why: format!("the audit cannot be written: {error}"),
+            })?;
         self.note_restored()?;
         jobs::settle(self)?;
         self.recall_sandboxes()?;
@@ -333,7 +347,9 @@ impl Gateway {
     /// What was left of everything, or that nobody knows.
     async fn end_in_time(&self) -> Vec<String> {
         let patience = self.bounds().grace + LONGEST_ENDING;
-        tokio::time::timeout(patience, self.end_everything()).await.unwrap_or_else(|_| not_known())
+        tokio::time::timeout(patience, self.end_everything())
+            .await
+            .unwrap_or_else(|_| not_known())
     }
 
     /// Writes down what is known only now; whether that could be done.
@@ -349,7 +365,10 @@ impl Gateway {
     /// The first start after a restore says so, and which jobs that ended.
     fn note_restored(&self) -> Result<(), DatabaseError> {
         let path = self.state().join(store::copy::RESTORED);
-        let failed = |why: std::io::Error| DatabaseError::Place { path: path.clone(), why: why.to_string() };
+        let failed = |why: std::io::Error| DatabaseError::Place {
+            path: path.clone(),
+            why: why.to_string(),
+        };
         let about = match std::fs::read_to_string(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             about => about.map_err(failed)?,
@@ -358,26 +377,51 @@ impl Gateway {
         let about: String = lines.next().unwrap_or_default().chars().take(200).collect();
         if let Some(ended) = lines.next().and_then(|ended| ended.parse().ok()) {
             store::copy::each_held(self.state(), ended, |tenant, job| {
-                let end = Entry { what: "job.end", rule: RESTORED, about: "lost", ..Entry::default() };
+                let end = Entry {
+                    what: "job.end",
+                    rule: RESTORED,
+                    about: "lost",
+                    ..Entry::default()
+                };
                 self.note_happened(&Entry { tenant, job, ..end });
             })?;
         }
         // Behind it those before it are written, too. Should it end between the two all of them are said twice.
-        let entry = Entry { what: RESTORED, about: &about, ..Entry::default() };
-        self.0.audit.note(&entry).and_then(|()| std::fs::remove_file(&path)).map_err(failed)
+        let entry = Entry {
+            what: RESTORED,
+            about: &about,
+            ..Entry::default()
+        };
+        self.0
+            .audit
+            .note(&entry)
+            .and_then(|()| std::fs::remove_file(&path))
+            .map_err(failed)
     }
 
     /// Writes down that a server starts here, and how the one before ended.
     fn begin_records(&self) -> Result<(), DatabaseError> {
         log::tap(&self.0.recorder);
-        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        let kernel = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
         let version = env!("CARGO_PKG_VERSION");
-        let boot = self.served().boot(version, &kernel, std::process::id(), engine::now().0)?;
+        let boot = self
+            .served()
+            .boot(version, &kernel, std::process::id(), engine::now().0)?;
         _ = self.0.boot.set(boot);
         let before = self.served().ended_before(boot)?;
-        let before = before.map_or(String::new(), |outcome| format!(", the one before ended: {outcome}"));
+        let before = before.map_or(String::new(), |outcome| {
+            format!(", the one before ended: {outcome}")
+        });
         let about = format!("node_boot: airlock {version} on Linux {kernel}, start {boot}{before}");
-        log::tell(log::Line::new(log::Level::Info, "node_boot", about, log::Fields::default()));
+        log::tell(log::Line::new(
+            log::Level::Info,
+            "node_boot",
+            about,
+            log::Fields::default(),
+        ));
         Ok(())
     }
 
@@ -385,17 +429,31 @@ impl Gateway {
     async fn end_records(&self, left: &[String]) -> bool {
         let outcome = match left {
             [] => "clean".to_owned(),
-            left => format!("not ended: {}", left[..left.len().min(MOST_LEFT_SHOWN)].join(", ")),
+            left => format!(
+                "not ended: {}",
+                left[..left.len().min(MOST_LEFT_SHOWN)].join(", ")
+            ),
         };
-        let level = if left.is_empty() { log::Level::Info } else { log::Level::Error };
+        let level = if left.is_empty() {
+            log::Level::Info
+        } else {
+            log::Level::Error
+        };
         let about = format!("node_shutdown: {outcome}");
-        log::tell(log::Line::new(level, "node_shutdown", about, log::Fields::default()));
+        log::tell(log::Line::new(
+            level,
+            "node_shutdown",
+            about,
+            log::Fields::default(),
+        ));
         self.write_records().await;
         let (gateway, boot) = (self.clone(), self.0.boot.get().copied().unwrap_or_default());
         let ended = move || gateway.served().shut_down(boot, &outcome, engine::now().0);
         let ended = tokio::task::spawn_blocking(ended).await;
         if let Ok(Err(error)) = &ended {
-            say(format_args!("the end of this server cannot be written down: {error}"));
+            say(format_args!(
+                "the end of this server cannot be written down: {error}"
+            ));
         }
         self.tracer().finish().await;
         matches!(ended, Ok(Ok(_)))
@@ -416,12 +474,20 @@ impl Gateway {
     }
 
     pub(crate) fn last_report(&self) -> Option<serde_json::Value> {
-        self.0.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .report
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Keeps a report; gives back the one before.
     pub(crate) fn swap_report(&self, report: serde_json::Value) -> Option<serde_json::Value> {
-        self.0.report.lock().unwrap_or_else(PoisonError::into_inner).replace(report)
+        self.0
+            .report
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .replace(report)
     }
 
     pub(crate) fn tracer(&self) -> &trace::Tracer {
@@ -434,7 +500,11 @@ impl Gateway {
 
     /// Lets nothing begin any more, and ends all that goes on; what is left of it.
     async fn end_everything(&self) -> Vec<String> {
-        *self.0.closing.write().unwrap_or_else(PoisonError::into_inner) = true;
+        *self
+            .0
+            .closing
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = true;
         self.jobs().wake();
         // A sandbox has no end of its own that could be waited for.
         let (mut left, boxes) = tokio::join!(self.end_runs(), self.end_sandboxes());
@@ -444,7 +514,13 @@ impl Gateway {
 
     /// What may begin is listed before this is dropped; none if the server ends.
     pub(crate) fn may_list(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        Some(self.0.closing.read().unwrap_or_else(PoisonError::into_inner)).filter(|closing| !**closing)
+        Some(
+            self.0
+                .closing
+                .read()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+        .filter(|closing| !**closing)
     }
 
     /// Whether the server ends.
@@ -454,11 +530,23 @@ impl Gateway {
 
     /// Says in the audit how the end of everything went.
     fn note_stop(&self, left: &[String]) {
-        let shown = left.iter().take(MOST_LEFT_SHOWN).cloned().collect::<Vec<_>>().join(", ");
-        let about =
-            if left.is_empty() { "everything was stopped".to_owned() } else { format!("left: {shown}") };
+        let shown = left
+            .iter()
+            .take(MOST_LEFT_SHOWN)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(", ");
+        let about = if left.is_empty() {
+            "everything was stopped".to_owned()
+        } else {
+            format!("left: {shown}")
+        };
         // Where it cannot be written that was said on stderr, and ending goes on.
-        _ = self.note(&Entry { what: "server.stop", about: &about, ..Entry::default() });
+        _ = self.note(&Entry {
+            what: "server.stop",
+            about: &about,
+            ..Entry::default()
+        });
     }
 
     /// Every now and then: what artifacts and ledgers may not stay. Those who put artifacts do that, too, but they may be gone.
@@ -472,12 +560,17 @@ impl Gateway {
             jobs::forget(&self).await;
             let now = engine::now().0;
             // What cannot be forgotten now is forgotten next time.
-            _ = self.writer().write(move |writing| writing.prune_workflows(now)).await;
+            _ = self
+                .writer()
+                .write(move |writing| writing.prune_workflows(now))
+                .await;
         }
     }
 
     async fn retire_ledgers(&self) {
-        let Some(keep_for) = self.0.keep_ledger else { return };
+        let Some(keep_for) = self.0.keep_ledger else {
+            return;
+        };
         let (state, now) = (self.0.state.clone(), engine::now().0);
         let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
         let retired = tokio::task::spawn_blocking(move || {
@@ -487,7 +580,9 @@ impl Gateway {
             books.retire(&state, before, now)
         });
         if let Ok(Err(error)) = retired.await {
-            say(format_args!("airlock: old ledgers cannot be taken away: {error}"));
+            say(format_args!(
+                "airlock: old ledgers cannot be taken away: {error}"
+            ));
         }
     }
 
@@ -521,24 +616,33 @@ impl Gateway {
         let state = self.0.state.clone();
         let follow = move || {
             // What goes wrong here is said when all of it is read.
-            let Ok(now) = engine::usage::lengths(&state) else { return before };
-            let longer: Vec<_> = now.keys().filter(|name| now.get(*name) != before.get(*name)).collect();
+            let Ok(now) = engine::usage::lengths(&state) else {
+                return before;
+            };
+            let longer: Vec<_> = now
+                .keys()
+                .filter(|name| now.get(*name) != before.get(*name))
+                .collect();
             let books = || engine::usage::Books::open(&state);
-            let is_read = longer.is_empty() || books().and_then(|books| books.follow(longer)).is_ok();
+            let is_read =
+                longer.is_empty() || books().and_then(|books| books.follow(longer)).is_ok();
             if is_read { now } else { before }
         };
         // Broken off, all of them are looked at next time.
-        tokio::task::spawn_blocking(follow).await.unwrap_or_default()
+        tokio::task::spawn_blocking(follow)
+            .await
+            .unwrap_or_default()
     }
 
     async fn read_ledger_now(&self) {
         let state = self.0.state.clone();
-        let read = tokio::task::spawn_blocking(move || engine::usage::Books::open(&state)?.refresh());
+        let read =
+            tokio::task::spawn_blocking(move || engine::usage::Books::open(&state)?.refresh());
         match read.await {
             Ok(Err(error)) => say(format_args!("airlock: the ledger cannot be read: {error}")),
-            Ok(Ok(problems)) => {
-                problems.iter().for_each(|problem| say(format_args!("airlock: the ledger: {problem}")))
-            }
+            Ok(Ok(problems)) => problems
+                .iter()
+                .for_each(|problem| say(format_args!("airlock: the ledger: {problem}"))),
             Err(_) => {}
         }
     }
@@ -572,7 +676,11 @@ impl Gateway {
         while self.goes_on() && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        self.runs().under_way().iter().map(|live| format!("run {}", live.id)).collect()
+        self.runs()
+            .under_way()
+            .iter()
+            .map(|live| format!("run {}", live.id))
+            .collect()
     }
 
     /// Whether a run is under way, or a job about to start one.
@@ -630,7 +738,9 @@ impl Gateway {
     /// Writes down what was decided. What cannot be written down must not be done.
     pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         self.0.audit.note(entry).map_err(|error| {
-            say(format_args!("airlock: the audit cannot be written: {error}"));
+            say(format_args!(
+                "airlock: the audit cannot be written: {error}"
+            ));
             match error.kind() {
                 std::io::ErrorKind::StorageFull => Problem::full(),
                 _ => audit::unwritable(),
@@ -749,7 +859,9 @@ fn not_known() -> Vec<String> {
 /// Something that the operator should look at, in the log.
 fn say(line: std::fmt::Arguments<'_>) {
     let about = line.to_string();
-    log::tell(log::Line::warn(about.strip_prefix("airlock: ").unwrap_or(&about)));
+    log::tell(log::Line::warn(
+        about.strip_prefix("airlock: ").unwrap_or(&about),
+    ));
 }
 
 /// Every route, with its description.
@@ -786,6 +898,9 @@ fn router(gateway: &Gateway) -> axum::Router {
                 hint,
             )
         })
-        .layer(axum::middleware::from_fn_with_state(gateway.clone(), gate::pass))
+        .layer(axum::middleware::from_fn_with_state(
+            gateway.clone(),
+            gate::pass,
+        ))
         .with_state(gateway.clone())
 }

@@ -51,10 +51,17 @@ pub fn open(settings: LogSettings) -> io::Result<()> {
     let (queue, lines) = mpsc::sync_channel(MOST_WAITING);
     let dropped = Arc::new(AtomicU64::default());
     let (format, lost) = (settings.format, dropped.clone());
-    let log = Log { settings, queue, dropped, tap: Mutex::default() };
+    let log = Log {
+        settings,
+        queue,
+        dropped,
+        tap: Mutex::default(),
+    };
     if LOG.set(log).is_ok() {
         let writing = move || write_all(&lines, target, format, &lost);
-        std::thread::Builder::new().name("log".to_owned()).spawn(writing)?;
+        std::thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(writing)?;
     }
     Ok(())
 }
@@ -79,7 +86,8 @@ pub fn flush() {
 
 /// How many lines found no room or no disk.
 pub(crate) fn dropped() -> u64 {
-    LOG.get().map_or(0, |log| log.dropped.load(Ordering::Relaxed))
+    LOG.get()
+        .map_or(0, |log| log.dropped.load(Ordering::Relaxed))
 }
 
 /// Has every line written down as a record of the node, too.
@@ -104,7 +112,11 @@ pub(crate) fn tell(line: Line) {
     if line.level > log.settings.level {
         return;
     }
-    let tap = log.tap.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+    let tap = log
+        .tap
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .upgrade();
     if let Some(recorder) = tap {
         recorder.service(line.at, line.record());
     }
@@ -127,7 +139,10 @@ fn write_all(lines: &Receiver<Message>, mut target: Target, format: Format, drop
                 }
                 let lost = dropped.load(Ordering::Relaxed);
                 if lost > told {
-                    let about = format!("{} lines of this log found no room and were dropped", lost - told);
+                    let about = format!(
+                        "{} lines of this log found no room and were dropped",
+                        lost - told
+                    );
                     let said = target.write(Line::warn(about).rendered(format).as_bytes());
                     told = if said.is_ok() { lost } else { told };
                 }

@@ -90,7 +90,11 @@ impl Metrics {
             containers.clone(),
         );
         let build = Family::<Build, Gauge>::default();
-        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+        build
+            .get_or_create(&Build {
+                version: env!("CARGO_PKG_VERSION"),
+            })
+            .set(1);
         registry.register("build_info", "Which Airlock this is", build);
         let dropped = Dropped::default();
         let help = "Lines of the log that found no room since the start";
@@ -124,20 +128,31 @@ impl Metrics {
     fn look(&self, gateway: &Gateway) {
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         self.dropped.lines.set(whole(crate::log::dropped()));
-        self.dropped.records.set(whole(gateway.recorder().dropped()));
+        self.dropped
+            .records
+            .set(whole(gateway.recorder().dropped()));
         self.dropped.spans.set(whole(gateway.tracer().dropped()));
     }
 
     pub(crate) fn request(&self, method: &Method, route: &str, status: StatusCode) {
         let known = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
-        let method = known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other");
-        let asked = Asked { method, route: route.to_owned(), status: status.as_u16() };
+        let method = known
+            .into_iter()
+            .find(|known| *known == method.as_str())
+            .unwrap_or("other");
+        let asked = Asked {
+            method,
+            route: route.to_owned(),
+            status: status.as_u16(),
+        };
         self.requests.get_or_create(&asked).inc();
     }
 
     /// A job has ended.
     pub(crate) fn job(&self, status: &str) {
-        let known = spec::Status::ALL.into_iter().find(|known| known.name() == status);
+        let known = spec::Status::ALL
+            .into_iter()
+            .find(|known| known.name() == status);
         if let Some(status) = known.map(spec::Status::name) {
             self.jobs.get_or_create(&Ended { status }).inc();
         }
@@ -159,8 +174,14 @@ async fn metrics(State(gateway): State<Gateway>, _: Caller) -> Response {
     let mut text = String::new();
     // Those of the last time, if the database cannot be asked now.
     if let Ok(counts) = gateway.look_up(|served| served.job_counts(None)).await {
-        gateway.metrics().jobs_queued.set(i64::try_from(counts.queued).unwrap_or(i64::MAX));
-        gateway.metrics().jobs_running.set(i64::try_from(counts.running).unwrap_or(i64::MAX));
+        gateway
+            .metrics()
+            .jobs_queued
+            .set(i64::try_from(counts.queued).unwrap_or(i64::MAX));
+        gateway
+            .metrics()
+            .jobs_running
+            .set(i64::try_from(counts.running).unwrap_or(i64::MAX));
     }
     gateway.metrics().look(&gateway);
     match encode(&mut text, &gateway.metrics().registry) {

@@ -15,12 +15,18 @@ const KEY: &str = "key";
 /// What stands around the routes.
 pub(crate) fn frame() -> OpenApi {
     let about = "Runs commands in sandboxes. Every route needs a key as `Authorization: Bearer`, except those that say so.";
-    let info =
-        InfoBuilder::new().title("Airlock").version(env!("CARGO_PKG_VERSION")).description(Some(about));
+    let info = InfoBuilder::new()
+        .title("Airlock")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(about));
     let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     OpenApiBuilder::new()
         .info(info)
-        .components(Some(ComponentsBuilder::new().security_scheme(KEY, SecurityScheme::Http(scheme)).build()))
+        .components(Some(
+            ComponentsBuilder::new()
+                .security_scheme(KEY, SecurityScheme::Http(scheme))
+                .build(),
+        ))
         .security(Some([SecurityRequirement::new(KEY, Vec::<String>::new())]))
         .build()
 }
@@ -32,8 +38,10 @@ pub fn document() -> &'static str {
         let (_, mut document) = crate::routes().split_for_parts();
         // The router writes a name that may hold slashes with a star, which the description does not know.
         let paths = std::mem::take(&mut document.paths.paths);
-        document.paths.paths =
-            paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
+        document.paths.paths = paths
+            .into_iter()
+            .map(|(path, item)| (path.replace("{*", "{"), item))
+            .collect();
         // Nothing in it can fail to be JSON.
         document.to_pretty_json().unwrap_or_default() + "\n"
     })

@@ -15,7 +15,10 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Gateway> for Path<T> {
     async fn from_request_parts(parts: &mut Parts, gateway: &Gateway) -> Result<Path<T>, Problem> {
         match axum::extract::Path::from_request_parts(parts, gateway).await {
             Ok(axum::extract::Path(inside)) => Ok(Path(inside)),
-            Err(_) => Err(Problem::invalid("the path cannot be read", "send UTF-8, percent-encoded")),
+            Err(_) => Err(Problem::invalid(
+                "the path cannot be read",
+                "send UTF-8, percent-encoded",
+            )),
         }
     }
 }

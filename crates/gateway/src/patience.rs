@@ -45,10 +45,21 @@ impl<S> Patient<S> {
     /// Waits so long for a write to get on.
     pub(crate) fn new(stream: S, longest: Duration, unread: Unread) -> Patient<S> {
         let late = Box::pin(tokio::time::sleep(longest));
-        Patient { stream, longest, late, waits: false, unread, thrown: None }
+        Patient {
+            stream,
+            longest,
+            late,
+            waits: false,
+            unread,
+            thrown: None,
+        }
     }
 
-    fn progress<T>(&mut self, context: &mut Context<'_>, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn progress<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        done: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if done.is_ready() {
             self.waits = false;
             return done;
@@ -139,7 +150,10 @@ pub(crate) struct Watched<B> {
 impl<B: Body> Watched<B> {
     pub(crate) fn new(body: B, unread: &Unread) -> Watched<B> {
         unread.0.store(!body.is_end_stream(), Ordering::Relaxed);
-        Watched { body, unread: unread.clone() }
+        Watched {
+            body,
+            unread: unread.clone(),
+        }
     }
 }
 
@@ -153,7 +167,10 @@ impl<B: Body + Unpin> Body for Watched<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         // Until it is known how it ends.
-        self.unread.0.store(frame.is_some() && !self.body.is_end_stream(), Ordering::Relaxed);
+        self.unread.0.store(
+            frame.is_some() && !self.body.is_end_stream(),
+            Ordering::Relaxed,
+        );
         Poll::Ready(frame)
     }
 

@@ -58,7 +58,12 @@ pub(crate) type Answer<T> = Result<T, Problem>;
 
 impl Problem {
     /// A problem with a code of the contract or of HTTP.
-    pub fn new(status: StatusCode, code: &str, title: impl Into<String>, detail: Option<String>) -> Problem {
+    pub fn new(
+        status: StatusCode,
+        code: &str,
+        title: impl Into<String>,
+        detail: Option<String>,
+    ) -> Problem {
         Problem {
             kind: format!("urn:airlock:{code}").into(),
             status: status.as_u16(),
@@ -74,7 +79,12 @@ impl Problem {
 
     /// There is no such thing, or it is somebody else's: nobody learns which.
     pub(crate) fn not_found(what: &str) -> Problem {
-        Problem::new(StatusCode::NOT_FOUND, "not_found", format!("there is no such {what}"), None)
+        Problem::new(
+            StatusCode::NOT_FOUND,
+            "not_found",
+            format!("there is no such {what}"),
+            None,
+        )
     }
 
     /// It cannot be done as things are.
@@ -84,42 +94,65 @@ impl Problem {
 
     /// The request itself is wrong.
     pub(crate) fn invalid(title: impl Into<String>, detail: impl Into<String>) -> Problem {
-        Problem::new(StatusCode::BAD_REQUEST, "invalid_spec", title, Some(detail.into()))
+        Problem::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_spec",
+            title,
+            Some(detail.into()),
+        )
     }
 
     /// There is no room on the disk where it would have to be written.
     pub(crate) fn full() -> Problem {
-        let hint = "nothing was done; remove artifacts or images, or ask the operator for room".to_owned();
+        let hint =
+            "nothing was done; remove artifacts or images, or ask the operator for room".to_owned();
         let title = "the disk of this server is full";
-        Problem::new(StatusCode::INSUFFICIENT_STORAGE, "quota_exceeded", title, Some(hint))
+        Problem::new(
+            StatusCode::INSUFFICIENT_STORAGE,
+            "quota_exceeded",
+            title,
+            Some(hint),
+        )
     }
 
     /// Nothing begins any more.
     pub(crate) fn closing() -> Problem {
         let hint = "nothing was done; ask again once it is back".to_owned();
-        let (status, title) =
-            (StatusCode::SERVICE_UNAVAILABLE, "this server is ending, and takes no new work");
+        let (status, title) = (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "this server is ending, and takes no new work",
+        );
         Problem::new(status, "unavailable", title, Some(hint)).ruled("server:closing")
     }
 
     /// The same with another status.
     pub(crate) fn with_status(self, status: StatusCode) -> Problem {
-        Problem { status: status.as_u16(), ..self }
+        Problem {
+            status: status.as_u16(),
+            ..self
+        }
     }
 
     /// The same about this thing.
     pub(crate) fn about(self, instance: String) -> Problem {
-        Problem { instance: Some(instance.into()), ..self }
+        Problem {
+            instance: Some(instance.into()),
+            ..self
+        }
     }
 
     /// The same as another kind.
     pub(crate) fn of_kind(self, kind: &str) -> Problem {
-        Problem { kind: kind.into(), ..self }
+        Problem {
+            kind: kind.into(),
+            ..self
+        }
     }
 
     /// As the error of something that was accepted before: code, message, hint.
     pub(crate) fn as_error(&self) -> String {
-        serde_json::json!({ "code": self.code, "message": self.title, "hint": self.detail }).to_string()
+        serde_json::json!({ "code": self.code, "message": self.title, "hint": self.detail })
+            .to_string()
     }
 
     /// The code of the contract.
@@ -140,17 +173,26 @@ impl Problem {
 
     /// The same, which passes in so many seconds.
     pub(crate) fn retry_after(self, seconds: u64) -> Problem {
-        Problem { retry_after: Some(u32::try_from(seconds).unwrap_or(u32::MAX)), ..self }
+        Problem {
+            retry_after: Some(u32::try_from(seconds).unwrap_or(u32::MAX)),
+            ..self
+        }
     }
 
     /// The same, said by this rule.
     pub(crate) fn ruled(self, rule: impl Into<Box<str>>) -> Problem {
-        Problem { rule: Some(rule.into()), ..self }
+        Problem {
+            rule: Some(rule.into()),
+            ..self
+        }
     }
 
     /// The same, after a line was written that it is allowed.
     pub(crate) fn after_all(self) -> Problem {
-        Problem { was_allowed: true, ..self }
+        Problem {
+            was_allowed: true,
+            ..self
+        }
     }
 
     pub(crate) fn status(&self) -> StatusCode {
@@ -162,8 +204,11 @@ impl From<SpecError> for Problem {
     fn from(error: SpecError) -> Problem {
         let rule = field(&error.message).filter(|_| error.code == ErrorCode::PolicyDenied);
         let rule = rule.map(|field| format!("policy_denied:{field}"));
-        let problem =
-            Problem::from(ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) });
+        let problem = Problem::from(ErrorInfo {
+            code: error.code,
+            message: error.message,
+            hint: Some(error.hint),
+        });
         match rule {
             Some(rule) => problem.ruled(rule),
             None => problem,
@@ -173,7 +218,8 @@ impl From<SpecError> for Problem {
 
 /// The first name that a message says, if it is one of ours and nobody's words.
 fn field(message: &str) -> Option<&str> {
-    let named = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'_' | b'-' | b'.' | b':' | b' ');
+    let named =
+        |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'_' | b'-' | b'.' | b':' | b' ');
     let name = message.split('`').nth(1)?;
     ((1..=40).contains(&name.len()) && name.bytes().all(named)).then_some(name)
 }
@@ -183,32 +229,49 @@ impl From<ErrorInfo> for Problem {
         let status = match error.code {
             ErrorCode::InvalidSpec | ErrorCode::ImageMissing => StatusCode::BAD_REQUEST,
             ErrorCode::ImageRefused | ErrorCode::PolicyDenied => StatusCode::FORBIDDEN,
-            ErrorCode::BarrierMissing | ErrorCode::BackendUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorCode::BarrierMissing | ErrorCode::BackendUnavailable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             ErrorCode::Conflict => StatusCode::CONFLICT,
             ErrorCode::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let code = serde_json::to_value(error.code);
         let code = code.ok().and_then(|code| code.as_str().map(str::to_owned));
-        Problem::new(status, code.as_deref().unwrap_or("internal"), error.message, error.hint)
+        Problem::new(
+            status,
+            code.as_deref().unwrap_or("internal"),
+            error.message,
+            error.hint,
+        )
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let passing =
-            matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let passing = matches!(
+            self.status(),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        );
         let seconds = self.retry_after.unwrap_or(1);
         // For those who say the same in other words.
         let kept = self.clone();
-        let refused = Refused { rule: self.rule().into(), was_allowed: self.was_allowed };
+        let refused = Refused {
+            rule: self.rule().into(),
+            was_allowed: self.was_allowed,
+        };
         let mut response = (self.status(), Json(self)).into_response();
         response.extensions_mut().insert(kept);
         response.extensions_mut().insert(refused);
         if passing {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+            response
+                .headers_mut()
+                .insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response.headers_mut().insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
         response
     }
 }

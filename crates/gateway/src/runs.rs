@@ -116,17 +116,24 @@ async fn create(
     // The program is told of a trace if whoever asked for it is part of one.
     spec.traceparent = spot.as_ref().and_then(|(_, run)| run.for_program());
     let mut asked = asked(&caller, &spec, promise);
-    let needs =
-        Needs { what: What::Run, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
+    let needs = Needs {
+        what: What::Run,
+        llm: spec.grants.llm.is_some(),
+        storage: spec.sandbox.copy_on_write,
+    };
     let may = gateway.may_begin(&caller.tenant, needs).await;
     let (admission, run) = spot.unzip();
     asked.about.spot = run;
     let begun = begin(gateway.clone(), asked, may, spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
-    let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
+    let begun = tokio::spawn(begun)
+        .await
+        .map_err(|_| crate::writer::busy())?;
     if let Some(admission) = admission {
         let time = (begun_us, engine::now_us());
-        gateway.tracer().tell(&admission, "admission", time, begun.is_err(), Vec::new());
+        gateway
+            .tracer()
+            .tell(&admission, "admission", time, begun.is_err(), Vec::new());
     }
     let live = match begun? {
         Begun::Held(live, hold) => return Ok(events::held(live, hold)),
@@ -154,7 +161,11 @@ async fn create(
 }
 
 /// What may be run for the caller; refused if it may not.
-pub(crate) fn admit(gateway: &Gateway, caller: &Caller, request: spec::RunRequest) -> Answer<RunSpec> {
+pub(crate) fn admit(
+    gateway: &Gateway,
+    caller: &Caller,
+    request: spec::RunRequest,
+) -> Answer<RunSpec> {
     let request = host::admit(gateway, caller, request)?;
     let mut spec = gateway.policy().admit(request)?;
     gateway.node().grants(&spec.grants)?;
@@ -183,8 +194,10 @@ fn fits_an_answer(spec: &RunSpec) -> Answer<()> {
 /// again all the same.
 async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     let id = id.to_owned();
-    let found =
-        gateway.look_up(move |served| served.run(&id)).await?.filter(|row| row.owner == caller.tenant);
+    let found = gateway
+        .look_up(move |served| served.run(&id))
+        .await?
+        .filter(|row| row.owner == caller.tenant);
     found.ok_or_else(|| {
         Problem::new(
             StatusCode::GONE,
@@ -254,7 +267,11 @@ pub(crate) async fn begin(
 
 /// What the audit says of it.
 fn told(spec: &RunSpec) -> String {
-    format!("profile={} backend={}", spec.sandbox.profile, spec.sandbox.backend.name())
+    format!(
+        "profile={} backend={}",
+        spec.sandbox.profile,
+        spec.sandbox.backend.name()
+    )
 }
 
 /// Starts what was written down; the task ends once its end is, too.
@@ -274,22 +291,37 @@ pub(crate) fn start(
 
 /// `Accept: text/event-stream`: whoever asks wants to see it go on.
 fn follows(headers: &HeaderMap) -> bool {
-    let kinds = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let mut kinds = kinds.flat_map(|value| value.split(',')).filter_map(|kind| kind.split(';').next());
+    let kinds = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut kinds = kinds
+        .flat_map(|value| value.split(','))
+        .filter_map(|kind| kind.split(';').next());
     kinds.any(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
 }
 
 /// `Prefer: respond-async`, among other wishes or alone.
 pub(crate) fn is_async(headers: &HeaderMap) -> bool {
-    let wishes = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
-    wishes.flat_map(|value| value.split(',')).any(|wish| wish.trim().eq_ignore_ascii_case("respond-async"))
+    let wishes = headers
+        .get_all("prefer")
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    wishes
+        .flat_map(|value| value.split(','))
+        .any(|wish| wish.trim().eq_ignore_ascii_case("respond-async"))
 }
 
 pub(crate) fn promise(headers: &HeaderMap) -> Answer<Option<&str>> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let Some(value) = headers.get("idempotency-key") else {
+        return Ok(None);
+    };
     match value.to_str().ok().map(str::trim) {
         Some(name) if (1..=LONGEST_PROMISE).contains(&name.len()) => Ok(Some(name)),
-        _ => Err(Problem::invalid("this is no Idempotency-Key", "send 1 to 255 visible characters")),
+        _ => Err(Problem::invalid(
+            "this is no Idempotency-Key",
+            "send 1 to 255 visible characters",
+        )),
     }
 }
 
@@ -304,12 +336,20 @@ async fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
     if let Ok(place) = HeaderValue::try_from(format!("/v1/runs/{}", live.id)) {
         response.headers_mut().insert(header::LOCATION, place);
     }
-    response.headers_mut().insert("preference-applied", HeaderValue::from_static("respond-async"));
+    response.headers_mut().insert(
+        "preference-applied",
+        HeaderValue::from_static("respond-async"),
+    );
     Ok(response)
 }
 
 /// The result of a run, if the caller has room for it. It is not lost without.
-fn result(gateway: &Gateway, caller: &Caller, id: &str, text: impl Into<Bytes>) -> Answer<Response> {
+fn result(
+    gateway: &Gateway,
+    caller: &Caller,
+    id: &str,
+    text: impl Into<Bytes>,
+) -> Answer<Response> {
     let sent = fitting::sent(gateway.answering(), &caller.tenant, text);
     sent.map_err(|problem| problem.about(format!("/v1/runs/{id}")))
 }
@@ -318,7 +358,10 @@ fn result(gateway: &Gateway, caller: &Caller, id: &str, text: impl Into<Bytes>) 
 pub(crate) async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     caller.require(Scope::Runs)?;
     let id = id.to_owned();
-    let found = gateway.look_up(move |served| served.run(&id)).await?.filter(|row| caller.sees(&row.owner));
+    let found = gateway
+        .look_up(move |served| served.run(&id))
+        .await?
+        .filter(|row| caller.sees(&row.owner));
     found.ok_or_else(|| Problem::not_found("run"))
 }
 
@@ -338,7 +381,11 @@ fn answered(gateway: &Gateway, caller: &Caller, mut row: RunRow) -> Answer<Respo
 #[utoipa::path(get, path = "/v1/runs/{id}", tag = "runs", params(("id" = String, Path,)), responses(
     (status = 200, description = "The result once it has ended, with at most 64 KiB of each stream; else its state", body = Object),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+async fn get(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Response> {
     kept(&gateway, &caller, &id).await
 }
 
@@ -353,12 +400,18 @@ async fn list(
 ) -> Answer<Json<RunList>> {
     caller.require(Scope::Runs)?;
     let Query(which) = which.map_err(|error| {
-        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
+        Problem::invalid(
+            format!("the query cannot be read: {}", error.body_text()),
+            "see /openapi.json",
+        )
     })?;
     let known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
     if which.status.as_ref().is_some_and(|status| !known(status)) {
         let names = Status::ALL.map(Status::name).join(", ");
-        return Err(Problem::invalid("there is no such status", format!("there are {names}")));
+        return Err(Problem::invalid(
+            "there is no such status",
+            format!("there are {names}"),
+        ));
     }
     let limit = which.limit.unwrap_or(USUALLY_LISTED);
     if !(1..=store::served::MOST_LISTED).contains(&limit) {
@@ -368,13 +421,20 @@ async fn list(
         owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
         status: which.status,
         task: which.task_id,
-        before: gateway.cursors().open(&caller.tenant, List::Runs, which.before.as_deref())?,
+        before: gateway
+            .cursors()
+            .open(&caller.tenant, List::Runs, which.before.as_deref())?,
         limit,
     };
     let rows = gateway.look_up(move |served| served.list(&filter)).await?;
     let last = rows.last().filter(|_| rows.len() == limit as usize);
-    let before = last.map(|row| gateway.cursors().seal(&caller.tenant, List::Runs, row.n)).transpose()?;
-    Ok(Json(RunList { runs: rows.iter().map(RunState::of).collect(), before }))
+    let before = last
+        .map(|row| gateway.cursors().seal(&caller.tenant, List::Runs, row.n))
+        .transpose()?;
+    Ok(Json(RunList {
+        runs: rows.iter().map(RunState::of).collect(),
+        before,
+    }))
 }
 
 /// Cancel a run
@@ -384,9 +444,15 @@ async fn list(
     (status = 200, description = "It has ended; the result", body = Object),
     (status = 202, description = "It is still ending", body = RunState),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+async fn cancel(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
-    let Some(live) = gateway.runs().find(&id) else { return kept(&gateway, &caller, &id).await };
+    let Some(live) = gateway.runs().find(&id) else {
+        return kept(&gateway, &caller, &id).await;
+    };
     live.cancel();
     match tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await {
         Ok(ended) => result(&gateway, &caller, &id, ended?.kept.clone()),

@@ -15,12 +15,18 @@ const SLICE: usize = 64 << 10;
 
 /// Whether all of it is one slice and there already: as good as sent.
 pub(crate) fn is_sent_at_once(body: &Body) -> bool {
-    http_body::Body::size_hint(body).exact().is_some_and(|length| length <= SLICE as u64)
+    http_body::Body::size_hint(body)
+        .exact()
+        .is_some_and(|length| length <= SLICE as u64)
 }
 
 /// The same body, with something that is held until it is sent.
 pub(crate) fn until_sent(body: Body, held: impl Send + Sync + 'static) -> Body {
-    Body::new(Sent { body, rest: Bytes::new(), held: Arc::new(held) })
+    Body::new(Sent {
+        body,
+        rest: Bytes::new(),
+        held: Arc::new(held),
+    })
 }
 
 struct Sent<T> {
@@ -60,7 +66,10 @@ impl<T: Send + Sync + 'static> http_body::Body for Sent<T> {
             }
         }
         let length = self.rest.len().min(SLICE);
-        let slice = Slice { bytes: self.rest.split_to(length), _held: self.held.clone() };
+        let slice = Slice {
+            bytes: self.rest.split_to(length),
+            _held: self.held.clone(),
+        };
         Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(slice)))))
     }
 
@@ -96,17 +105,27 @@ mod tests {
         let mut body = until_sent(text.clone().into(), held.clone());
         let (mut taken, mut slices) = (Vec::new(), Vec::new());
         while !body.is_end_stream() {
-            assert_eq!(body.size_hint().exact(), Some((text.len() - taken.len()) as u64));
+            assert_eq!(
+                body.size_hint().exact(),
+                Some((text.len() - taken.len()) as u64)
+            );
             let slice = body.frame().await.unwrap().unwrap().into_data().unwrap();
             taken.extend_from_slice(&slice);
             slices.push(slice);
         }
-        assert_eq!(slices.iter().map(Bytes::len).collect::<Vec<_>>(), [SLICE, SLICE, SLICE, 5]);
+        assert_eq!(
+            slices.iter().map(Bytes::len).collect::<Vec<_>>(),
+            [SLICE, SLICE, SLICE, 5]
+        );
         assert!(taken == text);
         drop(body);
         let last = slices.pop();
         drop(slices);
-        assert_eq!(Arc::strong_count(&held), 2, "one slice is still to be written");
+        assert_eq!(
+            Arc::strong_count(&held),
+            2,
+            "one slice is still to be written"
+        );
         drop(last);
         assert_eq!(Arc::strong_count(&held), 1);
     }
@@ -116,9 +135,13 @@ mod tests {
         let (held, mut given_back) = tokio::sync::mpsc::channel::<()>(1);
         let held = std::sync::Mutex::new(Some(held));
         let answer = move || until_sent(vec![b' '; 32 << 20].into(), held.lock().unwrap().take());
-        let (answer, listener) =
-            (Arc::new(answer), tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap());
-        let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (answer, listener) = (
+            Arc::new(answer),
+            tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        );
+        let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let router = axum::Router::new().route("/", axum::routing::get(async move || answer()));
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
         client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();

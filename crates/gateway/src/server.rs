@@ -93,8 +93,17 @@ pub(crate) async fn serve(
     let router = crate::router(gateway);
     let room = Arc::new(Semaphore::new(gateway.bounds().connections));
     let mut connections = JoinSet::new();
-    let spec::Bounds { header_time, write_time, .. } = *gateway.bounds();
-    let context = Context { router, header_time, write_time, stop: stop.clone() };
+    let spec::Bounds {
+        header_time,
+        write_time,
+        ..
+    } = *gateway.bounds();
+    let context = Context {
+        router,
+        header_time,
+        write_time,
+        stop: stop.clone(),
+    };
     loop {
         while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
@@ -164,14 +173,22 @@ struct Context {
 impl Context {
     async fn attend(self, accepted: Accepted, tls: Option<Tls>, place: Place) {
         match (accepted, tls) {
-            (Accepted::Unix(stream), _) => self.serve(stream, Connection { addresses: None }, place).await,
+            (Accepted::Unix(stream), _) => {
+                self.serve(stream, Connection { addresses: None }, place)
+                    .await
+            }
             (Accepted::Tcp(stream, peer), tls) => {
-                let Ok(local) = stream.local_addr() else { return };
-                let connection = Connection { addresses: Some((local, peer)) };
+                let Ok(local) = stream.local_addr() else {
+                    return;
+                };
+                let connection = Connection {
+                    addresses: Some((local, peer)),
+                };
                 match tls {
                     None => self.serve(stream, connection, place).await,
                     Some(Tls(acceptor)) => {
-                        let shaken = tokio::time::timeout(LONGEST_HANDSHAKE, acceptor.accept(stream)).await;
+                        let shaken =
+                            tokio::time::timeout(LONGEST_HANDSHAKE, acceptor.accept(stream)).await;
                         // Who cannot shake hands cannot be answered either.
                         if let Ok(Ok(stream)) = shaken {
                             self.serve(stream, connection, place).await;
@@ -189,7 +206,10 @@ impl Context {
         place: Place,
     ) {
         let unread = Unread::default();
-        let (router, stream) = (self.router, Patient::new(stream, self.write_time, unread.clone()));
+        let (router, stream) = (
+            self.router,
+            Patient::new(stream, self.write_time, unread.clone()),
+        );
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(connection);
             request.extensions_mut().insert(place.clone());
@@ -222,7 +242,11 @@ mod tests {
     fn the_answer_of_a_full_server_is_as_long_as_it_says() {
         let text = std::str::from_utf8(BUSY).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(&format!("content-length: {}", body.len())), "{}", body.len());
+        assert!(
+            head.contains(&format!("content-length: {}", body.len())),
+            "{}",
+            body.len()
+        );
         assert!(serde_json::from_str::<serde_json::Value>(body).is_ok());
     }
 }

@@ -36,7 +36,11 @@ impl Full {
     pub(crate) fn problem(self, what: &str, hint: &str) -> Problem {
         let (status, whose, most) = match self {
             Full::One(most) => (StatusCode::TOO_MANY_REQUESTS, "a tenant has", most),
-            Full::All(most) => (StatusCode::SERVICE_UNAVAILABLE, "all tenants together have", most),
+            Full::All(most) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "all tenants together have",
+                most,
+            ),
         };
         let title = format!("{whose} at most {most} {what}");
         Problem::new(status, "quota_exceeded", title, Some(hint.to_owned()))
@@ -57,12 +61,20 @@ fn locked(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
 
 impl Shares {
     pub(crate) fn new(most: usize, most_of_one: usize) -> Shares {
-        Shares { most, most_of_one, taken: Arc::default() }
+        Shares {
+            most,
+            most_of_one,
+            taken: Arc::default(),
+        }
     }
 
     /// Nothing yet, for this tenant.
     pub(crate) fn of(&self, key: &str) -> Share {
-        Share { taken: self.taken.clone(), key: key.to_owned(), amount: 0 }
+        Share {
+            taken: self.taken.clone(),
+            key: key.to_owned(),
+            amount: 0,
+        }
     }
 
     /// So much more.
@@ -74,7 +86,11 @@ impl Shares {
         let own = has.saturating_add(more);
         if own > most {
             let is_for_others = has == 0 && own <= self.most_of_one;
-            return Err(if is_for_others { Full::All(self.most) } else { Full::One(most) });
+            return Err(if is_for_others {
+                Full::All(self.most)
+            } else {
+                Full::One(most)
+            });
         }
         taken.all += more;
         taken.of.insert(share.key.clone(), own);
@@ -114,13 +130,21 @@ mod tests {
         let shares = Shares::new(20, 6);
         let [mut her, mut his, mut again] = ["her", "him", "her"].map(|key| shares.of(key));
         assert_eq!(shares.add(&mut her, 5), Ok(()));
-        assert_eq!(shares.add(&mut again, 2), Err(Full::One(6)), "together with what she has already");
+        assert_eq!(
+            shares.add(&mut again, 2),
+            Err(Full::One(6)),
+            "together with what she has already"
+        );
         assert_eq!(shares.add(&mut again, 1), Ok(()));
         assert_eq!(shares.add(&mut his, 6), Ok(()));
         his.shrink_to(4);
         assert_eq!(shares.add(&mut his, 2), Ok(()));
         drop(her);
-        assert_eq!(shares.add(&mut again, 5), Ok(()), "what is given back can be taken");
+        assert_eq!(
+            shares.add(&mut again, 5),
+            Ok(()),
+            "what is given back can be taken"
+        );
         drop((again, his));
         assert!(locked(&shares.taken).of.is_empty() && locked(&shares.taken).all == 0);
     }

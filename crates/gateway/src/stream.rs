@@ -23,7 +23,9 @@ impl http_body::Body for Received {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        self.0
+            .poll_recv(context)
+            .map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
 }
 

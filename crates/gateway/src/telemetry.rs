@@ -122,7 +122,11 @@ impl Lines {
     /// What was not ended by a line's end.
     fn rest(&mut self) -> Option<String> {
         let whole = std::mem::take(&mut self.begun);
-        if whole.is_empty() { None } else { self.keep(&whole) }
+        if whole.is_empty() {
+            None
+        } else {
+            self.keep(&whole)
+        }
     }
 
     fn keep(&mut self, whole: &[u8]) -> Option<String> {
@@ -152,7 +156,11 @@ fn pieces(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 impl Output {
     /// Of this container of this tenant's.
     pub(crate) fn new(id: &str, owner: &str) -> Output {
-        Output { id: id.to_owned(), owner: owner.to_owned(), streams: Default::default() }
+        Output {
+            id: id.to_owned(),
+            owner: owner.to_owned(),
+            streams: Default::default(),
+        }
     }
 
     fn row(&self, stream: usize, lines: String) -> Record {
@@ -178,7 +186,10 @@ fn place(stream: Stream) -> usize {
 impl Recorder {
     /// A program began in this container.
     pub(crate) fn started(&self, id: &str) {
-        self.add(Record::Started { id: id.to_owned(), at: engine::now() });
+        self.add(Record::Started {
+            id: id.to_owned(),
+            at: engine::now(),
+        });
     }
 
     /// It wrote something.
@@ -196,8 +207,11 @@ impl Recorder {
                 let mut lines = locked(stream);
                 (lines.rest(), std::mem::take(&mut lines.lost))
             };
-            let gap = (lost > 0).then(|| format!("[airlock: {lost} more bytes of this stream are not kept]"));
-            rest.into_iter().chain(gap).for_each(|lines| self.add(output.row(index, lines)));
+            let gap = (lost > 0)
+                .then(|| format!("[airlock: {lost} more bytes of this stream are not kept]"));
+            rest.into_iter()
+                .chain(gap)
+                .for_each(|lines| self.add(output.row(index, lines)));
         }
     }
 
@@ -236,7 +250,9 @@ impl Recorder {
         let mut waiting = locked(&self.waiting);
         let (mut some, mut bytes) = (Vec::new(), 0);
         while bytes < TOGETHER && some.len() < RECORDS_TOGETHER {
-            let Some(record) = waiting.records.pop_front() else { break };
+            let Some(record) = waiting.records.pop_front() else {
+                break;
+            };
             bytes += record.bytes();
             some.push(record);
         }
@@ -255,7 +271,10 @@ impl Gateway {
             self.write_records().await;
             let lost = self.recorder().dropped();
             if lost > told {
-                crate::say(format_args!("{} records of telemetry found no room", lost - told));
+                crate::say(format_args!(
+                    "{} records of telemetry found no room",
+                    lost - told
+                ));
                 told = lost;
             }
         }
@@ -278,7 +297,9 @@ impl Gateway {
                 Ok(some.iter().filter(|record| write(record).is_err()).count() as u64)
             };
             let written = self.writer().write(work).await;
-            self.recorder().dropped.fetch_add(*written.as_ref().unwrap_or(&count), Ordering::Relaxed);
+            self.recorder()
+                .dropped
+                .fetch_add(*written.as_ref().unwrap_or(&count), Ordering::Relaxed);
             if self.recorder().written.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_UNSEEN {
                 self.recorder().crowded.notify_one();
             }
@@ -371,16 +392,25 @@ mod tests {
         }
         recorder.wrote(&output, Stream::Stderr, b"\xff\n");
         recorder.ended(&output);
-        let wanted =
-            [("stdout", "hello"), ("stdout", "world\nagain"), ("stderr", "\u{fffd}"), ("stdout", "rest")];
-        assert_eq!(written(&recorder), wanted.map(|(stream, lines)| pair(stream, lines)));
+        let wanted = [
+            ("stdout", "hello"),
+            ("stdout", "world\nagain"),
+            ("stderr", "\u{fffd}"),
+            ("stdout", "rest"),
+        ];
+        assert_eq!(
+            written(&recorder),
+            wanted.map(|(stream, lines)| pair(stream, lines))
+        );
     }
 
     #[test]
     fn a_stream_is_bounded_by_bytes_by_lines_and_within_a_line_and_what_is_missing_is_said() {
-        for (piece, times) in
-            [(vec![b'x'; 1000], 1000), (b"\n\n\n\n".to_vec(), 100_000), (b"ab\n".to_vec(), 100_000)]
-        {
+        for (piece, times) in [
+            (vec![b'x'; 1000], 1000),
+            (b"\n\n\n\n".to_vec(), 100_000),
+            (b"ab\n".to_vec(), 100_000),
+        ] {
             let (recorder, output) = (Recorder::default(), Output::new("r", "acme"));
             (0..times).for_each(|_| recorder.wrote(&output, Stream::Stdout, &piece));
             recorder.ended(&output);

@@ -50,7 +50,12 @@ fn until_tomorrow(problem: impl FnOnce(String) -> Problem, rule: &'static str) -
 }
 
 fn too_many(title: String, hint: String) -> Problem {
-    Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint))
+    Problem::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        "quota_exceeded",
+        title,
+        Some(hint),
+    )
 }
 
 impl Gateway {
@@ -75,7 +80,9 @@ impl Gateway {
 
     /// How many runs a tenant may have at once: as its quota says, else as everybody's does.
     pub(crate) fn most_runs(&self, tenant: &str) -> usize {
-        self.quota(tenant).runs.unwrap_or(self.bounds().runs_per_key)
+        self.quota(tenant)
+            .runs
+            .unwrap_or(self.bounds().runs_per_key)
     }
 
     fn has_place(&self, tenant: &str, what: What) -> Answer<()> {
@@ -90,22 +97,32 @@ impl Gateway {
     pub(crate) fn runs_full(&self, tenant: &str) -> Option<Problem> {
         let (own, all) = self.runs().counts(tenant);
         let (most_of_one, most) = (self.most_runs(tenant), self.bounds().runs);
-        let hint =
-            |whose: &str| format!("wait until one has ended, or ask the operator for a higher {whose}");
+        let hint = |whose: &str| {
+            format!("wait until one has ended, or ask the operator for a higher {whose}")
+        };
         if own >= most_of_one {
-            let name = if self.quota(tenant).runs.is_some() { "runs" } else { "runs_per_key" };
-            let title = format!("too many runs are under way: a tenant has at most {most_of_one} (`{name}`)");
+            let name = if self.quota(tenant).runs.is_some() {
+                "runs"
+            } else {
+                "runs_per_key"
+            };
+            let title = format!(
+                "too many runs are under way: a tenant has at most {most_of_one} (`{name}`)"
+            );
             return Some(too_many(title, hint(&format!("`{name}`"))).ruled("quota:runs"));
         }
         (all >= most).then(|| {
-            let title = format!("too many runs are under way: all tenants together have at most {most}");
+            let title =
+                format!("too many runs are under way: all tenants together have at most {most}");
             too_many(title, hint("`runs` under [serve]")).ruled("quota:all_runs")
         })
     }
 
     /// Whether anything of the CPU time of its day is left.
     pub(crate) fn has_cpu(&self, tenant: &str) -> Answer<()> {
-        let Some(limit) = self.quota(tenant).cpu_day else { return Ok(()) };
+        let Some(limit) = self.quota(tenant).cpu_day else {
+            return Ok(());
+        };
         let most = u64::try_from(limit.0.as_millis()).unwrap_or(u64::MAX);
         if self.days().used(tenant).cpu_ms < most {
             return Ok(());
@@ -118,14 +135,22 @@ impl Gateway {
     }
 
     fn has_money(&self, tenant: &str) -> Answer<()> {
-        let day = self.engine().money_of_day(tenant).filter(engine::Day::is_spent);
+        let day = self
+            .engine()
+            .money_of_day(tenant)
+            .filter(engine::Day::is_spent);
         if day.is_none() {
             return Ok(());
         }
         let title = "the money of this tenant's day is spent (limit `tenant_day_usd`)";
         let problem = |anew: String| {
             let hint = format!("{anew}; without models it runs now");
-            Problem::new(StatusCode::TOO_MANY_REQUESTS, "budget_exceeded", title, Some(hint))
+            Problem::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "budget_exceeded",
+                title,
+                Some(hint),
+            )
         };
         Err(until_tomorrow(problem, "quota:tenant_day_usd"))
     }
@@ -134,31 +159,42 @@ impl Gateway {
     /// too much.
     async fn stored(&self, asking: &str, owner: Id) -> Answer<u64> {
         let unknown = |error: std::io::Error| {
-            crate::say(format_args!("airlock: what a tenant stores cannot be weighed: {error}"));
+            crate::say(format_args!(
+                "airlock: what a tenant stores cannot be weighed: {error}"
+            ));
             crate::writer::busy()
         };
         let artifacts = self.engine().stored(&owner).await.map_err(unknown)?;
         let gateway = self.clone();
         let weigh = move || gateway.engine().stored_layers(&owner).map_err(unknown);
         // That there was no turn for it says nothing of what is stored.
-        let layers =
-            work::aside_in_turn(self.working(), asking, weigh).await.map_err(|_| crate::writer::busy())?;
+        let layers = work::aside_in_turn(self.working(), asking, weigh)
+            .await
+            .map_err(|_| crate::writer::busy())?;
         Ok(artifacts.saturating_add(layers))
     }
 
     async fn has_storage(&self, tenant: &str) -> Answer<()> {
-        let Some(limit) = self.quota(tenant).storage else { return Ok(()) };
+        let Some(limit) = self.quota(tenant).storage else {
+            return Ok(());
+        };
         let refusal = |problem: Problem| problem.ruled("quota:storage");
         let owner = Id::new(tenant).map_err(|_| refusal(crate::writer::busy()))?;
         let stored = self.stored(tenant, owner).await?;
         match stored < limit.0 {
             true => Ok(()),
             false => {
-                let title =
-                    format!("this tenant's artifacts and workspaces take all they may (`storage`: {limit})");
+                let title = format!(
+                    "this tenant's artifacts and workspaces take all they may (`storage`: {limit})"
+                );
                 let hint = "remove artifacts, or take workspaces over or drop them".to_owned();
                 let status = StatusCode::INSUFFICIENT_STORAGE;
-                Err(refusal(Problem::new(status, "quota_exceeded", title, Some(hint))))
+                Err(refusal(Problem::new(
+                    status,
+                    "quota_exceeded",
+                    title,
+                    Some(hint),
+                )))
             }
         }
     }

@@ -52,7 +52,11 @@ pub struct TraceSettings {
 
 impl fmt::Debug for TraceSettings {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "TraceSettings({:?}, {}, ..)", self.endpoint, self.sample)
+        write!(
+            out,
+            "TraceSettings({:?}, {}, ..)",
+            self.endpoint, self.sample
+        )
     }
 }
 
@@ -74,7 +78,11 @@ impl Spot {
     /// Something that belongs to this. What is not told of leaves the caller's own span as the parent of what follows.
     pub(crate) fn child(&self) -> Spot {
         match self.recorded {
-            true => Spot { span: chance(), parent: Some(self.span), ..self.clone() },
+            true => Spot {
+                span: chance(),
+                parent: Some(self.span),
+                ..self.clone()
+            },
             false => self.clone(),
         }
     }
@@ -100,7 +108,10 @@ pub(crate) type Attribute = (&'static str, Value);
 
 /// Words of ours or of a caller's, bounded.
 pub(crate) fn text(name: &'static str, value: &str) -> Attribute {
-    (name, json!({ "stringValue": value.chars().take(LONGEST_TEXT).collect::<String>() }))
+    (
+        name,
+        json!({ "stringValue": value.chars().take(LONGEST_TEXT).collect::<String>() }),
+    )
 }
 
 /// A number.
@@ -126,9 +137,18 @@ pub(crate) struct Span {
 
 impl Span {
     fn json(&self) -> Value {
-        let Span { spot, name, kind, time, failed, attributes } = self;
-        let attributes: Vec<_> =
-            attributes.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+        let Span {
+            spot,
+            name,
+            kind,
+            time,
+            failed,
+            attributes,
+        } = self;
+        let attributes: Vec<_> = attributes
+            .iter()
+            .map(|(key, value)| json!({ "key": key, "value": value }))
+            .collect();
         let nanos = |us: u64| us.saturating_mul(1000).to_string();
         let mut span = json!({
             "traceId": TraceParent::hex(&spot.trace), "spanId": TraceParent::hex(&spot.span), "flags": spot.flags,
@@ -159,30 +179,75 @@ pub(crate) struct Tracer {
 impl Tracer {
     pub(crate) fn new(settings: Option<TraceSettings>, node: &str) -> Tracer {
         let (waiting, grown, dropped) = Default::default();
-        Tracer { settings, waiting, grown, dropped, node: node.to_owned() }
+        Tracer {
+            settings,
+            waiting,
+            grown,
+            dropped,
+            node: node.to_owned(),
+        }
     }
 
     /// Where a request is in whose trace: the caller's, or a new one if anybody wants those.
     pub(crate) fn begin(&self, headers: &HeaderMap) -> Option<Spot> {
-        let sample = self.settings.as_ref().map(|settings| settings.sample).filter(|sample| *sample > 0.0);
+        let sample = self
+            .settings
+            .as_ref()
+            .map(|settings| settings.sample)
+            .filter(|sample| *sample > 0.0);
         match (parent_of(headers), sample) {
-            (Some(TraceParent { trace, span, flags, state }), sample) => {
+            (
+                Some(TraceParent {
+                    trace,
+                    span,
+                    flags,
+                    state,
+                }),
+                sample,
+            ) => {
                 let recorded = sample.is_some() && flags & 1 == 1;
-                let (own, parent) = if recorded { (chance(), Some(span)) } else { (span, None) };
-                Some(Spot { trace, span: own, parent, flags, state, given: true, recorded })
+                let (own, parent) = if recorded {
+                    (chance(), Some(span))
+                } else {
+                    (span, None)
+                };
+                Some(Spot {
+                    trace,
+                    span: own,
+                    parent,
+                    flags,
+                    state,
+                    given: true,
+                    recorded,
+                })
             }
             (None, None) => None,
             (None, Some(sample)) => {
                 let trace: [u8; 16] = chance();
                 let recorded = is_chosen(&trace, sample);
                 let (parent, state, given) = (None, None, false);
-                recorded.then(|| Spot { trace, span: chance(), parent, flags: 1, state, given, recorded })
+                recorded.then(|| Spot {
+                    trace,
+                    span: chance(),
+                    parent,
+                    flags: 1,
+                    state,
+                    given,
+                    recorded,
+                })
             }
         }
     }
 
     /// Tells of something that is over.
-    pub(crate) fn tell(&self, spot: &Spot, name: &str, time: Time, failed: bool, attributes: Vec<Attribute>) {
+    pub(crate) fn tell(
+        &self,
+        spot: &Spot,
+        name: &str,
+        time: Time,
+        failed: bool,
+        attributes: Vec<Attribute>,
+    ) {
         self.add(spot, name, 1, time, failed, attributes);
     }
 
@@ -198,11 +263,26 @@ impl Tracer {
         self.add(spot, name, 2, time, failed, attributes);
     }
 
-    fn add(&self, spot: &Spot, name: &str, kind: u8, time: Time, failed: bool, attributes: Vec<Attribute>) {
+    fn add(
+        &self,
+        spot: &Spot,
+        name: &str,
+        kind: u8,
+        time: Time,
+        failed: bool,
+        attributes: Vec<Attribute>,
+    ) {
         if !spot.recorded {
             return;
         }
-        let span = Span { spot: spot.clone(), name: name.to_owned(), kind, time, failed, attributes };
+        let span = Span {
+            spot: spot.clone(),
+            name: name.to_owned(),
+            kind,
+            time,
+            failed,
+            attributes,
+        };
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         match waiting.len() < MOST_WAITING {
             true => waiting.push(span),
@@ -222,12 +302,24 @@ impl Tracer {
         let (started, over) = (or_end(moments.started), or_end(moments.over));
         let kept = or_end(moments.kept);
         let ran = moments.started > 0;
-        self.tell(&spot.child(), "start", (moments.begun, started), !ran, Vec::new());
+        self.tell(
+            &spot.child(),
+            "start",
+            (moments.begun, started),
+            !ran,
+            Vec::new(),
+        );
         if ran {
             self.tell(&spot.child(), "program", (started, over), false, Vec::new());
             let artifacts = number("airlock.artifacts", result.artifacts.len() as i64);
             self.tell(&spot.child(), "keep", (over, kept), false, vec![artifacts]);
-            self.tell(&spot.child(), "end", (kept, moments.ended), false, Vec::new());
+            self.tell(
+                &spot.child(),
+                "end",
+                (kept, moments.ended),
+                false,
+                Vec::new(),
+            );
         }
         let failed = !matches!(result.status, spec::Status::Succeeded);
         let time = (moments.begun, moments.ended);
@@ -241,7 +333,9 @@ impl Tracer {
 
     /// Sends spans as they come, for ever; at once ends where there is nowhere to send them.
     pub(crate) async fn export(&self) {
-        let Some(sender) = self.settings.as_ref().and_then(Sender::new) else { return };
+        let Some(sender) = self.settings.as_ref().and_then(Sender::new) else {
+            return;
+        };
         let mut spoken: Option<Instant> = None;
         loop {
             self.grown.notified().await;
@@ -275,7 +369,8 @@ impl Tracer {
                 return outcome;
             }
             if let Err(why) = sender.send(self.document(&spans)).await {
-                self.dropped.fetch_add(spans.len() as u64, Ordering::Relaxed);
+                self.dropped
+                    .fetch_add(spans.len() as u64, Ordering::Relaxed);
                 outcome = Err(why);
             }
         }
@@ -287,8 +382,10 @@ impl Tracer {
             text("service.version", env!("CARGO_PKG_VERSION")),
             text("service.instance.id", &self.node),
         ];
-        let resource: Vec<_> =
-            resource.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+        let resource: Vec<_> = resource
+            .iter()
+            .map(|(key, value)| json!({ "key": key, "value": value }))
+            .collect();
         let spans: Vec<_> = spans.iter().map(Span::json).collect();
         let scope = json!({ "name": "airlock", "version": env!("CARGO_PKG_VERSION") });
         json!({ "resourceSpans": [{
@@ -299,7 +396,11 @@ impl Tracer {
 }
 
 fn attributes(result: &RunResult, tenant: &str, image: &str) -> Vec<Attribute> {
-    let name = |limit| serde_json::to_value(limit).ok().and_then(|name| Some(name.as_str()?.to_owned()));
+    let name = |limit| {
+        serde_json::to_value(limit)
+            .ok()
+            .and_then(|name| Some(name.as_str()?.to_owned()))
+    };
     let limits: Vec<_> = result.limits_hit.iter().filter_map(name).collect();
     let mut all = vec![
         text("airlock.run", result.run_id.as_str()),
@@ -312,8 +413,14 @@ fn attributes(result: &RunResult, tenant: &str, image: &str) -> Vec<Attribute> {
         number("airlock.cpu_ms", result.usage.cpu_ms as i64),
         number("airlock.denials", result.denials.len() as i64),
     ];
-    let ids = [("airlock.task", &result.task_id), ("airlock.job", &result.job_id)];
-    all.extend(ids.into_iter().filter_map(|(name, id)| Some(text(name, id.as_ref()?.as_str()))));
+    let ids = [
+        ("airlock.task", &result.task_id),
+        ("airlock.job", &result.job_id),
+    ];
+    all.extend(
+        ids.into_iter()
+            .filter_map(|(name, id)| Some(text(name, id.as_ref()?.as_str()))),
+    );
     if !limits.is_empty() {
         all.push(text("airlock.limits_hit", &limits.join(" ")));
     }
@@ -348,24 +455,34 @@ impl Sender {
             .ok()?;
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
-            let (name, mut value) =
-                (http::HeaderName::try_from(name).ok()?, http::HeaderValue::try_from(value.as_str()).ok()?);
+            let (name, mut value) = (
+                http::HeaderName::try_from(name).ok()?,
+                http::HeaderValue::try_from(value.as_str()).ok()?,
+            );
             value.set_sensitive(true);
             headers.insert(name, value);
         }
         let endpoint = format!("{}/v1/traces", settings.endpoint.trim_end_matches('/'));
-        Some(Sender { http, endpoint, headers })
+        Some(Sender {
+            http,
+            endpoint,
+            headers,
+        })
     }
 
     async fn send(&self, document: Value) -> Result<(), String> {
         let request = self.http.post(&self.endpoint).headers(self.headers.clone());
-        let request =
-            request.header(http::header::CONTENT_TYPE, "application/json").body(document.to_string());
+        let request = request
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(document.to_string());
         // Its own words would name the address; the operator knows that.
-        let answer = request.send().await.map_err(|error| match error.is_timeout() {
-            true => "the receiver does not answer in time".to_owned(),
-            false => "the receiver cannot be reached".to_owned(),
-        })?;
+        let answer = request
+            .send()
+            .await
+            .map_err(|error| match error.is_timeout() {
+                true => "the receiver does not answer in time".to_owned(),
+                false => "the receiver cannot be reached".to_owned(),
+            })?;
         match answer.status().is_success() {
             true => Ok(()),
             false => Err(format!("the receiver answers {}", answer.status().as_u16())),
@@ -376,17 +493,26 @@ impl Sender {
 /// Where the caller is in a trace. What is malformed, or there twice, is as if it were not there.
 fn parent_of(headers: &HeaderMap) -> Option<TraceParent> {
     let mut told = headers.get_all("traceparent").iter();
-    let (Some(one), None) = (told.next(), told.next()) else { return None };
+    let (Some(one), None) = (told.next(), told.next()) else {
+        return None;
+    };
     let parent = TraceParent::read(one.to_str().ok()?)?;
-    let state: Option<Vec<_>> =
-        headers.get_all("tracestate").iter().map(|value| value.to_str().ok()).collect();
-    let state = state.map(|parts| parts.join(",")).filter(|state| TraceParent::is_state(state));
+    let state: Option<Vec<_>> = headers
+        .get_all("tracestate")
+        .iter()
+        .map(|value| value.to_str().ok())
+        .collect();
+    let state = state
+        .map(|parts| parts.join(","))
+        .filter(|state| TraceParent::is_state(state));
     Some(TraceParent { state, ..parent })
 }
 
 /// The same for everybody who sees this trace: by its last seven bytes.
 fn is_chosen(trace: &[u8; 16], sample: f64) -> bool {
-    let value = trace[9..].iter().fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
+    let value = trace[9..]
+        .iter()
+        .fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
     (value as f64) < sample * (1_u64 << 56) as f64
 }
 
@@ -408,34 +534,51 @@ mod tests {
 
     fn tracer(sample: Option<f64>) -> Tracer {
         let endpoint = "http://127.0.0.1:1".to_owned();
-        let settings = sample.map(|sample| TraceSettings { endpoint, sample, headers: Vec::new() });
+        let settings = sample.map(|sample| TraceSettings {
+            endpoint,
+            sample,
+            headers: Vec::new(),
+        });
         Tracer::new(settings, "node")
     }
 
     fn headers(parent: Option<&str>) -> HeaderMap {
-        parent.into_iter().map(|parent| ("traceparent".parse().unwrap(), parent.parse().unwrap())).collect()
+        parent
+            .into_iter()
+            .map(|parent| ("traceparent".parse().unwrap(), parent.parse().unwrap()))
+            .collect()
     }
 
     #[test]
     fn without_a_receiver_a_trace_is_passed_on_as_it_came_and_none_begins() {
         let tracer = tracer(None);
         let spot = tracer.begin(&headers(Some(GIVEN))).unwrap();
-        assert_eq!((spot.child().written(), spot.for_program()), (GIVEN.to_owned(), Some(GIVEN.to_owned())));
+        assert_eq!(
+            (spot.child().written(), spot.for_program()),
+            (GIVEN.to_owned(), Some(GIVEN.to_owned()))
+        );
         assert!(tracer.begin(&headers(None)).is_none());
         tracer.tell(&spot, "x", (0, 1), false, Vec::new());
         assert!(tracer.waiting.lock().unwrap().is_empty());
     }
 
     #[test]
-    fn a_caller_who_does_not_record_is_not_recorded_and_one_without_a_trace_gives_none_to_programs() {
+    fn a_caller_who_does_not_record_is_not_recorded_and_one_without_a_trace_gives_none_to_programs()
+    {
         let tracer = tracer(Some(1.0));
-        let spot = tracer.begin(&headers(Some(&GIVEN.replace("-01", "-00")))).unwrap();
+        let spot = tracer
+            .begin(&headers(Some(&GIVEN.replace("-01", "-00"))))
+            .unwrap();
         assert!(!spot.recorded);
         let own = tracer.begin(&headers(None)).unwrap();
         assert!(own.recorded && own.for_program().is_none());
         let child = tracer.begin(&headers(Some(GIVEN))).unwrap().child();
         assert!(child.for_program().unwrap().starts_with(&GIVEN[..36]));
-        assert!(tracer_of_none().begin(&headers(Some(GIVEN))).is_some_and(|spot| !spot.recorded));
+        assert!(
+            tracer_of_none()
+                .begin(&headers(Some(GIVEN)))
+                .is_some_and(|spot| !spot.recorded)
+        );
     }
 
     fn tracer_of_none() -> Tracer {

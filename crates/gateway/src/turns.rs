@@ -56,7 +56,9 @@ fn lasts(method: &Method, route: &str) -> bool {
     match *method {
         Method::GET | Method::HEAD | Method::DELETE => {
             is_end(&["/events", "/logs", "/output", "/pty", "/pty:recv", "/diff"])
-                || ["/files", "/artifacts/"].iter().any(|part| route.contains(part))
+                || ["/files", "/artifacts/"]
+                    .iter()
+                    .any(|part| route.contains(part))
         }
         // A word to what is there, with a small body or none.
         Method::POST => {
@@ -97,13 +99,27 @@ mod tests {
         let take = |key: &str, route: &str| turns.take(key, &Method::GET, route);
         let (lasting, short) = ("/v1/sandboxes/{id}/logs", "/v1/sandboxes/{id}");
         let hers: Vec<_> = (0..7).map(|_| take("her", lasting).unwrap()).collect();
-        assert_eq!(take("her", lasting).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(
+            take("her", lasting).unwrap_err().status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
         let _more: Vec<_> = (0..5).map(|_| take("her", short).unwrap()).collect();
-        assert_eq!(take("her", short).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(
+            take("her", short).unwrap_err().status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
         let _his: Vec<_> = (0..4).map(|_| take("him", lasting).unwrap()).collect();
-        assert_eq!(take("him", lasting).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
-        let _theirs: Vec<_> = ["a", "a", "b"].map(|key| take(key, lasting).unwrap()).into();
-        assert_eq!(take("them", lasting).unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(
+            take("him", lasting).unwrap_err().status(),
+            StatusCode::TOO_MANY_REQUESTS
+        );
+        let _theirs: Vec<_> = ["a", "a", "b"]
+            .map(|key| take(key, lasting).unwrap())
+            .into();
+        assert_eq!(
+            take("them", lasting).unwrap_err().status(),
+            StatusCode::SERVICE_UNAVAILABLE
+        );
         assert!(take("them", short).is_ok());
         drop(hers);
         assert!(take("them", lasting).is_ok());

@@ -139,16 +139,31 @@ impl Question {
         };
         let (since_ms, until_ms) = (Some(since.0).filter(|since| *since > 0), Some(until.0));
         let until_ms = until_ms.filter(|until| *until < u64::MAX);
-        Ok(Filter { run: self.run.clone(), tenant, since_ms, until_ms })
+        Ok(Filter {
+            run: self.run.clone(),
+            tenant,
+            since_ms,
+            until_ms,
+        })
     }
 
     fn span(&self) -> Answer<Span> {
-        let bad = |_| Problem::invalid("this is no day or month", "such as day=2026-11-16 or month=2026-11");
+        let bad = |_| {
+            Problem::invalid(
+                "this is no day or month",
+                "such as day=2026-11-16 or month=2026-11",
+            )
+        };
         let moments = self.since_ms.is_some() || self.until_ms.is_some();
-        let told = [moments, self.day.is_some(), self.month.is_some()].into_iter().filter(|told| *told);
+        let told = [moments, self.day.is_some(), self.month.is_some()]
+            .into_iter()
+            .filter(|told| *told);
         if told.count() > 1 {
             let hint = "give `since_ms` and `until_ms`, or `day`, or `month`";
-            return Err(Problem::invalid("several spans of time are asked for", hint));
+            return Err(Problem::invalid(
+                "several spans of time are asked for",
+                hint,
+            ));
         }
         if let Some(day) = &self.day {
             return day.parse::<Day>().map(Day::span).map_err(bad);
@@ -162,13 +177,24 @@ impl Question {
                 return Err(Problem::invalid(title, "give milliseconds since 1970"));
             }
         }
-        let (since, until) = (self.since_ms.unwrap_or(0), self.until_ms.unwrap_or(u64::MAX));
-        Ok(Span { since: Timestamp(since), until: Timestamp(until) })
+        let (since, until) = (
+            self.since_ms.unwrap_or(0),
+            self.until_ms.unwrap_or(u64::MAX),
+        );
+        Ok(Span {
+            since: Timestamp(since),
+            until: Timestamp(until),
+        })
     }
 
     fn wants_csv(&self, headers: &HeaderMap) -> bool {
-        let kinds = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-        let mut kinds = kinds.flat_map(|value| value.split(',')).filter_map(|kind| kind.split(';').next());
+        let kinds = headers
+            .get_all(header::ACCEPT)
+            .iter()
+            .filter_map(|value| value.to_str().ok());
+        let mut kinds = kinds
+            .flat_map(|value| value.split(','))
+            .filter_map(|kind| kind.split(';').next());
         self.format.map_or_else(
             || kinds.any(|kind| kind.trim().eq_ignore_ascii_case(CSV)),
             |format| format == Format::Csv,
@@ -190,11 +216,17 @@ async fn usage(
 ) -> Answer<Response> {
     caller.require(Scope::Usage)?;
     let Query(question) = question.map_err(|error| {
-        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
+        Problem::invalid(
+            format!("the query cannot be read: {}", error.body_text()),
+            "see /openapi.json",
+        )
     })?;
     let filter = question.filter(&caller)?;
     allow(&gateway, &caller, question.run.clone()).await?;
-    let (state, by) = (gateway.state().to_owned(), question.by.unwrap_or(Column::Run));
+    let (state, by) = (
+        gateway.state().to_owned(),
+        question.by.unwrap_or(Column::Run),
+    );
     // What goes on is in the sums of days as of now.
     gateway.count_now().await;
     let unwritten = gateway.days().are_unwritten();
@@ -215,13 +247,21 @@ async fn usage(
         // A table has no place to say that something is missing.
         true if problems > 0 => Err(unavailable()),
         true => Ok((
-            [(header::CONTENT_TYPE, "text/csv; charset=utf-8; header=present")],
+            [(
+                header::CONTENT_TYPE,
+                "text/csv; charset=utf-8; header=present",
+            )],
             books::csv(by.by(), &totals),
         )
             .into_response()),
         false => {
             let problems = caller.is_admin().then_some(problems);
-            Ok(Json(Sums { by, rows: totals.into_iter().map(Row::from).collect(), problems }).into_response())
+            Ok(Json(Sums {
+                by,
+                rows: totals.into_iter().map(Row::from).collect(),
+                problems,
+            })
+            .into_response())
         }
     }
 }
@@ -229,12 +269,19 @@ async fn usage(
 fn unavailable() -> Problem {
     let hint = "the operator finds what is wrong with it by `airlock usage --verify`".to_owned();
     let title = "the ledger cannot be read whole";
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", title, Some(hint))
+    Problem::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "internal",
+        title,
+        Some(hint),
+    )
 }
 
 /// Whoever names a run must be able to see it.
 async fn allow(gateway: &Gateway, caller: &Caller, run: Option<String>) -> Answer<()> {
-    let Some(run) = run.filter(|_| !caller.is_admin()) else { return Ok(()) };
+    let Some(run) = run.filter(|_| !caller.is_admin()) else {
+        return Ok(());
+    };
     if gateway.sees_sandbox(caller, &run) {
         return Ok(());
     }

@@ -36,7 +36,10 @@ impl InUse {
         let mut keys = self.keys();
         let over = match keys.get(key) {
             Some(over) => over.subscribe(),
-            None => keys.entry(key.to_owned()).or_insert_with(|| watch::Sender::new(false)).subscribe(),
+            None => keys
+                .entry(key.to_owned())
+                .or_insert_with(|| watch::Sender::new(false))
+                .subscribe(),
         };
         Validity(over)
     }
@@ -69,8 +72,12 @@ impl Validity {
     pub(crate) fn guard(self, response: Response) -> Response {
         match is_sent_at_once(response.body()) {
             true => response,
-            false => response
-                .map(|body| Body::new(Guarded { body: until_sent(body, ()), over: Box::pin(self.over()) })),
+            false => response.map(|body| {
+                Body::new(Guarded {
+                    body: until_sent(body, ()),
+                    over: Box::pin(self.over()),
+                })
+            }),
         }
     }
 }
@@ -89,7 +96,9 @@ impl http_body::Body for Guarded {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if self.over.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Some(Err(axum::Error::new(io::Error::other("the key has ended")))));
+            return Poll::Ready(Some(Err(axum::Error::new(io::Error::other(
+                "the key has ended",
+            )))));
         }
         Pin::new(&mut self.body).poll_frame(context)
     }
@@ -121,6 +130,10 @@ mod tests {
         keys.end("her");
         let [hers, his] = answers;
         assert!(hers.collect().await.is_err());
-        assert!(his.collect().await.is_ok_and(|rest| rest.to_bytes().len() > 900 << 10));
+        assert!(
+            his.collect()
+                .await
+                .is_ok_and(|rest| rest.to_bytes().len() > 900 << 10)
+        );
     }
 }

@@ -32,19 +32,36 @@ impl FromRequest<Gateway> for Raw {
 
     async fn from_request(request: Request, gateway: &Gateway) -> Answer<Raw> {
         let most = gateway.bounds().body;
-        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > most) {
+        let length = request
+            .headers()
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok());
+        if length
+            .and_then(|length| length.parse::<usize>().ok())
+            .is_some_and(|length| length > most)
+        {
             return Err(too_large(most));
         }
-        let key = request.extensions().get::<Caller>().map_or("", |caller| caller.tenant.as_str());
+        let key = request
+            .extensions()
+            .get::<Caller>()
+            .map_or("", |caller| caller.tenant.as_str());
         let (shares, share) = (gateway.arriving(), gateway.arriving().of(key));
-        match tokio::time::timeout(LONGEST_ARRIVAL, arrived(request.into_body(), most, shares, share)).await {
+        match tokio::time::timeout(
+            LONGEST_ARRIVAL,
+            arrived(request.into_body(), most, shares, share),
+        )
+        .await
+        {
             Ok(bytes) => Ok(Raw(bytes?)),
             Err(_) => Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
                 "the body did not arrive in time",
-                Some(format!("send it within {} seconds", LONGEST_ARRIVAL.as_secs())),
+                Some(format!(
+                    "send it within {} seconds",
+                    LONGEST_ARRIVAL.as_secs()
+                )),
             )),
         }
     }
@@ -60,7 +77,9 @@ async fn arrived(
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Problem::invalid("the body broke off", "send all of it"))?;
-        let Ok(piece) = frame.into_data() else { continue };
+        let Ok(piece) = frame.into_data() else {
+            continue;
+        };
         if bytes.len() + piece.len() > most {
             return Err(too_large(most));
         }
@@ -74,7 +93,12 @@ async fn arrived(
 
 fn too_large(most: usize) -> Problem {
     let hint = format!("send at most {most} bytes; keep large files as artifacts");
-    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the body is too large", Some(hint))
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "quota_exceeded",
+        "the body is too large",
+        Some(hint),
+    )
 }
 
 impl Raw {
@@ -82,7 +106,9 @@ impl Raw {
     pub(crate) fn json<T: DeserializeOwned>(&self) -> Answer<T> {
         // A list would be taken for the fields in their order.
         match self.0.trim_ascii_start().first() {
-            Some(b'{') => serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string())),
+            Some(b'{') => {
+                serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string()))
+            }
             _ => Err(unreadable("it is not an object")),
         }
     }
@@ -110,7 +136,10 @@ pub(crate) fn unreadable(said: &str) -> Problem {
                 None => format!("the fields are {}", known.join(", ")),
             };
             let shown: String = unknown.chars().take(64).collect();
-            Problem::invalid(format!("`{}` is not a known field", shown.escape_debug()), hint)
+            Problem::invalid(
+                format!("`{}` is not a known field", shown.escape_debug()),
+                hint,
+            )
         }
         _ => {
             let shown: String = said.chars().take(300).collect();
@@ -152,7 +181,10 @@ impl Quantity {
 /// What a word means as a value of this field.
 pub(crate) fn word<T: FromStr<Err: Display>>(text: &str, field: &str) -> Answer<T> {
     text.parse().map_err(|error: T::Err| {
-        Problem::invalid(format!("`{field}` has a bad value: {error}"), "write it as on the command line")
+        Problem::invalid(
+            format!("`{field}` has a bad value: {error}"),
+            "write it as on the command line",
+        )
     })
 }
 
@@ -266,11 +298,18 @@ impl RunOrder {
             workspace: self.workspace.map(PathBuf::from),
             mounts: texts(self.mounts),
             volumes: texts(self.volumes),
-            env: self.env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            env: self
+                .env
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
             // What the server finds around itself is not the caller's.
             caller_env: BTreeMap::new(),
             limits,
-            network: self.network.map(|text| word::<Network>(&text, "network")).transpose()?,
+            network: self
+                .network
+                .map(|text| word::<Network>(&text, "network"))
+                .transpose()?,
             internal_network: self.internal_network,
             doors: Vec::new(),
             llm: match self.llm {
@@ -283,23 +322,37 @@ impl RunOrder {
             learn: self.learn,
             allow_models: self.allow_models,
             budget: Budget {
-                money: self.budget_usd.map(|money| money.parse::<Money>("budget_usd")).transpose()?,
+                money: self
+                    .budget_usd
+                    .map(|money| money.parse::<Money>("budget_usd"))
+                    .transpose()?,
                 tokens: self.budget_tokens,
                 ..Budget::default()
             },
-            secrets: self.secrets.into_iter().map(secret).collect::<Result<_, _>>()?,
+            secrets: self
+                .secrets
+                .into_iter()
+                .map(secret)
+                .collect::<Result<_, _>>()?,
             // Texts name files of this machine.
             inputs: Vec::new(),
             inputs_given,
             inputs_kept,
             artifacts: self.artifacts.into_iter().map(PathBuf::from).collect(),
-            allow_protected: self.allow_protected.into_iter().map(PathBuf::from).collect(),
+            allow_protected: self
+                .allow_protected
+                .into_iter()
+                .map(PathBuf::from)
+                .collect(),
             require: self
                 .require
                 .iter()
                 .map(|name| word::<Barrier>(name, "require"))
                 .collect::<Result<_, _>>()?,
-            user: self.user.map(|text| word::<User>(&text, "user")).transpose()?,
+            user: self
+                .user
+                .map(|text| word::<User>(&text, "user"))
+                .transpose()?,
             stdin: stdin.is_some(),
             tty: None,
             contract: self
@@ -315,7 +368,10 @@ impl RunOrder {
     }
 
     fn limits(&self) -> Answer<Maximum> {
-        fn of<T: FromStr<Err: Display>>(value: &Option<Quantity>, field: &str) -> Answer<Option<T>> {
+        fn of<T: FromStr<Err: Display>>(
+            value: &Option<Quantity>,
+            field: &str,
+        ) -> Answer<Option<T>> {
             value.as_ref().map(|value| value.parse(field)).transpose()
         }
         Ok(Maximum {
@@ -352,7 +408,10 @@ fn texts(list: Vec<String>) -> Vec<OsString> {
 
 pub(crate) fn decoded(text: &str, field: &str) -> Answer<Vec<u8>> {
     STANDARD.decode(text).map_err(|_| {
-        Problem::invalid(format!("`{field}` is not base64"), "use the standard alphabet, with padding")
+        Problem::invalid(
+            format!("`{field}` is not base64"),
+            "use the standard alphabet, with padding",
+        )
     })
 }
 
@@ -363,7 +422,10 @@ pub(crate) fn encoded(bytes: &[u8]) -> String {
 /// `NAME=VARIABLE`, which is split at the first sign.
 fn secret((name, variable): (String, String)) -> Answer<OsString> {
     match name.contains('=') {
-        true => Err(Problem::invalid("no secret has `=` in its name", "see `airlock secret list`")),
+        true => Err(Problem::invalid(
+            "no secret has `=` in its name",
+            "see `airlock secret list`",
+        )),
         false => Ok(format!("{name}={variable}").into()),
     }
 }
@@ -374,7 +436,13 @@ type Kept = (PathBuf, PathBuf, Option<u64>);
 /// Kept artifacts by their names, and what came along.
 fn sorted(inputs: Vec<Input>) -> Answer<(Vec<Kept>, Vec<Given>)> {
     let (mut kept, mut given) = (Vec::new(), Vec::new());
-    for Input { name, artifact, text, base64 } in inputs {
+    for Input {
+        name,
+        artifact,
+        text,
+        base64,
+    } in inputs
+    {
         match (artifact, text, base64) {
             (Some(artifact), None, None) => {
                 let (artifact, version) = versioned(&artifact)?;
@@ -408,19 +476,30 @@ mod tests {
     use super::*;
 
     fn order(text: &str) -> Answer<RunRequest> {
-        Ok(Raw(Bytes::from(text.to_owned())).json::<RunOrder>()?.into_request()?.0)
+        Ok(Raw(Bytes::from(text.to_owned()))
+            .json::<RunOrder>()?
+            .into_request()?
+            .0)
     }
 
     fn said(text: &str) -> String {
         let problem = serde_json::to_value(order(text).unwrap_err()).unwrap();
-        format!("{}; {}", problem["title"].as_str().unwrap(), problem["detail"].as_str().unwrap())
+        format!(
+            "{}; {}",
+            problem["title"].as_str().unwrap(),
+            problem["detail"].as_str().unwrap()
+        )
     }
 
     #[test]
     fn a_field_that_is_not_known_is_named_with_the_nearest_one() {
-        assert_eq!(said(r#"{"memroy":1}"#), "`memroy` is not a known field; did you mean `memory`?");
+        assert_eq!(
+            said(r#"{"memroy":1}"#),
+            "`memroy` is not a known field; did you mean `memory`?"
+        );
         assert!(
-            said(r#"{"colour":1}"#).starts_with("`colour` is not a known field; the fields are command,")
+            said(r#"{"colour":1}"#)
+                .starts_with("`colour` is not a known field; the fields are command,")
         );
         assert!(said("[]").starts_with("the body cannot be read: "));
         assert!(said("").starts_with("the body cannot be read: "));
@@ -431,9 +510,14 @@ mod tests {
     async fn a_body_takes_room_for_what_is_there_within_the_share_of_its_key() {
         let arrive = async |most, shares: Shares, text: &'static str| {
             let share = shares.of("her");
-            arrived(text.into(), most, &shares, share).await.map_err(|problem| problem.status().as_u16())
+            arrived(text.into(), most, &shares, share)
+                .await
+                .map_err(|problem| problem.status().as_u16())
         };
-        assert_eq!(arrive(9, Shares::new(10, 5), "12345").await, Ok(Bytes::from("12345")));
+        assert_eq!(
+            arrive(9, Shares::new(10, 5), "12345").await,
+            Ok(Bytes::from("12345"))
+        );
         assert_eq!(arrive(9, Shares::new(10, 5), "123456").await, Err(429));
         assert_eq!(arrive(9, Shares::new(5, 10), "123456").await, Err(503));
         assert_eq!(arrive(5, Shares::new(10, 10), "123456").await, Err(413));
@@ -442,13 +526,17 @@ mod tests {
     #[test]
     fn quantities_are_texts_or_numbers() {
         let asked =
-            order(r#"{"timeout":"2s","memory":1048576,"cpus":1.5,"budget_usd":0.5,"llm":"p"}"#).unwrap();
+            order(r#"{"timeout":"2s","memory":1048576,"cpus":1.5,"budget_usd":0.5,"llm":"p"}"#)
+                .unwrap();
         assert_eq!(asked.limits.wall_time, "2s".parse().ok());
         assert_eq!(asked.limits.memory, "1M".parse().ok());
         assert_eq!(asked.limits.cpus, "1.5".parse().ok());
         assert_eq!(asked.budget.money, Some(Money(500_000_000)));
         assert_eq!(asked.llm, Some(Some("p".to_owned())));
-        assert!(said(r#"{"memory":"lots"}"#).starts_with("`memory` has a bad value: `lots` is not a size"));
+        assert!(
+            said(r#"{"memory":"lots"}"#)
+                .starts_with("`memory` has a bad value: `lots` is not a size")
+        );
         assert!(said(r#"{"network":"wide"}"#).starts_with("`network` has a bad value"));
     }
 
@@ -457,11 +545,21 @@ mod tests {
         let inputs = r#"{"inputs":[{"name":"a","text":"x"},{"name":"b","base64":"AP8="},{"name":"c","artifact":"d@2"}]}"#;
         let asked = order(inputs).unwrap();
         assert_eq!(asked.inputs_kept, [("c".into(), "d".into(), Some(2))]);
-        let given: Vec<_> =
-            asked.inputs_given.iter().map(|(name, bytes)| (name.as_path(), &bytes[..])).collect();
-        assert_eq!(given, [("a".as_ref(), &b"x"[..]), ("b".as_ref(), &b"\0\xff"[..])]);
-        assert!(said(r#"{"inputs":[{"name":"a"}]}"#).starts_with("the input `a` must have one source"));
-        assert!(said(r#"{"inputs":[{"name":"a","text":"","artifact":"b"}]}"#).contains("one source"));
+        let given: Vec<_> = asked
+            .inputs_given
+            .iter()
+            .map(|(name, bytes)| (name.as_path(), &bytes[..]))
+            .collect();
+        assert_eq!(
+            given,
+            [("a".as_ref(), &b"x"[..]), ("b".as_ref(), &b"\0\xff"[..])]
+        );
+        assert!(
+            said(r#"{"inputs":[{"name":"a"}]}"#).starts_with("the input `a` must have one source")
+        );
+        assert!(
+            said(r#"{"inputs":[{"name":"a","text":"","artifact":"b"}]}"#).contains("one source")
+        );
         assert!(said(r#"{"inputs":[{"name":"a","artifact":"b@c"}]}"#).contains("inputs.artifact"));
         assert!(said(r#"{"stdin":"a","stdin_base64":"YQ=="}"#).contains("exclude each other"));
     }
@@ -470,7 +568,10 @@ mod tests {
     fn no_name_that_a_caller_chooses_becomes_a_file_of_this_machine() {
         let asked = order(r#"{"inputs":[{"name":"y=/etc/passwd","artifact":"b"}]}"#).unwrap();
         assert!(asked.inputs.is_empty());
-        assert_eq!(asked.inputs_kept, [("y=/etc/passwd".into(), "b".into(), None)]);
+        assert_eq!(
+            asked.inputs_kept,
+            [("y=/etc/passwd".into(), "b".into(), None)]
+        );
         assert!(said(r#"{"secrets":{"a=B":"C"}}"#).starts_with("no secret has `=` in its name"));
     }
 }

@@ -49,7 +49,9 @@ pub(crate) async fn aside_in_turn<T: Send + 'static>(
 
 /// Room for something that is carried out elsewhere, until it is dropped; none if the key has none now.
 pub(crate) fn place(working: &Shares, key: &str) -> Option<Box<dyn Send>> {
-    one(working, key).ok().map(|share| Box::new(share) as Box<dyn Send>)
+    one(working, key)
+        .ok()
+        .map(|share| Box::new(share) as Box<dyn Send>)
 }
 
 async fn carry_out<T: Send + 'static>(
@@ -60,19 +62,29 @@ async fn carry_out<T: Send + 'static>(
         let _share = share;
         work()
     };
-    tokio::task::spawn_blocking(held).await.unwrap_or_else(|_| Err(failed()))
+    tokio::task::spawn_blocking(held)
+        .await
+        .unwrap_or_else(|_| Err(failed()))
 }
 
 fn one(shares: &Shares, key: &str) -> Answer<Share> {
     let mut share = shares.of(key);
     shares.add(&mut share, 1).map_err(|full| {
-        full.problem("pieces of work on files under way at once", "nothing was done; try again in a moment")
+        full.problem(
+            "pieces of work on files under way at once",
+            "nothing was done; try again in a moment",
+        )
     })?;
     Ok(share)
 }
 
 fn failed() -> Problem {
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "this could not be carried out", None)
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "internal",
+        "this could not be carried out",
+        None,
+    )
 }
 
 #[cfg(test)]
@@ -95,8 +107,13 @@ mod tests {
         // Whoever asked is gone.
         let refused = aside(&working, "her", || Ok(())).await.unwrap_err();
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert!(aside(&working, "him", || Ok(())).await.is_ok(), "others go on");
-        let (waiting, ended) = tokio::join!(aside_in_turn(&working, "her", || Ok(7)), async { end.send(()) });
+        assert!(
+            aside(&working, "him", || Ok(())).await.is_ok(),
+            "others go on"
+        );
+        let (waiting, ended) = tokio::join!(aside_in_turn(&working, "her", || Ok(7)), async {
+            end.send(())
+        });
         assert_eq!((waiting.unwrap(), ended.is_ok()), (7, true));
         assert!(aside(&working, "her", || Ok(())).await.is_ok());
     }

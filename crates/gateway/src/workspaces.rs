@@ -146,7 +146,13 @@ async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answ
         made_at: layer.made_at.to_string(),
         in_use: layer.in_use,
     };
-    fitting::json(&gateway, &caller, &WorkspaceList { workspaces: seen.map(shown).collect() })
+    fitting::json(
+        &gateway,
+        &caller,
+        &WorkspaceList {
+            workspaces: seen.map(shown).collect(),
+        },
+    )
 }
 
 /// Show what the program changed.
@@ -159,7 +165,10 @@ async fn diff_workspace(
     Path(id): Path<String>,
 ) -> Answer<Response> {
     let id = shared(&gateway, &caller, &id).await?;
-    told(&gateway, &caller, move |state| layers::diff(state, &id).map(shown)).await
+    told(&gateway, &caller, move |state| {
+        layers::diff(state, &id).map(shown)
+    })
+    .await
 }
 
 /// Take the changes over into the folder, then drop the workspace.
@@ -174,9 +183,20 @@ async fn commit_workspace(
     body: Raw,
 ) -> Answer<Response> {
     let id = shared(&gateway, &caller, &id).await?;
-    let CommitWorkspace { force, partial, keep } = crate::sandboxes::parsed(&body)?;
-    let options = CommitOptions { force, partial, keep };
-    told(&gateway, &caller, move |state| layers::commit(state, &id, options).map(taken_over)).await
+    let CommitWorkspace {
+        force,
+        partial,
+        keep,
+    } = crate::sandboxes::parsed(&body)?;
+    let options = CommitOptions {
+        force,
+        partial,
+        keep,
+    };
+    told(&gateway, &caller, move |state| {
+        layers::commit(state, &id, options).map(taken_over)
+    })
+    .await
 }
 
 /// Drop the changes.
@@ -213,7 +233,10 @@ pub(crate) async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answe
 
 /// One that was made on this machine's own command line is the admin's.
 fn sees(caller: &Caller, layer: &layers::Layer) -> bool {
-    layer.owner.as_deref().map_or(caller.is_admin(), |owner| caller.sees(owner))
+    layer
+        .owner
+        .as_deref()
+        .map_or(caller.is_admin(), |owner| caller.sees(owner))
 }
 
 async fn off_the_loop<T: Send + 'static>(
@@ -222,7 +245,10 @@ async fn off_the_loop<T: Send + 'static>(
     work: impl FnOnce(&FilePath) -> Result<T, LayerError> + Send + 'static,
 ) -> Answer<T> {
     let state: PathBuf = gateway.engine().state_folder().to_owned();
-    work::aside(gateway.working(), &caller.tenant, move || work(&state).map_err(refused)).await
+    work::aside(gateway.working(), &caller.tenant, move || {
+        work(&state).map_err(refused)
+    })
+    .await
 }
 
 /// As JSON, which is made there, too: a program chose the names.
@@ -238,10 +264,21 @@ async fn told<T: Serialize>(
 fn shown(diff: layers::Diff) -> WorkspaceDiff {
     let mut room = Room::new();
     let unknown = diff.unknown.into_iter();
-    let unknown = unknown.map(|(path, reason)| left_out(Left { path, reason, conflict: false }));
+    let unknown = unknown.map(|(path, reason)| {
+        left_out(Left {
+            path,
+            reason,
+            conflict: false,
+        })
+    });
     let (not_looked_into, more_unknown) = room.fill(unknown);
     let (changes, more) = room.fill(diff.changes.into_iter().map(change));
-    WorkspaceDiff { changes, not_looked_into, compared: diff.compared, truncated: more || more_unknown }
+    WorkspaceDiff {
+        changes,
+        not_looked_into,
+        compared: diff.compared,
+        truncated: more || more_unknown,
+    }
 }
 
 fn taken_over(committed: layers::Committed) -> CommittedWorkspace {
@@ -249,12 +286,20 @@ fn taken_over(committed: layers::Committed) -> CommittedWorkspace {
     // What was not taken over is what somebody has to look at.
     let (left_out, more_left) = room.fill(committed.left.into_iter().map(left_out));
     let (applied, more) = room.fill(committed.applied.into_iter().map(change));
-    CommittedWorkspace { applied, left_out, discarded: committed.discarded, truncated: more || more_left }
+    CommittedWorkspace {
+        applied,
+        left_out,
+        discarded: committed.discarded,
+        truncated: more || more_left,
+    }
 }
 
 fn change(change: layers::Change) -> WorkspaceChange {
     let (path, path_base64) = text_or_base64(change.path.as_os_str().as_encoded_bytes());
-    let target = change.target.as_ref().map(|target| text_or_base64(target.as_encoded_bytes()));
+    let target = change
+        .target
+        .as_ref()
+        .map(|target| text_or_base64(target.as_encoded_bytes()));
     let (target, target_base64) = target.unwrap_or_default();
     WorkspaceChange {
         path,
@@ -272,7 +317,12 @@ fn change(change: layers::Change) -> WorkspaceChange {
 
 fn left_out(left: Left) -> LeftOut {
     let (path, path_base64) = text_or_base64(left.path.as_os_str().as_encoded_bytes());
-    LeftOut { path, path_base64, reason: left.reason, conflict: left.conflict }
+    LeftOut {
+        path,
+        path_base64,
+        reason: left.reason,
+        conflict: left.conflict,
+    }
 }
 
 fn text_or_base64(bytes: &[u8]) -> (Option<String>, Option<String>) {
@@ -284,7 +334,9 @@ fn text_or_base64(bytes: &[u8]) -> (Option<String>, Option<String>) {
 
 fn word(value: &impl Serialize) -> String {
     let value = serde_json::to_value(value).ok();
-    value.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+    value
+        .and_then(|value| value.as_str().map(str::to_owned))
+        .unwrap_or_default()
 }
 
 fn refused(error: LayerError) -> Problem {
@@ -297,7 +349,13 @@ fn refused(error: LayerError) -> Problem {
         LayerError::Refused { left } => {
             let told = left.iter().take(MOST_TOLD);
             let told: Vec<_> = told
-                .map(|left| format!("`{}`: {}", left.path.to_string_lossy().escape_debug(), left.reason))
+                .map(|left| {
+                    format!(
+                        "`{}`: {}",
+                        left.path.to_string_lossy().escape_debug(),
+                        left.reason
+                    )
+                })
                 .collect();
             let advice = "`partial` takes over the rest, `force` also what conflicts";
             Problem::conflict(info.message, format!("{}; {advice}", told.join("; ")))
@@ -312,7 +370,11 @@ fn refused(error: LayerError) -> Problem {
 }
 
 fn internal(message: String) -> Problem {
-    Problem::from(ErrorInfo { code: ErrorCode::Internal, message, hint: None })
+    Problem::from(ErrorInfo {
+        code: ErrorCode::Internal,
+        message,
+        hint: None,
+    })
 }
 
 #[cfg(test)]

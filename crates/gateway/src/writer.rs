@@ -57,8 +57,9 @@ pub(crate) struct Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
-        let others =
-            |thread: &std::thread::JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        let others = |thread: &std::thread::JoinHandle<()>| {
+            thread.thread().id() != std::thread::current().id()
+        };
         if let Some(thread) = self.thread.take().filter(others) {
             _ = thread.join();
         }
@@ -73,9 +74,13 @@ impl Writer {
             Lasts::OutOurEnd => "runs",
             Lasts::OutPowerCuts => "jobs",
         };
-        let thread =
-            std::thread::Builder::new().name(name.to_owned()).spawn(move || write(&served, lasts, &jobs))?;
-        Ok(Writer { jobs: Some(sender), thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || write(&served, lasts, &jobs))?;
+        Ok(Writer {
+            jobs: Some(sender),
+            thread: Some(thread),
+        })
     }
 
     /// What the work gives, once it is committed.
@@ -90,8 +95,15 @@ impl Writer {
             let done = work(writing)?;
             Ok(Box::new(move || told.answer(Ok(done))))
         });
-        let job = Job { work, refuse: Box::new(move |problem| refused.answer(Err(problem))) };
-        self.jobs.as_ref().ok_or_else(busy)?.try_send(job).map_err(|_| busy())?;
+        let job = Job {
+            work,
+            refuse: Box::new(move |problem| refused.answer(Err(problem))),
+        };
+        self.jobs
+            .as_ref()
+            .ok_or_else(busy)?
+            .try_send(job)
+            .map_err(|_| busy())?;
         answer.await.unwrap_or_else(|_| Err(busy()))
     }
 }
@@ -101,7 +113,10 @@ fn write(served: &Served, lasts: Lasts, jobs: &mpsc::Receiver<Job>) {
         let all = std::iter::once(first).chain(jobs.try_iter().take(MOST_TOGETHER - 1));
         let (works, refusals): (Vec<_>, Vec<_>) = all.map(|job| (job.work, job.refuse)).unzip();
         let all = |writing: &Writing<'_>| {
-            works.into_iter().map(|work| work(writing)).collect::<Result<Vec<_>, _>>()
+            works
+                .into_iter()
+                .map(|work| work(writing))
+                .collect::<Result<Vec<_>, _>>()
         };
         let written = match lasts {
             Lasts::OutOurEnd => served.together(all),
@@ -111,7 +126,9 @@ fn write(served: &Served, lasts: Lasts, jobs: &mpsc::Receiver<Job>) {
             Ok(replies) => replies.into_iter().for_each(|reply| reply()),
             Err(error) => {
                 crate::say(format_args!("airlock: {error}"));
-                refusals.into_iter().for_each(|refuse| refuse(refusal(&error)));
+                refusals
+                    .into_iter()
+                    .for_each(|refuse| refuse(refusal(&error)));
             }
         }
     }
@@ -128,5 +145,10 @@ pub(crate) fn refusal(error: &DatabaseError) -> Problem {
 /// Nothing was written.
 pub(crate) fn busy() -> Problem {
     let hint = "nothing was done; try again, and see the server's log if it stays so".to_owned();
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the database cannot be used now", Some(hint))
+    Problem::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "internal",
+        "the database cannot be used now",
+        Some(hint),
+    )
 }

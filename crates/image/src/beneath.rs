@@ -14,21 +14,46 @@ use std::{
 
 /// How often the kernel may say that a rename elsewhere disturbed the lookup.
 const DISTURBED: usize = 64;
-const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const LISTED: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
 /// Opens `path` beneath `folder`, through no symbolic link.
-pub(crate) fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
+pub(crate) fn open(
+    folder: impl AsFd,
+    path: impl AsRef<Path>,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     resolved(folder, path.as_ref(), flags | OFlags::NOFOLLOW, resolve)
 }
 
 /// Opens `path` as a program would whose root is `folder`.
-pub(crate) fn open_in_root(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
-    resolved(folder, path.as_ref(), flags, ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
+pub(crate) fn open_in_root(
+    folder: impl AsFd,
+    path: impl AsRef<Path>,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
+    resolved(
+        folder,
+        path.as_ref(),
+        flags,
+        ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+    )
 }
 
-fn resolved(folder: impl AsFd, path: &Path, flags: OFlags, resolve: ResolveFlags) -> io::Result<OwnedFd> {
-    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+fn resolved(
+    folder: impl AsFd,
+    path: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> io::Result<OwnedFd> {
+    let mode = if flags.contains(OFlags::CREATE) {
+        Mode::RUSR | Mode::WUSR
+    } else {
+        Mode::empty()
+    };
     for _ in 0..DISTURBED {
         match rustix::fs::openat2(&folder, path, flags | OFlags::CLOEXEC, mode, resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
@@ -59,7 +84,11 @@ pub(crate) fn for_each(
 
 /// Removes `name` and all below it, but what is to be kept, by inode, and the folders that leads through. Says whether
 /// all of it is gone. Trees here are never deeper than what one may open at a time.
-pub(crate) fn remove(folder: impl AsFd, name: &CStr, keep: Option<&HashSet<u64>>) -> io::Result<bool> {
+pub(crate) fn remove(
+    folder: impl AsFd,
+    name: &CStr,
+    keep: Option<&HashSet<u64>>,
+) -> io::Result<bool> {
     let folder = folder.as_fd();
     // Without anything to keep, most names need no look.
     if keep.is_none() {

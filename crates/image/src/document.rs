@@ -142,7 +142,8 @@ fn or_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
 }
 
 fn parsed<'a, T: Deserialize<'a>>(what: &str, bytes: &'a [u8]) -> Result<T, ImageError> {
-    let bad = |error: serde_json::Error| ImageError::malformed(what, shown(error.to_string().as_bytes()));
+    let bad =
+        |error: serde_json::Error| ImageError::malformed(what, shown(error.to_string().as_bytes()));
     serde_json::from_slice(bytes).map_err(bad)
 }
 
@@ -163,17 +164,25 @@ pub(crate) const DOCUMENT_TYPES: [&str; 4] = [
 pub(crate) fn check_type(what: &str, kind: &str) -> Result<(), ImageError> {
     match kind {
         known if DOCUMENT_TYPES.contains(&known) => Ok(()),
-        old if old.starts_with("application/vnd.docker.distribution.manifest.v1") => Err(schema_1(what)),
+        old if old.starts_with("application/vnd.docker.distribution.manifest.v1") => {
+            Err(schema_1(what))
+        }
         other => {
             let kind = format!("`{}`, which is no image", shown(other.as_bytes()));
-            Err(ImageError::Unsupported { what: what.to_owned(), kind })
+            Err(ImageError::Unsupported {
+                what: what.to_owned(),
+                kind,
+            })
         }
     }
 }
 
 fn schema_1(what: &str) -> ImageError {
     let kind = "a manifest of schema 1, which names no configuration".to_owned();
-    ImageError::Unsupported { what: what.to_owned(), kind }
+    ImageError::Unsupported {
+        what: what.to_owned(),
+        kind,
+    }
 }
 
 impl Document {
@@ -197,38 +206,79 @@ pub fn document(what: &str, bytes: &[u8]) -> Result<Document, ImageError> {
     if !raw.media_type.is_empty() {
         check_type(what, &raw.media_type)?;
     }
-    let checked =
-        |all: Vec<RawDescriptor>| all.into_iter().map(|raw| raw.checked(what)).collect::<Result<Vec<_>, _>>();
+    let checked = |all: Vec<RawDescriptor>| {
+        all.into_iter()
+            .map(|raw| raw.checked(what))
+            .collect::<Result<Vec<_>, _>>()
+    };
     let document = match (raw.manifests, raw.config, raw.layers) {
         (Some(all), None, None) => Document::Index(checked(all)?),
-        (None, Some(config), Some(layers)) => {
-            Document::Manifest { config: config.checked(what)?, layers: checked(layers)? }
+        (None, Some(config), Some(layers)) => Document::Manifest {
+            config: config.checked(what)?,
+            layers: checked(layers)?,
+        },
+        _ => {
+            return Err(ImageError::malformed(
+                what,
+                "it is neither an index nor a manifest",
+            ));
         }
-        _ => return Err(ImageError::malformed(what, "it is neither an index nor a manifest")),
     };
     match raw.media_type.is_empty() || document.is_called(&raw.media_type) {
         true => Ok(document),
-        false => Err(ImageError::malformed(what, "it is not what it calls itself")),
+        false => Err(ImageError::malformed(
+            what,
+            "it is not what it calls itself",
+        )),
     }
 }
 
 /// Reads the configuration of an image.
 pub fn configuration(what: &str, bytes: &[u8]) -> Result<Configuration, ImageError> {
     let raw: RawConfiguration = parsed(what, bytes)?;
-    let diff_ids = raw.rootfs.diff_ids.iter().map(|text| digest(what, text)).collect::<Result<_, _>>()?;
-    let RawRun { user, env, entrypoint, cmd, working_dir, labels } = raw.config;
+    let diff_ids = raw
+        .rootfs
+        .diff_ids
+        .iter()
+        .map(|text| digest(what, text))
+        .collect::<Result<_, _>>()?;
+    let RawRun {
+        user,
+        env,
+        entrypoint,
+        cmd,
+        working_dir,
+        labels,
+    } = raw.config;
     Ok(Configuration {
-        platform: Platform { os: raw.os, architecture: raw.architecture, variant: raw.variant },
+        platform: Platform {
+            os: raw.os,
+            architecture: raw.architecture,
+            variant: raw.variant,
+        },
         created: raw.created,
         diff_ids,
-        config: ImageConfig { user, env, entrypoint, cmd, working_dir, labels },
+        config: ImageConfig {
+            user,
+            env,
+            entrypoint,
+            cmd,
+            working_dir,
+            labels,
+        },
     })
 }
 
 fn digest(what: &str, text: &str) -> Result<Digest, ImageError> {
     Digest::new(text).ok_or_else(|| {
-        let kind = format!("the digest `{}`; only sha256 is known", shown(text.as_bytes()));
-        ImageError::Unsupported { what: what.to_owned(), kind }
+        let kind = format!(
+            "the digest `{}`; only sha256 is known",
+            shown(text.as_bytes())
+        );
+        ImageError::Unsupported {
+            what: what.to_owned(),
+            kind,
+        }
     })
 }
 
@@ -253,16 +303,18 @@ impl Descriptor {
     /// That it points to the configuration of an image, and not to something else that registries also keep.
     pub(crate) fn check_configuration(&self) -> Result<(), ImageError> {
         match self.media_type.as_str() {
-            "application/vnd.oci.image.config.v1+json" | "application/vnd.docker.container.image.v1+json" => {
-                Ok(())
-            }
+            "application/vnd.oci.image.config.v1+json"
+            | "application/vnd.docker.container.image.v1+json" => Ok(()),
             other => Err(unsupported("this, which is no image", other)),
         }
     }
 
     /// That it points to a layer. How it is compressed, its first bytes say.
     pub(crate) fn check_layer(&self) -> Result<(), ImageError> {
-        let (kind, compression) = self.media_type.split_once('+').unwrap_or((&self.media_type, ""));
+        let (kind, compression) = self
+            .media_type
+            .split_once('+')
+            .unwrap_or((&self.media_type, ""));
         let known = matches!(
             kind,
             "application/vnd.oci.image.layer.v1.tar"
@@ -279,12 +331,19 @@ impl Descriptor {
         if self.media_type.contains("encrypted") {
             return Err(unsupported("an encrypted layer", &self.media_type));
         }
-        if known || docker { Ok(()) } else { Err(unsupported("a layer", &self.media_type)) }
+        if known || docker {
+            Ok(())
+        } else {
+            Err(unsupported("a layer", &self.media_type))
+        }
     }
 }
 
 fn unsupported(what: &str, kind: &str) -> ImageError {
-    ImageError::Unsupported { what: what.to_owned(), kind: format!("`{}`", shown(kind.as_bytes())) }
+    ImageError::Unsupported {
+        what: what.to_owned(),
+        kind: format!("`{}`", shown(kind.as_bytes())),
+    }
 }
 
 impl Platform {
@@ -295,7 +354,11 @@ impl Platform {
             "aarch64" => "arm64",
             other => other,
         };
-        Platform { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: String::new() }
+        Platform {
+            os: "linux".to_owned(),
+            architecture: architecture.to_owned(),
+            variant: String::new(),
+        }
     }
 
     /// Whether its programs run here.

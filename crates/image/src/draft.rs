@@ -45,7 +45,12 @@ impl Draft {
             rustix::fs::mkdirat(images, &name, Mode::RWXU)?;
             match lock_new(images, &name) {
                 Ok(Some((folder, about))) => {
-                    return Ok(Draft { images: images.clone(), name, folder, about });
+                    return Ok(Draft {
+                        images: images.clone(),
+                        name,
+                        folder,
+                        about,
+                    });
                 }
                 Ok(None) => {}
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
@@ -81,8 +86,13 @@ impl Draft {
 
     /// Best effort: what stays is the sweep's.
     pub(crate) fn discard(self) {
-        let _ = empty(&self.folder)
-            .and_then(|()| Ok(rustix::fs::unlinkat(&self.images, &self.name, AtFlags::REMOVEDIR)?));
+        let _ = empty(&self.folder).and_then(|()| {
+            Ok(rustix::fs::unlinkat(
+                &self.images,
+                &self.name,
+                AtFlags::REMOVEDIR,
+            )?)
+        });
     }
 }
 
@@ -90,7 +100,12 @@ impl Draft {
 fn lock_new(images: &OwnedFd, name: &CStr) -> io::Result<Option<(OwnedFd, File)>> {
     let folder = beneath::open_folder(images, name)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let about = File::from(rustix::fs::openat(&folder, ABOUT, flags, Mode::RUSR | Mode::WUSR)?);
+    let about = File::from(rustix::fs::openat(
+        &folder,
+        ABOUT,
+        flags,
+        Mode::RUSR | Mode::WUSR,
+    )?);
     if !lock(&about)? {
         return Ok(None);
     }
@@ -186,7 +201,13 @@ fn move_new(images: &OwnedFd, old: &CStr, new: &CStr) -> rustix::io::Result<()> 
 
 fn unique() -> CString {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    let text = format!(".draft-{}-{}-{nanos}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let nanos = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    let text = format!(
+        ".draft-{}-{}-{nanos}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    );
     CString::new(text).unwrap_or_else(|_| unreachable!("digits have no NUL"))
 }

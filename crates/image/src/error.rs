@@ -141,7 +141,10 @@ impl ImageError {
     }
 
     pub(crate) fn malformed(what: impl Into<String>, why: impl Into<String>) -> ImageError {
-        ImageError::Malformed { what: what.into(), why: why.into() }
+        ImageError::Malformed {
+            what: what.into(),
+            why: why.into(),
+        }
     }
 
     /// What a reader can do about it.
@@ -154,14 +157,20 @@ impl ImageError {
             ImageError::Malformed { .. } | ImageError::Tar { .. } | ImageError::Missing(_) => {
                 "make it again with `docker save`, or as an OCI layout, and whole"
             }
-            ImageError::Digest { .. } => "it was damaged or tampered with on its way: fetch it again",
+            ImageError::Digest { .. } => {
+                "it was damaged or tampered with on its way: fetch it again"
+            }
             ImageError::Unsupported { .. } => "layers are tar, plain or compressed by gzip or zstd",
             ImageError::Platform { .. } => "build or fetch it for this machine",
             ImageError::Unnamed => "add --name NAME:TAG",
             ImageError::Several { .. } => "say which with --name",
             ImageError::Limit { .. } => "docs/images.md says what the bounds are for",
-            ImageError::Entry { .. } => "no honest tool makes such a layer: do not trust this image",
-            ImageError::User { .. } => "mend USER in its recipe, or add the user to its /etc/passwd",
+            ImageError::Entry { .. } => {
+                "no honest tool makes such a layer: do not trust this image"
+            }
+            ImageError::User { .. } => {
+                "mend USER in its recipe, or add the user to its /etc/passwd"
+            }
             ImageError::InUse(_) => "wait for the run to end, or cancel it",
             ImageError::NotFound { near, .. } => return nearest(near),
         };
@@ -180,7 +189,11 @@ fn nearest(near: &[String]) -> String {
 pub(crate) fn shown(bytes: &[u8]) -> String {
     const LONGEST: usize = 200;
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * LONGEST)]);
-    let mut shown: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    let mut shown: String = text
+        .chars()
+        .take(LONGEST)
+        .flat_map(char::escape_debug)
+        .collect();
     if text.chars().count() > LONGEST || bytes.len() > 4 * LONGEST {
         shown.push('…');
     }

@@ -50,9 +50,15 @@ impl Plain {
         if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(from)?;
             decoder.window_log_max(LARGEST_ZSTD_WINDOW)?;
-            return Ok(Plain { compressed: true, reader: Box::new(decoder) });
+            return Ok(Plain {
+                compressed: true,
+                reader: Box::new(decoder),
+            });
         }
-        Ok(Plain { compressed: false, reader: Box::new(from) })
+        Ok(Plain {
+            compressed: false,
+            reader: Box::new(from),
+        })
     }
 
     pub(crate) fn is_compressed(&self) -> bool {
@@ -119,10 +125,18 @@ pub(crate) fn unpack(
     let (sender, from) = mpsc::sync_channel(CHUNKS_AHEAD);
     let (unpacked, hashed) = thread::scope(|scope| {
         let reading = scope.spawn(|| produce(part, sender, limits, plain, what));
-        let mut chunks = Chunks { from, chunk: Vec::new(), taken: 0 };
+        let mut chunks = Chunks {
+            from,
+            chunk: Vec::new(),
+            taken: 0,
+        };
         let unpacked = unpack(&mut chunks).and_then(|()| drain(&mut chunks, what));
         drop(chunks);
-        let gone = || Err(ImageError::read(what)(io::Error::other("its reader panicked")));
+        let gone = || {
+            Err(ImageError::read(what)(io::Error::other(
+                "its reader panicked",
+            )))
+        };
         (unpacked, reading.join().unwrap_or_else(|_| gone()))
     });
     // What the reader met is the reason for what the unpacker then missed.
@@ -139,7 +153,9 @@ pub(crate) fn unpack(
 
 /// What follows the end of the archive belongs to the layer, too.
 fn drain(chunks: &mut Chunks, what: &str) -> Result<(), ImageError> {
-    io::copy(chunks, &mut io::sink()).map(drop).map_err(ImageError::read(what))
+    io::copy(chunks, &mut io::sink())
+        .map(drop)
+        .map_err(ImageError::read(what))
 }
 
 /// Digests of the layer as it lies there and as plain tar; nothing if the unpacker gave up.
@@ -152,8 +168,12 @@ fn produce(
 ) -> Result<Option<(Digest, Digest)>, ImageError> {
     let unreadable = || ImageError::read(what);
     let (hashes, hashed) = mpsc::channel();
-    let mut plain = Plain::new(Box::new(Hashing { from: part, hash: Sha256::new(), end: hashes }))
-        .map_err(unreadable())?;
+    let mut plain = Plain::new(Box::new(Hashing {
+        from: part,
+        hash: Sha256::new(),
+        end: hashes,
+    }))
+    .map_err(unreadable())?;
     let mut hash = Sha256::new();
     loop {
         let mut chunk = vec![0; CHUNK];
@@ -165,7 +185,10 @@ fn produce(
         *count += size as u64;
         if *count > limits.unpacked_bytes {
             let limit = Size(limits.unpacked_bytes).to_string();
-            return Err(ImageError::Limit { what: "the image, decompressed,".to_owned(), limit });
+            return Err(ImageError::Limit {
+                what: "the image, decompressed,".to_owned(),
+                limit,
+            });
         }
         if plain.compressed {
             hash.update(&chunk);

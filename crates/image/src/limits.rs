@@ -28,7 +28,12 @@ pub(crate) const LONGEST_DOCUMENT: u64 = 4 << 20;
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { unpacked_bytes: 16 << 30, file_bytes: 8 << 30, entries: 1_000_000, layers: 128 }
+        Limits {
+            unpacked_bytes: 16 << 30,
+            file_bytes: 8 << 30,
+            entries: 1_000_000,
+            layers: 128,
+        }
     }
 }
 
@@ -42,7 +47,11 @@ pub(crate) struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     pub(crate) fn new(limits: &'a Limits) -> Self {
-        Meter { limits, bytes: 0, entries: 0 }
+        Meter {
+            limits,
+            bytes: 0,
+            entries: 0,
+        }
     }
 
     /// One more entry, with a file of this size.
@@ -53,7 +62,10 @@ impl<'a> Meter<'a> {
             return limit("a file in it", Size(self.limits.file_bytes).to_string());
         }
         if self.bytes > self.limits.unpacked_bytes {
-            return limit("the image, unpacked,", Size(self.limits.unpacked_bytes).to_string());
+            return limit(
+                "the image, unpacked,",
+                Size(self.limits.unpacked_bytes).to_string(),
+            );
         }
         Ok(())
     }
@@ -69,5 +81,8 @@ impl<'a> Meter<'a> {
 }
 
 fn limit(what: &str, limit: String) -> Result<(), ImageError> {
-    Err(ImageError::Limit { what: what.to_owned(), limit })
+    Err(ImageError::Limit {
+        what: what.to_owned(),
+        limit,
+    })
 }

@@ -76,7 +76,9 @@ impl Images {
             }
         };
         // Held from here on, so that nobody removes it before it has its new name.
-        let there = names.first().and_then(|named| self.hold(named).ok().flatten());
+        let there = names
+            .first()
+            .and_then(|named| self.hold(named).ok().flatten());
         let fresh = there.is_none();
         if fresh && let Err(error) = unpack(&draft, &parts, &plan, limits, progress) {
             draft.discard();
@@ -105,7 +107,11 @@ impl Images {
         name: Option<&ImageRef>,
         limits: &Limits,
     ) -> Result<(Parts, Plan, Vec<Named>), ImageError> {
-        let spool = || draft.spool().map_err(ImageError::store("keep the archive while it is read"));
+        let spool = || {
+            draft
+                .spool()
+                .map_err(ImageError::store("keep the archive while it is read"))
+        };
         let parts = Parts::open(source, limits, spool)?;
         let plan = plan::plan(&parts, name, limits)?;
         let names = names(&plan, name)?;
@@ -136,7 +142,10 @@ fn names(plan: &Plan, name: Option<&ImageRef>) -> Result<Vec<Named>, ImageError>
     match given.len() {
         0 => Err(ImageError::Unnamed),
         1..=MOST_NAMES => given.iter().map(named).collect(),
-        _ => Err(ImageError::Limit { what: "the image".to_owned(), limit: format!("{MOST_NAMES} names") }),
+        _ => Err(ImageError::Limit {
+            what: "the image".to_owned(),
+            limit: format!("{MOST_NAMES} names"),
+        }),
     }
 }
 
@@ -167,7 +176,11 @@ fn unpack(
         let mut tell = |bytes: u64| {
             if bytes == 0 || bytes - told >= STRIDE {
                 told = bytes;
-                progress(Progress { layer: number + 1, layers, bytes: before + bytes });
+                progress(Progress {
+                    layer: number + 1,
+                    layers,
+                    bytes: before + bytes,
+                });
             }
         };
         let mut read = 0;
@@ -185,7 +198,12 @@ fn unpack(
         id: plan.id.to_string(),
         platform: plan.configuration.platform.clone(),
         created: plan.configuration.created.clone(),
-        diff_ids: plan.configuration.diff_ids.iter().map(ToString::to_string).collect(),
+        diff_ids: plan
+            .configuration
+            .diff_ids
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         config: plan.configuration.config.clone(),
         user: user.map(|user| (user.uid, user.gid)),
         size_bytes: totals.bytes,
@@ -209,16 +227,28 @@ fn lay<R: Input>(
     tell: &mut dyn FnMut(u64),
 ) -> Result<u64, ImageError> {
     let mut tar = Tar::new(from);
-    let unreadable = |source| ImageError::Tar { what: format!("layer {layer}"), source };
+    let unreadable = |source| ImageError::Tar {
+        what: format!("layer {layer}"),
+        source,
+    };
     tell(0);
     while let Some(header) = tar.next().map_err(unreadable)? {
         meter.entry(header.size)?;
         let entry = || shown(&header.path);
-        tree.add(&header, &mut tar).map_err(|trouble| match trouble {
-            Trouble::Refused(why) => ImageError::Entry { layer, entry: entry(), why },
-            Trouble::Write(source) => ImageError::Write { layer, entry: entry(), source },
-            Trouble::Read(source) => unreadable(source),
-        })?;
+        tree.add(&header, &mut tar)
+            .map_err(|trouble| match trouble {
+                Trouble::Refused(why) => ImageError::Entry {
+                    layer,
+                    entry: entry(),
+                    why,
+                },
+                Trouble::Write(source) => ImageError::Write {
+                    layer,
+                    entry: entry(),
+                    source,
+                },
+                Trouble::Read(source) => unreadable(source),
+            })?;
         meter.count(tree.take_implied())?;
         tell(tar.position().max(1));
     }

@@ -29,10 +29,15 @@ impl Images {
             let name = named.name.parse::<ImageRef>().ok();
             named.has(digest)
                 && name.is_some_and(|name| {
-                    (name.registry(), name.repository()) == (reference.registry(), reference.repository())
+                    (name.registry(), name.repository())
+                        == (reference.registry(), reference.repository())
                 })
         };
-        Ok(self.all_names(&mut Vec::new())?.into_iter().filter(same).collect())
+        Ok(self
+            .all_names(&mut Vec::new())?
+            .into_iter()
+            .filter(same)
+            .collect())
     }
 
     fn named(&self, name: &str) -> Result<Option<Named>, ImageError> {
@@ -52,7 +57,9 @@ impl Images {
             match read_json(&self.names, file) {
                 Ok(named) => all.push(named),
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => problems.push(format!("a name of an image cannot be read: {source}")),
+                Err(source) => {
+                    problems.push(format!("a name of an image cannot be read: {source}"))
+                }
             }
             Ok(())
         });
@@ -67,7 +74,12 @@ impl Images {
             let mut file = File::from(beneath::open(draft, "name", flags)?);
             file.write_all(&serde_json::to_vec(named)?)?;
             file.sync_all()?;
-            Ok(rustix::fs::renameat(draft, "name", &*self.names, &*name_file(&named.name))?)
+            Ok(rustix::fs::renameat(
+                draft,
+                "name",
+                &*self.names,
+                &*name_file(&named.name),
+            )?)
         };
         write().map_err(ImageError::store("name an image"))
     }

@@ -8,7 +8,13 @@ pub(crate) fn near(wanted: &str, names: impl Iterator<Item = String>) -> Vec<Str
     let far = (wanted.chars().count() / 3).max(2);
     // The same last word is near, whatever registry and tag stand around it.
     let short = |name: &str| {
-        let last = name.split('@').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+        let last = name
+            .split('@')
+            .next()
+            .unwrap_or_default()
+            .rsplit('/')
+            .next()
+            .unwrap_or_default();
         last.split(':').next().unwrap_or_default().to_owned()
     };
     let distances = names.map(|name| match short(&name) == short(wanted) {
@@ -42,7 +48,11 @@ mod tests {
 
     #[test]
     fn a_slip_of_the_finger_finds_the_name_and_other_words_do_not() {
-        let names = || ["agent:1", "agent:2", "debian:latest", "python:3"].map(str::to_owned).into_iter();
+        let names = || {
+            ["agent:1", "agent:2", "debian:latest", "python:3"]
+                .map(str::to_owned)
+                .into_iter()
+        };
         assert_eq!(near("debain:latest", names()), ["debian:latest"]);
         assert_eq!(near("agent:latest", names()), ["agent:1", "agent:2"]);
         let local = ["localhost/agent:latest".to_owned()];

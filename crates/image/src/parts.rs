@@ -39,7 +39,10 @@ pub enum Source {
 #[derive(Debug)]
 pub(crate) enum Parts {
     Folder(OwnedFd),
-    Archive { file: Arc<File>, index: BTreeMap<Vec<u8>, Place> },
+    Archive {
+        file: Arc<File>,
+        index: BTreeMap<Vec<u8>, Place>,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -64,7 +67,9 @@ impl Part {
 
 impl Read for Part {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let most = buffer
+            .len()
+            .min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let count = self.file.read_at(&mut buffer[..most], self.offset)?;
         self.offset += count as u64;
         self.left -= count as u64;
@@ -91,8 +96,15 @@ impl Parts {
                 file
             }
         };
-        let seekable = file.metadata().map_err(ImageError::read("the archive"))?.is_file();
-        let whole = Part { file: Arc::new(file), offset: 0, left: u64::MAX };
+        let seekable = file
+            .metadata()
+            .map_err(ImageError::read("the archive"))?
+            .is_file();
+        let whole = Part {
+            file: Arc::new(file),
+            offset: 0,
+            left: u64::MAX,
+        };
         let plain = match seekable {
             true => Plain::new(Box::new(whole.clone())),
             false => Plain::new(Box::new(Stream(whole.file.clone()))),
@@ -116,23 +128,35 @@ impl Parts {
         match self {
             Parts::Folder(folder) => {
                 let file = match beneath::open(folder, name, OFlags::RDONLY | OFlags::NONBLOCK) {
-                    Err(source) if source.kind() == io::ErrorKind::NotFound => return Err(missing()),
-                    file => {
-                        File::from(file.map_err(ImageError::read(format!("`{}`", shown(name.as_bytes()))))?)
+                    Err(source) if source.kind() == io::ErrorKind::NotFound => {
+                        return Err(missing());
                     }
+                    file => File::from(
+                        file.map_err(ImageError::read(format!("`{}`", shown(name.as_bytes()))))?,
+                    ),
                 };
-                let about = file.metadata().map_err(ImageError::read("a part of the image"))?;
+                let about = file
+                    .metadata()
+                    .map_err(ImageError::read("a part of the image"))?;
                 if !about.is_file() {
                     return Err(missing());
                 }
-                Ok(Part { file: Arc::new(file), offset: 0, left: about.len() })
+                Ok(Part {
+                    file: Arc::new(file),
+                    offset: 0,
+                    left: about.len(),
+                })
             }
             Parts::Archive { file, index } => {
                 let mut name = normal(name.as_bytes(), &[]).ok_or_else(missing)?;
                 for _ in 0..MOST_LINKS {
                     match index.get(&name).ok_or_else(missing)? {
                         Place::At { offset, size } => {
-                            return Ok(Part { file: file.clone(), offset: *offset, left: *size });
+                            return Ok(Part {
+                                file: file.clone(),
+                                offset: *offset,
+                                left: *size,
+                            });
                         }
                         Place::Link(to) => name.clone_from(to),
                     }
@@ -147,10 +171,15 @@ impl Parts {
         let what = format!("`{}`", shown(name.as_bytes()));
         let part = self.part(name)?;
         if part.size() > LONGEST_DOCUMENT {
-            return Err(ImageError::Limit { what, limit: Size(LONGEST_DOCUMENT).to_string() });
+            return Err(ImageError::Limit {
+                what,
+                limit: Size(LONGEST_DOCUMENT).to_string(),
+            });
         }
         let mut bytes = Vec::new();
-        part.clone().read_to_end(&mut bytes).map_err(ImageError::read(&what))?;
+        part.clone()
+            .read_to_end(&mut bytes)
+            .map_err(ImageError::read(&what))?;
         if bytes.len() as u64 != part.size() {
             return Err(ImageError::malformed(what, "it ends early"));
         }
@@ -184,7 +213,10 @@ fn copy(plain: Plain, mut to: File, limits: &Limits) -> Result<File, ImageError>
     let count = io::copy(&mut bounded, &mut to).map_err(ImageError::read("the archive"))?;
     if count > limits.unpacked_bytes {
         let limit = Size(limits.unpacked_bytes).to_string();
-        return Err(ImageError::Limit { what: "the archive".to_owned(), limit });
+        return Err(ImageError::Limit {
+            what: "the archive".to_owned(),
+            limit,
+        });
     }
     Ok(to)
 }
@@ -200,11 +232,19 @@ pub(crate) fn digest_of(bytes: &[u8]) -> Digest {
 }
 
 pub(crate) fn finished(hash: Sha256) -> Digest {
-    let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = hash
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     Digest::new(&format!("sha256:{hex}")).unwrap_or_else(|| unreachable!("64 digits"))
 }
 
-pub(crate) fn check_digest(what: &str, expected: &Digest, found: &Digest) -> Result<(), ImageError> {
+pub(crate) fn check_digest(
+    what: &str,
+    expected: &Digest,
+    found: &Digest,
+) -> Result<(), ImageError> {
     match expected == found {
         true => Ok(()),
         false => Err(ImageError::Digest {
@@ -220,11 +260,19 @@ fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, Place>, ImageError> {
     let whole = file.metadata().map_err(ImageError::read(what()))?.len();
     let mut tar = Tar::new(BufReader::with_capacity(4096, At { file, offset: 0 }));
     let mut index = BTreeMap::new();
-    while let Some(header) = tar.next().map_err(|source| ImageError::Tar { what: what(), source })? {
-        let Some(name) = normal(&header.path, &[]) else { continue };
+    while let Some(header) = tar.next().map_err(|source| ImageError::Tar {
+        what: what(),
+        source,
+    })? {
+        let Some(name) = normal(&header.path, &[]) else {
+            continue;
+        };
         let folder: Vec<_> = name.rsplitn(2, |byte| *byte == b'/').skip(1).collect();
         let place = match header.kind {
-            Kind::File => Some(Place::At { offset: tar.position(), size: header.size }),
+            Kind::File => Some(Place::At {
+                offset: tar.position(),
+                size: header.size,
+            }),
             Kind::HardLink => normal(&header.link, &[]).map(Place::Link),
             Kind::SymbolicLink => {
                 normal(&header.link, folder.first().copied().unwrap_or_default()).map(Place::Link)
@@ -232,13 +280,19 @@ fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, Place>, ImageError> {
             Kind::Folder | Kind::Special => None,
         };
         // A hole would make an offset lie; no archive of images has any.
-        let inside = tar.position().checked_add(header.size).is_some_and(|end| end <= whole);
+        let inside = tar
+            .position()
+            .checked_add(header.size)
+            .is_some_and(|end| end <= whole);
         if !inside || header.pieces.is_some() {
             return Err(ImageError::malformed(what(), "it ends early"));
         }
         place.map(|place| index.insert(name, place));
         if index.len() > MOST_PARTS {
-            return Err(ImageError::Limit { what: what(), limit: format!("{MOST_PARTS} files") });
+            return Err(ImageError::Limit {
+                what: what(),
+                limit: format!("{MOST_PARTS} files"),
+            });
         }
     }
     Ok(index)
@@ -273,9 +327,16 @@ impl io::Seek for At<'_> {
 
 /// A name in the archive without detours; nothing if it leads out, or is no name.
 fn normal(name: &[u8], folder: &[u8]) -> Option<Vec<u8>> {
-    let folder = if name.starts_with(b"/") { &[][..] } else { folder };
+    let folder = if name.starts_with(b"/") {
+        &[][..]
+    } else {
+        folder
+    };
     let mut parts: Vec<&[u8]> = Vec::new();
-    for part in folder.split(|byte| *byte == b'/').chain(name.split(|byte| *byte == b'/')) {
+    for part in folder
+        .split(|byte| *byte == b'/')
+        .chain(name.split(|byte| *byte == b'/'))
+    {
         match part {
             b"" | b"." => {}
             b".." => drop(parts.pop()?),

@@ -18,7 +18,10 @@ const DEEPEST_INDEX: usize = 4;
 /// In the words of one refusal.
 const MOST_PLATFORMS_TOLD: usize = 16;
 /// Where tools write what an image is called.
-const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
+const NAMES: [&str; 2] = [
+    "io.containerd.image.name",
+    "org.opencontainers.image.ref.name",
+];
 
 /// One image, ready to be unpacked.
 #[derive(Debug)]
@@ -42,7 +45,11 @@ struct Candidate {
 }
 
 /// Finds the image; `name` says which if there are several.
-pub(crate) fn plan(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<Plan, ImageError> {
+pub(crate) fn plan(
+    parts: &Parts,
+    name: Option<&ImageRef>,
+    limits: &Limits,
+) -> Result<Plan, ImageError> {
     let plan = if parts.has(INDEX) {
         of_index(parts, name, limits)?
     } else if parts.has(SAVED) {
@@ -59,7 +66,9 @@ pub(crate) fn plan(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> R
     }
     match plan.configuration.platform.runs_here() {
         true => Ok(plan),
-        false => Err(wrong_platform(vec![plan.configuration.platform.to_string()])),
+        false => Err(wrong_platform(vec![
+            plan.configuration.platform.to_string(),
+        ])),
     }
 }
 
@@ -74,7 +83,10 @@ fn check_layers(count: usize, limits: &Limits) -> Result<(), ImageError> {
 }
 
 fn wrong_platform(found: Vec<String>) -> ImageError {
-    ImageError::Platform { wanted: Platform::here().to_string(), found }
+    ImageError::Platform {
+        wanted: Platform::here().to_string(),
+        found,
+    }
 }
 
 /// The one that is meant: the only one, or the one of that name.
@@ -84,20 +96,35 @@ fn chosen<T>(
     names: impl Fn(&T) -> Vec<ImageRef>,
 ) -> Result<T, ImageError> {
     if all.len() > 1 {
-        let wanted = all.iter().position(|one| name.is_some_and(|name| names(one).contains(name)));
+        let wanted = all
+            .iter()
+            .position(|one| name.is_some_and(|name| names(one).contains(name)));
         let called = |one: &T| match &*names(one) {
             [] => "one without a name".to_owned(),
-            some => some.iter().map(ImageRef::familiar).collect::<Vec<_>>().join(" or "),
+            some => some
+                .iter()
+                .map(ImageRef::familiar)
+                .collect::<Vec<_>>()
+                .join(" or "),
         };
-        let several = || ImageError::Several { names: all.iter().take(20).map(called).collect() };
+        let several = || ImageError::Several {
+            names: all.iter().take(20).map(called).collect(),
+        };
         let wanted = wanted.ok_or_else(several)?;
         return Ok(all.swap_remove(wanted));
     }
-    all.pop().ok_or_else(|| ImageError::malformed("this is no image", "it lists none"))
+    all.pop()
+        .ok_or_else(|| ImageError::malformed("this is no image", "it lists none"))
 }
 
 fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> {
-    let names = |saved: &Saved| saved.repo_tags.iter().filter_map(|tag| tag.parse().ok()).collect::<Vec<_>>();
+    let names = |saved: &Saved| {
+        saved
+            .repo_tags
+            .iter()
+            .filter_map(|tag| tag.parse().ok())
+            .collect::<Vec<_>>()
+    };
     let saved = chosen(document::saved(&parts.read(SAVED)?)?, name, names)?;
     let bytes = parts.read(&saved.config)?;
     let id = digest_of(&bytes);
@@ -108,8 +135,16 @@ fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> 
     let configuration = document::configuration(&shown(saved.config.as_bytes()), &bytes)?;
     let layer = |(name, diff_id): (&String, &Digest)| {
         let size = parts.part(name)?.size();
-        let blob = name.starts_with("blobs/").then(|| digest_in(name)).flatten().map(|digest| (digest, size));
-        Ok(Layer { name: name.clone(), blob, diff_id: diff_id.clone() })
+        let blob = name
+            .starts_with("blobs/")
+            .then(|| digest_in(name))
+            .flatten()
+            .map(|digest| (digest, size));
+        Ok(Layer {
+            name: name.clone(),
+            blob,
+            diff_id: diff_id.clone(),
+        })
     };
     if saved.layers.len() != configuration.diff_ids.len() {
         let why = format!(
@@ -119,9 +154,19 @@ fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> 
         );
         return Err(ImageError::malformed("the image", why));
     }
-    let layers =
-        saved.layers.iter().zip(&configuration.diff_ids).map(layer).collect::<Result<_, ImageError>>()?;
-    Ok(Plan { id, digests: Vec::new(), names: names(&saved), configuration, layers })
+    let layers = saved
+        .layers
+        .iter()
+        .zip(&configuration.diff_ids)
+        .map(layer)
+        .collect::<Result<_, ImageError>>()?;
+    Ok(Plan {
+        id,
+        digests: Vec::new(),
+        names: names(&saved),
+        configuration,
+        layers,
+    })
 }
 
 /// The digest that the last part of a name is.
@@ -134,7 +179,14 @@ fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<P
         return Err(ImageError::malformed(INDEX, "it is no index"));
     };
     let (candidates, elsewhere) = (Vec::new(), Vec::new());
-    let mut search = Search { parts, limits, read: 0, candidates, elsewhere, absent: None };
+    let mut search = Search {
+        parts,
+        limits,
+        read: 0,
+        candidates,
+        elsewhere,
+        absent: None,
+    };
     for descriptor in &top {
         search.descend(descriptor, &[], &names_of(descriptor), 1)?;
     }
@@ -151,11 +203,15 @@ fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<P
     let bytes = parts.read_blob(&found.config.digest, found.config.size)?;
     let configuration = document::configuration("the configuration", &bytes)?;
     found.layers.iter().try_for_each(Descriptor::check_layer)?;
-    let layers = found.layers.iter().zip(&configuration.diff_ids).map(|(layer, diff_id)| Layer {
-        name: blob(&layer.digest),
-        blob: Some((layer.digest.clone(), layer.size)),
-        diff_id: diff_id.clone(),
-    });
+    let layers = found
+        .layers
+        .iter()
+        .zip(&configuration.diff_ids)
+        .map(|(layer, diff_id)| Layer {
+            name: blob(&layer.digest),
+            blob: Some((layer.digest.clone(), layer.size)),
+            diff_id: diff_id.clone(),
+        });
     let layers: Vec<_> = layers.collect();
     if layers.len() != found.layers.len() {
         let why = format!(
@@ -165,11 +221,19 @@ fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<P
         );
         return Err(ImageError::malformed("the manifest", why));
     }
-    Ok(Plan { id: found.config.digest, digests: found.digests, names: found.names, configuration, layers })
+    Ok(Plan {
+        id: found.config.digest,
+        digests: found.digests,
+        names: found.names,
+        configuration,
+        layers,
+    })
 }
 
 fn names_of(descriptor: &Descriptor) -> Vec<ImageRef> {
-    let notes = NAMES.iter().filter_map(|key| descriptor.annotations.get(*key));
+    let notes = NAMES
+        .iter()
+        .filter_map(|key| descriptor.annotations.get(*key));
     // A bare word is a tag, and of what is not said.
     let whole = notes.filter(|text| text.contains([':', '/']));
     let mut names: Vec<ImageRef> = whole.filter_map(|text| text.parse().ok()).collect();
@@ -207,7 +271,10 @@ impl Search<'_> {
         }
         if !descriptor.is_document() {
             let kind = format!("`{}`", shown(descriptor.media_type.as_bytes()));
-            return Err(ImageError::Unsupported { what: "an entry of the index".to_owned(), kind });
+            return Err(ImageError::Unsupported {
+                what: "an entry of the index".to_owned(),
+                kind,
+            });
         }
         // Whoever took one image of an index has left the others where they were.
         let name = blob(&descriptor.digest);
@@ -217,18 +284,28 @@ impl Search<'_> {
         }
         self.read += 1;
         if self.read > MOST_DOCUMENTS || depth > DEEPEST_INDEX {
-            let limit = format!("{MOST_DOCUMENTS} documents or {DEEPEST_INDEX} indexes in one another");
-            return Err(ImageError::Limit { what: "the image".to_owned(), limit });
+            let limit =
+                format!("{MOST_DOCUMENTS} documents or {DEEPEST_INDEX} indexes in one another");
+            return Err(ImageError::Limit {
+                what: "the image".to_owned(),
+                limit,
+            });
         }
         let bytes = self.parts.read_blob(&descriptor.digest, descriptor.size)?;
         let digests = [above, std::slice::from_ref(&descriptor.digest)].concat();
         match document::document("a manifest", &bytes)? {
-            Document::Index(all) => {
-                all.iter().try_for_each(|one| self.descend(one, &digests, names, depth + 1))
-            }
-            Document::Manifest { config, layers } => {
-                self.candidate(descriptor, Candidate { digests, config, layers, names: names.to_vec() })
-            }
+            Document::Index(all) => all
+                .iter()
+                .try_for_each(|one| self.descend(one, &digests, names, depth + 1)),
+            Document::Manifest { config, layers } => self.candidate(
+                descriptor,
+                Candidate {
+                    digests,
+                    config,
+                    layers,
+                    names: names.to_vec(),
+                },
+            ),
         }
     }
 
@@ -240,11 +317,17 @@ impl Search<'_> {
     }
 
     /// Where the index does not say what machine a manifest is for, its configuration does.
-    fn candidate(&mut self, descriptor: &Descriptor, candidate: Candidate) -> Result<(), ImageError> {
+    fn candidate(
+        &mut self,
+        descriptor: &Descriptor,
+        candidate: Candidate,
+    ) -> Result<(), ImageError> {
         // Here, and not only of the one that is chosen: a long list of layers can be named many times.
         check_layers(candidate.layers.len(), self.limits)?;
         if descriptor.platform.is_none() && candidate.config.check_configuration().is_ok() {
-            let bytes = self.parts.read_blob(&candidate.config.digest, candidate.config.size)?;
+            let bytes = self
+                .parts
+                .read_blob(&candidate.config.digest, candidate.config.size)?;
             let platform = document::configuration("the configuration", &bytes)?.platform;
             if !platform.runs_here() {
                 self.is_for(&platform);

@@ -52,7 +52,8 @@ impl Rights {
         let owner = match self.numbers.get(&pair) {
             Some(owner) => *owner,
             None => {
-                let too_many = |_| Trouble::Refused("files in it have more than 65536 different owners");
+                let too_many =
+                    |_| Trouble::Refused("files in it have more than 65536 different owners");
                 let owner = u16::try_from(self.owners.len()).map_err(too_many)?;
                 self.owners.push(pair);
                 self.numbers.insert(pair, owner);
@@ -60,7 +61,12 @@ impl Rights {
             }
         };
         let mtime = u32::try_from(header.mtime).unwrap_or(u32::MAX);
-        self.all.push(Right { inode, mtime, owner, mode: header.mode });
+        self.all.push(Right {
+            inode,
+            mtime,
+            owner,
+            mode: header.mode,
+        });
         Ok(())
     }
 
@@ -68,9 +74,17 @@ impl Rights {
     pub(crate) fn settle(mut self, root: &OwnedFd, person: &Person) -> io::Result<Totals> {
         // Stable, so that of the same inode the last stays last.
         self.all.sort_by_key(|right| right.inode);
-        let classes = self.owners.iter().map(|owner| person.class(*owner)).collect();
-        let mut settling =
-            Settling { all: &self.all, classes, linked: HashSet::new(), totals: Totals::default() };
+        let classes = self
+            .owners
+            .iter()
+            .map(|owner| person.class(*owner))
+            .collect();
+        let mut settling = Settling {
+            all: &self.all,
+            classes,
+            linked: HashSet::new(),
+            totals: Totals::default(),
+        };
         settling.folder(&beneath::open_folder(root, c".")?)?;
         Ok(settling.totals)
     }
@@ -101,9 +115,14 @@ impl Settling<'_> {
         })?;
         let right = self.of(rustix::fs::fstat(folder)?.st_ino);
         // Whoever removes the image has to enter. A folder that no entry ever named is root's, and open to all.
-        let mode = right.map_or(0o755, |right| self.mode(right) | 0o700 | (right.mode & STICKY));
+        let mode = right.map_or(0o755, |right| {
+            self.mode(right) | 0o700 | (right.mode & STICKY)
+        });
         rustix::fs::fchmod(folder, Mode::from_raw_mode(mode.into()))?;
-        Ok(rustix::fs::futimens(folder, &times(right.map_or(0, |right| right.mtime.into())))?)
+        Ok(rustix::fs::futimens(
+            folder,
+            &times(right.map_or(0, |right| right.mtime.into())),
+        )?)
     }
 
     fn one(&mut self, opened: &OwnedFd) -> io::Result<()> {
@@ -117,8 +136,13 @@ impl Settling<'_> {
         self.totals.files += 1;
         self.totals.bytes += u64::try_from(found.st_size).unwrap_or(0);
         // What is not remembered came from elsewhere, or this file system does not keep its numbers.
-        let right = self.of(found.st_ino).ok_or_else(|| io::Error::other("a file has changed its inode"))?;
-        Ok(rustix::fs::fchmod(opened, Mode::from_raw_mode(self.mode(right).into()))?)
+        let right = self
+            .of(found.st_ino)
+            .ok_or_else(|| io::Error::other("a file has changed its inode"))?;
+        Ok(rustix::fs::fchmod(
+            opened,
+            Mode::from_raw_mode(self.mode(right).into()),
+        )?)
     }
 
     fn has_settled(&self, folder: &OwnedFd, name: &CStr) -> io::Result<bool> {
@@ -128,7 +152,10 @@ impl Settling<'_> {
 
     fn of(&self, inode: u64) -> Option<Right> {
         let end = self.all.partition_point(|right| right.inode <= inode);
-        self.all[..end].last().copied().filter(|right| right.inode == inode)
+        self.all[..end]
+            .last()
+            .copied()
+            .filter(|right| right.inode == inode)
     }
 
     fn mode(&self, right: Right) -> u16 {

@@ -186,17 +186,27 @@ impl Images {
     pub fn open(folder: PathBuf) -> Result<Images, ImageError> {
         let failed = || ImageError::store(format!("open the images in `{}`", folder.display()));
         let names = folder.join(NAMES);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&names).map_err(failed())?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&names)
+            .map_err(failed())?;
         check_owner(&folder).map_err(failed())?;
         let opened = File::open(&folder).map_err(failed())?;
         let names = beneath::open_folder(&opened, NAMES).map_err(failed())?;
-        Ok(Images { path: folder, folder: Arc::new(opened.into()), names: Arc::new(names) })
+        Ok(Images {
+            path: folder,
+            folder: Arc::new(opened.into()),
+            names: Arc::new(names),
+        })
     }
 
     /// The image of this name. One with a digest must have that digest, by its manifest or configuration.
     pub fn find(&self, reference: &ImageRef) -> Result<Option<Stored>, ImageError> {
         for _ in 0..TRIES {
-            let Some(named) = self.matching(reference)?.into_iter().next() else { return Ok(None) };
+            let Some(named) = self.matching(reference)?.into_iter().next() else {
+                return Ok(None);
+            };
             if let Some(stored) = self.hold(&named)? {
                 return Ok(Some(stored));
             }
@@ -206,13 +216,17 @@ impl Images {
 
     /// The same, where it has to be there.
     pub fn get(&self, reference: &ImageRef) -> Result<Stored, ImageError> {
-        self.find(reference)?.ok_or_else(|| self.not_found(reference))
+        self.find(reference)?
+            .ok_or_else(|| self.not_found(reference))
     }
 
     fn not_found(&self, reference: &ImageRef) -> ImageError {
         let names: Vec<_> = self.list().map(|all| all.images).unwrap_or_default();
         let names = names.iter().map(|listed| listed.name.familiar());
-        ImageError::NotFound { name: reference.familiar(), near: near(&reference.familiar(), names) }
+        ImageError::NotFound {
+            name: reference.familiar(),
+            near: near(&reference.familiar(), names),
+        }
     }
 
     /// Everything there is.
@@ -230,14 +244,19 @@ impl Images {
                     created: about.created,
                 }),
                 (Some((Err(error), _)), ..) => {
-                    listing
-                        .problems
-                        .push(format!("`{}` cannot be used: {error}", shown(named.name.as_bytes())));
+                    listing.problems.push(format!(
+                        "`{}` cannot be used: {error}",
+                        shown(named.name.as_bytes())
+                    ));
                 }
-                _ => listing.problems.push("a name in the store is damaged".to_owned()),
+                _ => listing
+                    .problems
+                    .push("a name in the store is damaged".to_owned()),
             }
         }
-        listing.images.sort_by(|one, other| one.name.cmp(&other.name));
+        listing
+            .images
+            .sort_by(|one, other| one.name.cmp(&other.name));
         Ok(listing)
     }
 
@@ -245,10 +264,14 @@ impl Images {
     pub fn remove(&self, reference: &ImageRef) -> Result<Removed, ImageError> {
         let lock = self.lock()?;
         let names = self.matching(reference)?;
-        let Some(first) = names.first() else { return Err(self.not_found(reference)) };
+        let Some(first) = names.first() else {
+            return Err(self.not_found(reference));
+        };
         let gone = |named: &Named| named.image == first.image && names.contains(named);
-        let stays =
-            self.all_names(&mut Vec::new())?.iter().any(|named| named.image == first.image && !gone(named));
+        let stays = self
+            .all_names(&mut Vec::new())?
+            .iter()
+            .any(|named| named.image == first.image && !gone(named));
         let retired = match (stays, Digest::new(&first.image)) {
             (false, Some(id)) => self.take_for_removal(&id, reference)?,
             _ => None,
@@ -258,7 +281,9 @@ impl Images {
             self.unname(&named.name)?;
             removed.names.extend(named.name.parse().ok());
         }
-        let Some((folder, about, id)) = retired else { return Ok(removed) };
+        let Some((folder, about, id)) = retired else {
+            return Ok(removed);
+        };
         removed.freed_bytes = self.about(&id).map_or(0, |about| about.size_bytes);
         let failed = || ImageError::store("remove an image");
         let name = draft::retire(&self.folder, &folder, &tree_name(&id)).map_err(failed())?;
@@ -276,11 +301,17 @@ impl Images {
             Ok((drafts, trees)) => {
                 for name in drafts {
                     if let Err(error) = draft::sweep(&self.folder, &name) {
-                        problems.push(format!("the draft `{}` of an image: {error}", shown(name.to_bytes())));
+                        problems.push(format!(
+                            "the draft `{}` of an image: {error}",
+                            shown(name.to_bytes())
+                        ));
                     }
                 }
                 problems.extend(
-                    trees.iter().filter_map(|id| self.sweep_tree(id).err()).map(|error| error.to_string()),
+                    trees
+                        .iter()
+                        .filter_map(|id| self.sweep_tree(id).err())
+                        .map(|error| error.to_string()),
                 );
             }
             Err(error) => problems.push(format!("the images cannot be listed: {error}")),
@@ -293,7 +324,10 @@ impl Images {
         let failed = || ImageError::store("make a folder for an image on its way");
         let draft = Draft::new(&self.folder).map_err(failed())?;
         draft.make(c"layout").map_err(failed())?;
-        let path = self.path.join(draft.name.to_string_lossy().as_ref()).join("layout");
+        let path = self
+            .path
+            .join(draft.name.to_string_lossy().as_ref())
+            .join("layout");
         Ok(Scratch { path, draft })
     }
 
@@ -303,7 +337,10 @@ impl Images {
             if draft::is_draft(name) {
                 drafts.push(name.to_owned());
             }
-            let hex = name.to_str().ok().and_then(|name| name.strip_prefix("sha256-"));
+            let hex = name
+                .to_str()
+                .ok()
+                .and_then(|name| name.strip_prefix("sha256-"));
             trees.extend(hex.and_then(|hex| Digest::new(&format!("sha256:{hex}"))));
             Ok(())
         })?;
@@ -312,11 +349,17 @@ impl Images {
 
     fn sweep_tree(&self, id: &Digest) -> Result<(), ImageError> {
         let lock = self.lock()?;
-        if self.all_names(&mut Vec::new())?.iter().any(|named| named.image == id.as_str()) {
+        if self
+            .all_names(&mut Vec::new())?
+            .iter()
+            .any(|named| named.image == id.as_str())
+        {
             return Ok(());
         }
         let failed = || ImageError::store("remove an image without a name");
-        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else { return Ok(()) };
+        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else {
+            return Ok(());
+        };
         if !draft::lock(&about).map_err(failed())? {
             return Ok(());
         }
@@ -328,9 +371,11 @@ impl Images {
     /// Held for a moment, by one at a time; dies with its owner.
     pub(crate) fn lock(&self) -> Result<File, ImageError> {
         let failed = || ImageError::store("lock the images");
-        let file =
-            File::from(beneath::open(&*self.folder, LOCK, OFlags::RDWR | OFlags::CREATE).map_err(failed())?);
-        rustix::fs::flock(&file, FlockOperation::LockExclusive).map_err(|errno| failed()(errno.into()))?;
+        let file = File::from(
+            beneath::open(&*self.folder, LOCK, OFlags::RDWR | OFlags::CREATE).map_err(failed())?,
+        );
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .map_err(|errno| failed()(errno.into()))?;
         Ok(file)
     }
 
@@ -341,7 +386,9 @@ impl Images {
         reference: &ImageRef,
     ) -> Result<Option<(OwnedFd, File, Digest)>, ImageError> {
         let failed = || ImageError::store("remove an image");
-        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else { return Ok(None) };
+        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else {
+            return Ok(None);
+        };
         match draft::lock(&about).map_err(failed())? {
             true => Ok(Some((folder, about, id.clone()))),
             false => Err(ImageError::InUse(reference.familiar())),
@@ -360,8 +407,11 @@ impl Images {
             Err(Errno::EXIST | Errno::NOTEMPTY) => {
                 // Damaged, by the loss of power say: ours is whole.
                 if let Some((folder, _)) = self.open_tree(id).map_err(failed())? {
-                    let old = draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
-                    draft.publish(&tree_name(id)).map_err(|errno| failed()(errno.into()))?;
+                    let old =
+                        draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
+                    draft
+                        .publish(&tree_name(id))
+                        .map_err(|errno| failed()(errno.into()))?;
                     draft::finish(&self.folder, &folder, &old).map_err(failed())?;
                 }
                 Ok(())
@@ -371,8 +421,12 @@ impl Images {
     }
 
     fn open_tree(&self, id: &Digest) -> io::Result<Option<(OwnedFd, File)>> {
-        let found = beneath::open_folder(&*self.folder, &*tree_name(id))
-            .and_then(|folder| Ok((beneath::open(&folder, "image.json", OFlags::RDONLY)?, folder)));
+        let found = beneath::open_folder(&*self.folder, &*tree_name(id)).and_then(|folder| {
+            Ok((
+                beneath::open(&folder, "image.json", OFlags::RDONLY)?,
+                folder,
+            ))
+        });
         match found {
             Ok((about, folder)) => Ok(Some((folder, about.into()))),
             Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -390,27 +444,44 @@ impl Images {
     /// The image of a name, held; nothing if it has just gone.
     pub(crate) fn hold(&self, named: &Named) -> Result<Option<Stored>, ImageError> {
         let damaged = || ImageError::malformed("a name in the store", "it is damaged");
-        let (id, digest) =
-            (Digest::new(&named.image).ok_or_else(damaged)?, named.digest().ok_or_else(damaged)?);
+        let (id, digest) = (
+            Digest::new(&named.image).ok_or_else(damaged)?,
+            named.digest().ok_or_else(damaged)?,
+        );
         let failed = || ImageError::store(format!("hold the image {id}"));
-        let Some((folder, lock)) = self.open_tree(&id).map_err(failed())? else { return Ok(None) };
-        rustix::fs::flock(&lock, FlockOperation::LockShared).map_err(|errno| failed()(errno.into()))?;
+        let Some((folder, lock)) = self.open_tree(&id).map_err(failed())? else {
+            return Ok(None);
+        };
+        rustix::fs::flock(&lock, FlockOperation::LockShared)
+            .map_err(|errno| failed()(errno.into()))?;
         if !draft::is_still(&self.folder, &tree_name(&id), &folder).map_err(failed())? {
             return Ok(None);
         }
         let about = read_about(&lock, &id)?;
-        let root = self.path.join(tree_name(&id).to_string_lossy().as_ref()).join("root");
-        Ok(Some(Stored { root, digest, about, images: self.clone(), id, _lock: lock }))
+        let root = self
+            .path
+            .join(tree_name(&id).to_string_lossy().as_ref())
+            .join("root");
+        Ok(Some(Stored {
+            root,
+            digest,
+            about,
+            images: self.clone(),
+            id,
+            _lock: lock,
+        }))
     }
 }
 
 fn read_about(file: &File, id: &Digest) -> Result<About, ImageError> {
-    let damaged = |why: String| ImageError::malformed(format!("the image {id} in the store is damaged"), why);
+    let damaged =
+        |why: String| ImageError::malformed(format!("the image {id} in the store is damaged"), why);
     let mut bytes = Vec::new();
     file.take(LONGEST_ABOUT)
         .read_to_end(&mut bytes)
         .map_err(ImageError::store(format!("read the image {id}")))?;
-    let about: About = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let about: About =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     match about.id == id.as_str() {
         true => Ok(about),
         false => Err(damaged("it says that it is another".to_owned())),
@@ -431,7 +502,10 @@ fn check_owner(folder: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(folder)?;
     let us = rustix::process::geteuid().as_raw();
     if found.uid() != us {
-        return Err(io::Error::other(format!("it belongs to user {}, not to {us}", found.uid())));
+        return Err(io::Error::other(format!(
+            "it belongs to user {}, not to {us}",
+            found.uid()
+        )));
     }
     match found.mode() & 0o022 {
         0 => Ok(()),

@@ -28,7 +28,10 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// As often as the kernel follows them.
 const MOST_LINKS: usize = 40;
 const OURS: Mode = Mode::RWXU;
-const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const PLACE: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
 /// Why an entry was not unpacked.
 #[derive(Debug)]
@@ -90,7 +93,14 @@ enum Absent {
 impl Tree {
     pub(crate) fn new(root: OwnedFd) -> Tree {
         let (root, rights) = (Rc::new(root), Rights::default());
-        Tree { root, rights, touched: None, last: None, left_out: 0, implied: 0 }
+        Tree {
+            root,
+            rights,
+            touched: None,
+            last: None,
+            left_out: 0,
+            implied: 0,
+        }
     }
 
     pub(crate) fn root(&self) -> &OwnedFd {
@@ -113,15 +123,24 @@ impl Tree {
     }
 
     /// Lays one entry over the tree.
-    pub(crate) fn add<R: Input>(&mut self, header: &Header, tar: &mut Tar<R>) -> Result<(), Trouble> {
+    pub(crate) fn add<R: Input>(
+        &mut self,
+        header: &Header,
+        tar: &mut Tar<R>,
+    ) -> Result<(), Trouble> {
         let names = names(&header.path)?;
         let Some((last, parents)) = names.split_last() else {
             return match header.kind {
-                Kind::Folder => Ok(self.rights.note(rustix::fs::fstat(&*self.root)?.st_ino, header)?),
+                Kind::Folder => Ok(self
+                    .rights
+                    .note(rustix::fs::fstat(&*self.root)?.st_ino, header)?),
                 _ => Err(Trouble::Refused("it takes the place of the root")),
             };
         };
-        if names.iter().any(|name| name.starts_with(WHITEOUT_META) && *name != OPAQUE) {
+        if names
+            .iter()
+            .any(|name| name.starts_with(WHITEOUT_META) && *name != OPAQUE)
+        {
             return Ok(());
         }
         if parents.iter().any(|name| name.starts_with(WHITEOUT)) {
@@ -144,7 +163,12 @@ impl Tree {
         }
     }
 
-    fn add_folder(&mut self, folder: &OwnedFd, name: &CString, header: &Header) -> Result<(), Trouble> {
+    fn add_folder(
+        &mut self,
+        folder: &OwnedFd,
+        name: &CString,
+        header: &Header,
+    ) -> Result<(), Trouble> {
         if let Err(Errno::EXIST) = rustix::fs::mkdirat(folder, name, OURS) {
             let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if !FileType::from_raw_mode(found.st_mode).is_dir() {
@@ -163,7 +187,8 @@ impl Tree {
         header: &Header,
         tar: &mut Tar<R>,
     ) -> Result<(), Trouble> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let make = || rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR);
         let file = match make() {
             // A new file, never the old one written over: that may have other names.
@@ -202,7 +227,12 @@ impl Tree {
     }
 
     /// Another name for a file of the tree: it is found as entries are, and its last part is not followed.
-    fn add_hard_link(&mut self, folder: &OwnedFd, name: &CString, header: &Header) -> Result<(), Trouble> {
+    fn add_hard_link(
+        &mut self,
+        folder: &OwnedFd,
+        name: &CString,
+        header: &Header,
+    ) -> Result<(), Trouble> {
         let names = names(&header.link)?;
         let Some((last, parents)) = names.split_last() else {
             return Err(Trouble::Refused("a hard link leads to the root"));
@@ -214,8 +244,13 @@ impl Tree {
             found => found?,
         };
         // Tar also writes a second name of a symbolic link so; it is linked, not followed.
-        if !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::Symlink) {
-            return Err(Trouble::Refused("a hard link leads to something that is no file"));
+        if !matches!(
+            FileType::from_raw_mode(found.st_mode),
+            FileType::RegularFile | FileType::Symlink
+        ) {
+            return Err(Trouble::Refused(
+                "a hard link leads to something that is no file",
+            ));
         }
         let link = || rustix::fs::linkat(&*there, &last, folder, name, AtFlags::empty());
         match link() {
@@ -242,7 +277,9 @@ impl Tree {
             Err(Trouble::Refused(_)) => return Ok(()),
             folder => folder?,
         };
-        let Some(touched) = &self.touched else { return Ok(()) };
+        let Some(touched) = &self.touched else {
+            return Ok(());
+        };
         self.last = None;
         match opaque {
             true => beneath::empty(beneath::open_folder(&*folder, c".")?, Some(touched))?,
@@ -277,7 +314,10 @@ impl Tree {
             return Ok(last.handle.clone());
         }
         let handle = self.walk(names, absent)?;
-        self.last = Some(Folder { path, handle: handle.clone() });
+        self.last = Some(Folder {
+            path,
+            handle: handle.clone(),
+        });
         Ok(handle)
     }
 
@@ -297,7 +337,9 @@ impl Tree {
                     way.push(Rc::new(self.make_parent(&at, &name)?))
                 }
                 Err(Errno::NOENT) => {
-                    return Err(Trouble::Refused("it leads through a folder that is not there"));
+                    return Err(Trouble::Refused(
+                        "it leads through a folder that is not there",
+                    ));
                 }
                 Err(Errno::NOTDIR | Errno::LOOP) => {
                     links += 1;
@@ -344,13 +386,19 @@ fn follow(
     left: &mut Vec<Vec<u8>>,
 ) -> Result<(), Trouble> {
     let target = match rustix::fs::readlinkat(at, name, Vec::new()) {
-        Err(Errno::INVAL) => return Err(Trouble::Refused("it leads through something that is no folder")),
+        Err(Errno::INVAL) => {
+            return Err(Trouble::Refused(
+                "it leads through something that is no folder",
+            ));
+        }
         target => target?.into_bytes(),
     };
     if target.starts_with(b"/") {
         way.truncate(1);
     }
-    let parts = target.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    let parts = target
+        .split(|byte| *byte == b'/')
+        .filter(|part| !matches!(*part, b"" | b"."));
     left.extend(parts.rev().map(<[u8]>::to_vec));
     Ok(())
 }
@@ -360,13 +408,17 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>, Trouble> {
     if path.len() > LONGEST_PATH {
         return Err(Trouble::Refused("its name is longer than 4096 bytes"));
     }
-    let names: Vec<_> =
-        path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+    let names: Vec<_> = path
+        .split(|byte| *byte == b'/')
+        .filter(|part| !matches!(*part, b"" | b"."))
+        .collect();
     if names.iter().any(|name| *name == b"..") {
         return Err(Trouble::Refused("its name leads out of its folder by `..`"));
     }
     if names.iter().any(|name| name.len() > LONGEST_NAME) {
-        return Err(Trouble::Refused("a part of its name is longer than 255 bytes"));
+        return Err(Trouble::Refused(
+            "a part of its name is longer than 255 bytes",
+        ));
     }
     if names.len() > DEEPEST {
         return Err(Trouble::Refused("it lies deeper than 255 folders"));
@@ -382,7 +434,9 @@ fn write<R: Input>(file: &File, at: u64, size: u64, tar: &mut Tar<R>) -> Result<
     let mut written = 0;
     while written < size {
         let there = tar.contents()?;
-        let part = there.len().min(usize::try_from(size - written).unwrap_or(usize::MAX));
+        let part = there
+            .len()
+            .min(usize::try_from(size - written).unwrap_or(usize::MAX));
         if part == 0 {
             return Err(TarError::Truncated.into());
         }
@@ -395,6 +449,12 @@ fn write<R: Input>(file: &File, at: u64, size: u64, tar: &mut Tar<R>) -> Result<
 
 pub(crate) fn times(seconds: u64) -> Timestamps {
     // Where a file system ends its time it ends ours: 2106.
-    let time = Timespec { tv_sec: i64::from(u32::try_from(seconds).unwrap_or(u32::MAX)), tv_nsec: 0 };
-    Timestamps { last_access: time, last_modification: time }
+    let time = Timespec {
+        tv_sec: i64::from(u32::try_from(seconds).unwrap_or(u32::MAX)),
+        tv_nsec: 0,
+    };
+    Timestamps {
+        last_access: time,
+        last_modification: time,
+    }
 }

@@ -38,8 +38,17 @@ impl Person {
 
 /// The user that `wanted` names; none if that is nobody in particular, or root, which nobody is in a box.
 pub(crate) fn resolve(root: &OwnedFd, wanted: &str) -> Result<(Person, Option<User>), ImageError> {
-    let nobody = Person { user: User { uid: DEFAULT_ID, gid: DEFAULT_ID }, groups: Vec::new() };
-    let bad = |why: String| ImageError::User { user: shown(wanted.as_bytes()), why };
+    let nobody = Person {
+        user: User {
+            uid: DEFAULT_ID,
+            gid: DEFAULT_ID,
+        },
+        groups: Vec::new(),
+    };
+    let bad = |why: String| ImageError::User {
+        user: shown(wanted.as_bytes()),
+        why,
+    };
     let (user, group) = match wanted.split_once(':') {
         Some((user, group)) => (user, (!group.is_empty()).then_some(group)),
         None => (wanted, None),
@@ -47,10 +56,12 @@ pub(crate) fn resolve(root: &OwnedFd, wanted: &str) -> Result<(Person, Option<Us
     if matches!(user, "" | "0" | "root") {
         return Ok((nobody, None));
     }
-    let table =
-        |path: &str| table(root, path).map_err(|error| bad(format!("its /{path} cannot be read: {error}")));
+    let table = |path: &str| {
+        table(root, path).map_err(|error| bad(format!("its /{path} cannot be read: {error}")))
+    };
     let (passwd, groups) = (table("etc/passwd")?, table("etc/group")?);
-    let found = find_user(&passwd, user).ok_or_else(|| bad("its /etc/passwd has no such user".to_owned()))?;
+    let found = find_user(&passwd, user)
+        .ok_or_else(|| bad("its /etc/passwd has no such user".to_owned()))?;
     if found.uid == 0 {
         return Ok((nobody, None));
     }
@@ -60,13 +71,28 @@ pub(crate) fn resolve(root: &OwnedFd, wanted: &str) -> Result<(Person, Option<Us
                 .ok_or_else(|| bad("its /etc/group has no such group".to_owned()))?;
             (gid, Vec::new())
         }
-        None => (found.gid, found.name.map(|name| groups_of(&groups, name)).unwrap_or_default()),
+        None => (
+            found.gid,
+            found
+                .name
+                .map(|name| groups_of(&groups, name))
+                .unwrap_or_default(),
+        ),
     };
     if found.uid >= u32::MAX - 1 || gid >= u32::MAX - 1 {
         return Err(bad("numbers above 4294967293 are nobody's".to_owned()));
     }
-    let user = User { uid: found.uid, gid };
-    Ok((Person { user, groups: others }, Some(user)))
+    let user = User {
+        uid: found.uid,
+        gid,
+    };
+    Ok((
+        Person {
+            user,
+            groups: others,
+        },
+        Some(user),
+    ))
 }
 
 struct Found<'a> {
@@ -82,26 +108,42 @@ fn find_user<'a>(passwd: &'a [u8], wanted: &str) -> Option<Found<'a>> {
     let named = rows().find(|(name, _, _)| *name == wanted.as_bytes());
     let found = named.or_else(|| rows().find(|(_, uid, _)| Some(*uid) == number));
     match found {
-        Some((name, uid, gid)) => Some(Found { uid, gid, name: Some(name) }),
-        None => number.map(|uid| Found { uid, gid: 0, name: None }),
+        Some((name, uid, gid)) => Some(Found {
+            uid,
+            gid,
+            name: Some(name),
+        }),
+        None => number.map(|uid| Found {
+            uid,
+            gid: 0,
+            name: None,
+        }),
     }
 }
 
 fn find_group(groups: &[u8], wanted: &str) -> Option<u32> {
     let named = rows(groups).find(|row| row[0] == wanted.as_bytes());
-    named.and_then(|row| id(row.get(2)?)).or_else(|| wanted.parse().ok())
+    named
+        .and_then(|row| id(row.get(2)?))
+        .or_else(|| wanted.parse().ok())
 }
 
 fn groups_of(groups: &[u8], user: &[u8]) -> Vec<u32> {
     let member = |row: &Vec<&[u8]>| {
-        row.get(3).is_some_and(|members| members.split(|byte| *byte == b',').any(|name| name == user))
+        row.get(3)
+            .is_some_and(|members| members.split(|byte| *byte == b',').any(|name| name == user))
     };
-    rows(groups).filter(member).filter_map(|row| id(row.get(2)?)).collect()
+    rows(groups)
+        .filter(member)
+        .filter_map(|row| id(row.get(2)?))
+        .collect()
 }
 
 fn rows(table: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
     let lines = table.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
-    lines.filter(|line| !line.is_empty()).map(|line| line.split(|byte| *byte == b':').collect())
+    lines
+        .filter(|line| !line.is_empty())
+        .map(|line| line.split(|byte| *byte == b':').collect())
 }
 
 fn id(text: &&[u8]) -> Option<u32> {

@@ -9,7 +9,10 @@ pub(crate) fn narrow(count: u32) -> io::Result<()> {
     match count < allowed.count() {
         // Where it is: the kernel has put it where there was room (a parked one when it was made), and moving it would
         // cost more than all mounts.
-        true => Ok(sched_setaffinity(None, &choose(&allowed, count, sched_getcpu()))?),
+        true => Ok(sched_setaffinity(
+            None,
+            &choose(&allowed, count, sched_getcpu()),
+        )?),
         // No more are left than the limit allows: these it is.
         false => Ok(()),
     }

@@ -34,7 +34,9 @@ pub(crate) fn furnish(control: &OwnedFd, plan: &Brief, files: Vec<OwnedFd>) -> !
 
 fn pass(plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Passing> {
     let plan: NetworkPlan = plan.read(&mut files)?;
-    let network = files.pop().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+    let network = files
+        .pop()
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
     enter(&network)?;
     network::pass(&plan.passing, &plan.doors)
 }
@@ -53,5 +55,9 @@ fn enter(network: &OwnedFd) -> io::Result<()> {
         move_into_link_name_space(owner.as_fd(), Some(LinkNameSpaceType::User))?;
     }
     move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
-    if inside::only_loopback()? { Ok(()) } else { refused() }
+    if inside::only_loopback()? {
+        Ok(())
+    } else {
+        refused()
+    }
 }

@@ -66,7 +66,12 @@ const ARCHITECTURE: u32 = 0xc000_00b7;
 const X32: u32 = 0x4000_0000;
 
 fn op(code: u16, k: u32) -> sock_filter {
-    sock_filter { code, jt: 0, jf: 0, k }
+    sock_filter {
+        code,
+        jt: 0,
+        jf: 0,
+        k,
+    }
 }
 
 fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
@@ -76,7 +81,9 @@ fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
 impl Verdict {
     /// What it comes to for these arguments: what the filter does, for those who were told of a call.
     pub fn given(&self, arguments: &[u64; 6]) -> &Verdict {
-        let Verdict::Args(tests, other) = self else { return self };
+        let Verdict::Args(tests, other) = self else {
+            return self;
+        };
         let holds = |test: &&Test| {
             let argument = arguments[usize::from(test.argument)];
             let half = match test.half {
@@ -85,7 +92,11 @@ impl Verdict {
             };
             half & test.mask == test.value
         };
-        tests.iter().find(holds).map_or(&**other, |test| &test.then).given(arguments)
+        tests
+            .iter()
+            .find(holds)
+            .map_or(&**other, |test| &test.then)
+            .given(arguments)
     }
 
     /// The same where nobody can be told: no weaker, only silent.
@@ -94,8 +105,14 @@ impl Verdict {
             Verdict::Refuse(errno) => Verdict::Errno(errno),
             Verdict::Watch => Verdict::Allow,
             Verdict::Args(tests, other) => {
-                let quiet = |test: Test| Test { then: test.then.silent(), ..test };
-                Verdict::Args(tests.into_iter().map(quiet).collect(), Box::new(other.silent()))
+                let quiet = |test: Test| Test {
+                    then: test.then.silent(),
+                    ..test
+                };
+                Verdict::Args(
+                    tests.into_iter().map(quiet).collect(),
+                    Box::new(other.silent()),
+                )
             }
             Verdict::Allow | Verdict::Errno(_) | Verdict::Kill => self,
         }
@@ -148,7 +165,9 @@ fn alike(one: &Verdict, other: &Verdict) -> bool {
 
 /// `table[number]`; numbers above it get `other`; foreign ABIs and x32 end the process.
 pub fn compile(table: &[Verdict], other: &Verdict) -> Vec<sock_filter> {
-    let numbers = (0u32..).zip(table).chain([(table.len() as u32, other), (X32, &Verdict::Kill)]);
+    let numbers = (0u32..)
+        .zip(table)
+        .chain([(table.len() as u32, other), (X32, &Verdict::Kill)]);
     let mut ranges: Vec<(u32, &Verdict)> = vec![];
     for (number, verdict) in numbers {
         if ranges.last().is_none_or(|(_, last)| !alike(last, verdict)) {
@@ -156,7 +175,12 @@ pub fn compile(table: &[Verdict], other: &Verdict) -> Vec<sock_filter> {
         }
     }
     // The architecture first: the same number means another call through a foreign entry.
-    let mut out = vec![op(LD, 4), jump(JEQ, ARCHITECTURE, 1, 0), op(RET, 0x8000_0000), op(LD, 0)];
+    let mut out = vec![
+        op(LD, 4),
+        jump(JEQ, ARCHITECTURE, 1, 0),
+        op(RET, 0x8000_0000),
+        op(LD, 0),
+    ];
     out.extend(tree(&ranges));
     out
 }
@@ -174,7 +198,10 @@ const REFUSED_REQUESTS: [(u32, &str); 4] = [
     (0x5412, "TIOCSTI: types into a terminal"),
     (0x541c, "TIOCLINUX: pastes into a console"),
     (0x541d, "TIOCCONS: takes the console's output over"),
-    (0x5423, "TIOCSETD: loads and enters line disciplines, old kernel surface used in exploits"),
+    (
+        0x5423,
+        "TIOCSETD: loads and enters line disciplines, old kernel surface used in exploits",
+    ),
 ];
 
 const REFUSE: Verdict = Verdict::Refuse(libc::EPERM as u16);
@@ -210,17 +237,39 @@ const REFUSED: &[(&[Call], &str)] = &[
     ),
     (calls![SYS_setns], "its namespaces are its walls"),
     (
-        calls![SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp, SYS_pidfd_getfd,],
+        calls![
+            SYS_ptrace,
+            SYS_process_vm_readv,
+            SYS_process_vm_writev,
+            SYS_kcmp,
+            SYS_pidfd_getfd,
+        ],
         "memory and descriptors of other processes",
     ),
-    (calls![SYS_process_madvise; 448 = "process_mrelease"], "memory of other processes"),
-    (calls![SYS_bpf, SYS_perf_event_open, SYS_userfaultfd], "large kernel surface, used in many exploits"),
     (
-        calls![SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register],
+        calls![SYS_process_madvise; 448 = "process_mrelease"],
+        "memory of other processes",
+    ),
+    (
+        calls![SYS_bpf, SYS_perf_event_open, SYS_userfaultfd],
+        "large kernel surface, used in many exploits",
+    ),
+    (
+        calls![
+            SYS_io_uring_setup,
+            SYS_io_uring_enter,
+            SYS_io_uring_register
+        ],
         "performs calls that this filter never sees",
     ),
-    (calls![SYS_add_key, SYS_request_key, SYS_keyctl], "keyrings are not namespaced"),
-    (calls![SYS_name_to_handle_at, SYS_open_by_handle_at], "handles reach around the mount tree"),
+    (
+        calls![SYS_add_key, SYS_request_key, SYS_keyctl],
+        "keyrings are not namespaced",
+    ),
+    (
+        calls![SYS_name_to_handle_at, SYS_open_by_handle_at],
+        "handles reach around the mount tree",
+    ),
     (
         calls![
             SYS_kexec_load,
@@ -242,13 +291,30 @@ const REFUSED: &[(&[Call], &str)] = &[
         "administers the whole machine",
     ),
     (
-        calls![SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex],
+        calls![
+            SYS_settimeofday,
+            SYS_clock_settime,
+            SYS_clock_adjtime,
+            SYS_adjtimex
+        ],
         "the clock is everybody's",
     ),
-    (calls![SYS_sethostname, SYS_setdomainname], "names are set before the program starts"),
-    (calls![SYS_fanotify_init, SYS_fanotify_mark], "can watch and block other processes' files"),
-    (calls![SYS_move_pages, SYS_migrate_pages], "tells and moves physical pages"),
-    (calls![SYS_memfd_secret], "memory that limits and core tools cannot see"),
+    (
+        calls![SYS_sethostname, SYS_setdomainname],
+        "names are set before the program starts",
+    ),
+    (
+        calls![SYS_fanotify_init, SYS_fanotify_mark],
+        "can watch and block other processes' files",
+    ),
+    (
+        calls![SYS_move_pages, SYS_migrate_pages],
+        "tells and moves physical pages",
+    ),
+    (
+        calls![SYS_memfd_secret],
+        "memory that limits and core tools cannot see",
+    ),
 ];
 
 /// Not `uretprobe` and `uprobe` (335, 336): newer kernels let them past every filter, so this would promise what
@@ -256,8 +322,14 @@ const REFUSED: &[(&[Call], &str)] = &[
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[(&[Call], &str)] = &[
     (calls![SYS_iopl, SYS_ioperm], "hardware ports"),
-    (calls![SYS_modify_ldt], "old entry points into the kernel, used in exploits"),
-    (calls![SYS_uselib, SYS_ustat, SYS_sysfs, SYS__sysctl], "obsolete kernel surface"),
+    (
+        calls![SYS_modify_ldt],
+        "old entry points into the kernel, used in exploits",
+    ),
+    (
+        calls![SYS_uselib, SYS_ustat, SYS_sysfs, SYS__sysctl],
+        "obsolete kernel surface",
+    ),
     (
         calls![; 174 = "create_module", 177 = "get_kernel_syms", 178 = "query_module"],
         "obsolete kernel surface",
@@ -278,7 +350,10 @@ pub fn name(number: libc::c_long) -> Option<&'static str> {
     const HERE: &[Call] = calls![SYS_chmod];
     #[cfg(target_arch = "aarch64")]
     const HERE: &[Call] = &[];
-    let always = REFUSED.iter().chain(REFUSED_HERE).flat_map(|(calls, _)| *calls);
+    let always = REFUSED
+        .iter()
+        .chain(REFUSED_HERE)
+        .flat_map(|(calls, _)| *calls);
     let mut all = always.chain(REFUSED_BY_ARGUMENT).chain(HERE);
     let (_, name) = all.find(|(known, _)| *known == number)?;
     Some(name.strip_prefix("SYS_").unwrap_or(name))
@@ -296,14 +371,18 @@ pub fn table() -> Vec<Verdict> {
             Some((argument, bits)) => without_bits(argument, bits, Verdict::Watch),
         };
     }
-    let refused = REFUSED.iter().chain(REFUSED_HERE).flat_map(|(calls, _)| *calls);
+    let refused = REFUSED
+        .iter()
+        .chain(REFUSED_HERE)
+        .flat_map(|(calls, _)| *calls);
     for (number, _) in refused {
         table[*number as usize] = REFUSE;
     }
     // Its flags lie in memory, where a filter cannot look; C libraries then use `clone`.
     table[libc::SYS_clone3 as usize] = Verdict::Errno(libc::ENOSYS as u16);
     // A sibling of the program would be the launcher's child: nobody reaps it, and no look at the box finds it.
-    table[libc::SYS_clone as usize] = without_bits(0, NEW_NAMESPACES | libc::CLONE_PARENT as u32, REFUSE);
+    table[libc::SYS_clone as usize] =
+        without_bits(0, NEW_NAMESPACES | libc::CLONE_PARENT as u32, REFUSE);
     table[libc::SYS_unshare as usize] = without_bits(0, NEW_NAMESPACES | NEW_TIME, REFUSE);
     table[libc::SYS_socket as usize] = socket_families();
     table[libc::SYS_socketpair as usize] = Verdict::Args(
@@ -313,34 +392,52 @@ pub fn table() -> Vec<Verdict> {
     set_id_modes(&mut table);
     resource_limits(&mut table);
     // Whoever opens a leased file waits up to 45 seconds for the program to give it back: also host tools.
-    table[libc::SYS_fcntl as usize] =
-        Verdict::Args(vec![test(1, u32::MAX, libc::F_SETLEASE as u32, REFUSE)], Box::new(Verdict::Allow));
+    table[libc::SYS_fcntl as usize] = Verdict::Args(
+        vec![test(1, u32::MAX, libc::F_SETLEASE as u32, REFUSE)],
+        Box::new(Verdict::Allow),
+    );
     huge_pages(&mut table);
     // One quota for the whole machine (`fs.aio-max-nr`): a box could leave nothing to the others.
     table[libc::SYS_io_setup as usize] = Verdict::Refuse(libc::ENOSYS as u16);
     table[libc::SYS_ioctl as usize] = Verdict::Args(
         // The kernel takes the request as 32 bits, so rubbish above them changes nothing here either.
-        REFUSED_REQUESTS.map(|(request, _)| test(1, u32::MAX, request, REFUSE)).into(),
+        REFUSED_REQUESTS
+            .map(|(request, _)| test(1, u32::MAX, request, REFUSE))
+            .into(),
         Box::new(Verdict::Allow),
     );
     // Only asking for the current one, and plain Linux: others switch protections of memory off.
     table[libc::SYS_personality as usize] = Verdict::Args(
-        [0, u32::MAX].map(|persona| test(0, u32::MAX, persona, Verdict::Allow)).into(),
+        [0, u32::MAX]
+            .map(|persona| test(0, u32::MAX, persona, Verdict::Allow))
+            .into(),
         Box::new(REFUSE),
     );
     // Of two that listen the later answers, and may let go on what we refuse. The kernel knows but one (EBUSY), only
     // as long as it listens: with the engine's death the program would be next. So this one is never asked about.
-    table[libc::SYS_seccomp as usize] =
-        without_bits(1, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as u32, Verdict::Errno(libc::EBUSY as u16));
+    table[libc::SYS_seccomp as usize] = without_bits(
+        1,
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as u32,
+        Verdict::Errno(libc::EBUSY as u16),
+    );
     table
 }
 
 fn test(argument: u8, mask: u32, value: u32, then: Verdict) -> Test {
-    Test { argument, half: Half::Low, mask, value, then }
+    Test {
+        argument,
+        half: Half::Low,
+        mask,
+        value,
+        then,
+    }
 }
 
 fn without_bits(argument: u8, mask: u32, otherwise: Verdict) -> Verdict {
-    Verdict::Args(vec![test(argument, mask, 0, Verdict::Allow)], Box::new(otherwise))
+    Verdict::Args(
+        vec![test(argument, mask, 0, Verdict::Allow)],
+        Box::new(otherwise),
+    )
 }
 
 /// Unix and Internet sockets. The rest (netlink, packet, vsock, alg, xdp, …) is kernel surface that is
@@ -354,7 +451,9 @@ fn socket_families() -> Verdict {
         (libc::AF_NETLINK, netlink_protocols()),
     ];
     Verdict::Args(
-        families.map(|(family, then)| test(0, u32::MAX, family as u32, then)).into(),
+        families
+            .map(|(family, then)| test(0, u32::MAX, family as u32, then))
+            .into(),
         Box::new(Verdict::Refuse(libc::EAFNOSUPPORT as u16)),
     )
 }
@@ -364,7 +463,12 @@ fn socket_families() -> Verdict {
 fn netlink_protocols() -> Verdict {
     let unsupported = libc::EAFNOSUPPORT as u16;
     Verdict::Args(
-        vec![test(2, u32::MAX, libc::NETLINK_ROUTE as u32, Verdict::Errno(unsupported))],
+        vec![test(
+            2,
+            u32::MAX,
+            libc::NETLINK_ROUTE as u32,
+            Verdict::Errno(unsupported),
+        )],
         Box::new(Verdict::Refuse(unsupported)),
     )
 }
@@ -372,9 +476,17 @@ fn netlink_protocols() -> Verdict {
 /// The plain ones. Others (SCTP, DCCP, MPTCP, L2TP, SMC, …) are large and seldom used, and merely asking for
 /// one makes the kernel load its module.
 fn internet_protocols() -> Verdict {
-    let plain = [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6];
+    let plain = [
+        0,
+        libc::IPPROTO_TCP,
+        libc::IPPROTO_UDP,
+        libc::IPPROTO_ICMP,
+        libc::IPPROTO_ICMPV6,
+    ];
     Verdict::Args(
-        plain.map(|protocol| test(2, u32::MAX, protocol as u32, Verdict::Allow)).into(),
+        plain
+            .map(|protocol| test(2, u32::MAX, protocol as u32, Verdict::Allow))
+            .into(),
         Box::new(Verdict::Refuse(libc::EPROTONOSUPPORT as u16)),
     )
 }
@@ -406,7 +518,12 @@ fn huge_pages(table: &mut [Verdict]) {
         (libc::SYS_shmget, 2, of_segment),
     ] {
         table[number as usize] = Verdict::Args(
-            vec![test(argument, bit, bit, Verdict::Errno(libc::ENOMEM as u16))],
+            vec![test(
+                argument,
+                bit,
+                bit,
+                Verdict::Errno(libc::ENOMEM as u16),
+            )],
             Box::new(Verdict::Allow),
         );
     }
@@ -425,15 +542,24 @@ fn resource_limits(table: &mut [Verdict]) {
                 2,
                 u32::MAX,
                 0,
-                Verdict::Args(vec![test(2, u32::MAX, 0, Verdict::Allow)], Box::new(done.clone())),
+                Verdict::Args(
+                    vec![test(2, u32::MAX, 0, Verdict::Allow)],
+                    Box::new(done.clone()),
+                ),
             )
         }],
         Box::new(done.clone()),
     );
-    let own = Verdict::Args(vec![test(1, u32::MAX, CORE, only_asks)], Box::new(Verdict::Allow));
-    table[libc::SYS_prlimit64 as usize] = Verdict::Args(vec![test(0, u32::MAX, 0, own)], Box::new(REFUSE));
-    table[libc::SYS_setrlimit as usize] =
-        Verdict::Args(vec![test(0, u32::MAX, CORE, done)], Box::new(Verdict::Allow));
+    let own = Verdict::Args(
+        vec![test(1, u32::MAX, CORE, only_asks)],
+        Box::new(Verdict::Allow),
+    );
+    table[libc::SYS_prlimit64 as usize] =
+        Verdict::Args(vec![test(0, u32::MAX, 0, own)], Box::new(REFUSE));
+    table[libc::SYS_setrlimit as usize] = Verdict::Args(
+        vec![test(0, u32::MAX, CORE, done)],
+        Box::new(Verdict::Allow),
+    );
 }
 
 /// The filter of every box.
@@ -453,7 +579,12 @@ mod tests {
     use proptest::prelude::*;
 
     /// What the kernel would do: an interpreter that shares nothing with the compiler.
-    fn interpret(program: &[sock_filter], architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
+    fn interpret(
+        program: &[sock_filter],
+        architecture: u32,
+        number: u32,
+        arguments: [u64; 6],
+    ) -> u32 {
         let (mut accumulator, mut at) = (0u32, 0usize);
         loop {
             let line = program[at];
@@ -463,14 +594,28 @@ mod tests {
                     accumulator = match line.k {
                         0 => number,
                         4 => architecture,
-                        offset if offset % 8 == 4 => (arguments[(offset as usize - 16) / 8] >> 32) as u32,
+                        offset if offset % 8 == 4 => {
+                            (arguments[(offset as usize - 16) / 8] >> 32) as u32
+                        }
                         offset => arguments[(offset as usize - 16) / 8] as u32,
                     }
                 }
                 AND => accumulator &= line.k,
                 JA => at += line.k as usize,
-                JEQ => at += usize::from(if accumulator == line.k { line.jt } else { line.jf }),
-                JGE => at += usize::from(if accumulator >= line.k { line.jt } else { line.jf }),
+                JEQ => {
+                    at += usize::from(if accumulator == line.k {
+                        line.jt
+                    } else {
+                        line.jf
+                    })
+                }
+                JGE => {
+                    at += usize::from(if accumulator >= line.k {
+                        line.jt
+                    } else {
+                        line.jf
+                    })
+                }
                 RET => return line.k,
                 other => panic!("unknown code {other}"),
             }
@@ -497,7 +642,13 @@ mod tests {
         ];
         let half = prop_oneof![Just(Half::Low), Just(Half::High)];
         let test = (0u8..6, half, any::<u32>(), any::<u32>(), plain.clone()).prop_map(
-            |(argument, half, mask, value, then)| Test { argument, half, mask, value: value & mask, then },
+            |(argument, half, mask, value, then)| Test {
+                argument,
+                half,
+                mask,
+                value: value & mask,
+                then,
+            },
         );
         let with_args = (proptest::collection::vec(test, 1..4), plain.clone())
             .prop_map(|(tests, other)| Verdict::Args(tests, Box::new(other)));
@@ -537,60 +688,111 @@ mod tests {
             }
         }
         for (number, verdict) in (0..).zip(table()) {
-            assert_eq!(name(number).is_some(), any(&verdict, &refuses), "{number}: {verdict:?}");
+            assert_eq!(
+                name(number).is_some(),
+                any(&verdict, &refuses),
+                "{number}: {verdict:?}"
+            );
             let watches = any(&verdict, &|verdict: &Verdict| *verdict == Verdict::Watch);
-            assert_eq!(watch::of(number).is_some(), watches, "{number}: {verdict:?}");
+            assert_eq!(
+                watch::of(number).is_some(),
+                watches,
+                "{number}: {verdict:?}"
+            );
             let told = |verdict: &Verdict| matches!(verdict, Verdict::Refuse(_) | Verdict::Watch);
             assert!(!any(&verdict.silent(), &told), "{number}");
         }
-        assert_eq!([name(libc::SYS_mount), name(libc::SYS_ioctl)], [Some("mount"), Some("ioctl")]);
+        assert_eq!(
+            [name(libc::SYS_mount), name(libc::SYS_ioctl)],
+            [Some("mount"), Some("ioctl")]
+        );
     }
 
     #[test]
     fn the_policy_is_short_and_refuses_by_argument() {
         assert!(program().len() < 400, "{} instructions", program().len());
-        let told =
-            |number: libc::c_long, arguments| interpret(&program(), ARCHITECTURE, number as u32, arguments);
+        let told = |number: libc::c_long, arguments| {
+            interpret(&program(), ARCHITECTURE, number as u32, arguments)
+        };
         assert_eq!(told(libc::SYS_mount, [0; 6]), USER_NOTIFICATION);
-        assert_eq!(told(libc::SYS_clone3, [0; 6]), 0x0005_0000 | libc::ENOSYS as u32);
+        assert_eq!(
+            told(libc::SYS_clone3, [0; 6]),
+            0x0005_0000 | libc::ENOSYS as u32
+        );
         let opened = |flags: i32| told(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
         let reading = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY | libc::O_PATH;
-        assert_eq!([opened(reading), opened(libc::O_RDWR)], [0x7fff_0000, USER_NOTIFICATION]);
+        assert_eq!(
+            [opened(reading), opened(libc::O_RDWR)],
+            [0x7fff_0000, USER_NOTIFICATION]
+        );
         let flags = |flags| told(libc::SYS_seccomp, [1, flags, 0, 0, 0, 0]);
-        let (listen, ebusy) = (libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, 0x0005_0000 | libc::EBUSY as u32);
-        assert_eq!([flags(listen), flags(listen | 1), flags(1)], [ebusy, ebusy, 0x7fff_0000]);
+        let (listen, ebusy) = (
+            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+            0x0005_0000 | libc::EBUSY as u32,
+        );
+        assert_eq!(
+            [flags(listen), flags(listen | 1), flags(1)],
+            [ebusy, ebusy, 0x7fff_0000]
+        );
         let lookup = told(libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0, 0, 0, 0]);
         assert_eq!(lookup, 0x0005_0000 | libc::EAFNOSUPPORT as u32);
         // Where nobody listens the same is refused; the errors are those that the engine would give.
         let program = silent_program();
-        let errno =
-            |number: libc::c_long, arguments| interpret(&program, ARCHITECTURE, number as u32, arguments);
+        let errno = |number: libc::c_long, arguments| {
+            interpret(&program, ARCHITECTURE, number as u32, arguments)
+        };
         let eperm = 0x0005_0000 | libc::EPERM as u32;
         for flag in [libc::CLONE_NEWUSER, libc::CLONE_PARENT | libc::SIGCHLD] {
-            assert_eq!(errno(libc::SYS_clone, [flag as u64, 0, 0, 0, 0, 0]), eperm, "{flag:x}");
+            assert_eq!(
+                errno(libc::SYS_clone, [flag as u64, 0, 0, 0, 0, 0]),
+                eperm,
+                "{flag:x}"
+            );
         }
-        assert_eq!(errno(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0]), 0x7fff_0000);
-        assert_eq!(errno(libc::SYS_ioctl, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), eperm);
+        assert_eq!(
+            errno(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0]),
+            0x7fff_0000
+        );
+        assert_eq!(
+            errno(libc::SYS_ioctl, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]),
+            eperm
+        );
         for request in [0x5412, 0x541c, 0x541d, 0x5423, 0xdead_beef_0000_5423] {
-            assert_eq!(errno(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]), eperm, "{request:x}");
+            assert_eq!(
+                errno(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]),
+                eperm,
+                "{request:x}"
+            );
         }
         // TIOCGWINSZ, TIOCGETD.
-        assert_eq!([0x5413, 0x5424].map(|it| errno(libc::SYS_ioctl, [0, it, 0, 0, 0, 0])), [0x7fff_0000; 2]);
+        assert_eq!(
+            [0x5413, 0x5424].map(|it| errno(libc::SYS_ioctl, [0, it, 0, 0, 0, 0])),
+            [0x7fff_0000; 2]
+        );
         assert_eq!(errno(libc::SYS_mount, [0; 6]), eperm);
         let enomem = 0x0005_0000 | libc::ENOMEM as u32;
         let map = |flags: i32| errno(libc::SYS_mmap, [0, 0, 0, flags as u64, 0, 0]);
         assert_eq!(
-            [map(libc::MAP_PRIVATE | libc::MAP_HUGETLB), map(libc::MAP_PRIVATE)],
+            [
+                map(libc::MAP_PRIVATE | libc::MAP_HUGETLB),
+                map(libc::MAP_PRIVATE)
+            ],
             [enomem, 0x7fff_0000]
         );
-        assert_eq!(errno(libc::SYS_shmget, [0, 0, libc::SHM_HUGETLB as u64, 0, 0, 0]), enomem);
+        assert_eq!(
+            errno(libc::SYS_shmget, [0, 0, libc::SHM_HUGETLB as u64, 0, 0, 0]),
+            enomem
+        );
         for (number, mode) in [(libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (452, 2)] {
             let with = |bits| {
                 let mut arguments = [0; 6];
                 arguments[mode] = bits;
                 errno(number, arguments)
             };
-            assert_eq!([with(0o4755), with(0o2755), with(0o1777)], [eperm, eperm, 0x7fff_0000]);
+            assert_eq!(
+                [with(0o4755), with(0o2755), with(0o1777)],
+                [eperm, eperm, 0x7fff_0000]
+            );
         }
         let (core, files) = (u64::from(libc::RLIMIT_CORE), u64::from(libc::RLIMIT_NOFILE));
         for (arguments, verdict) in [
@@ -600,12 +802,22 @@ mod tests {
             ([0, core, 7, 0, 0, 0], 0x0005_0000),
             ([0, core, 7 << 32, 0, 0, 0], 0x0005_0000),
         ] {
-            assert_eq!(errno(libc::SYS_prlimit64, arguments), verdict, "{arguments:?}");
+            assert_eq!(
+                errno(libc::SYS_prlimit64, arguments),
+                verdict,
+                "{arguments:?}"
+            );
         }
         let unsupported = 0x0005_0000 | libc::EPROTONOSUPPORT as u32;
         let stream = |protocol: i32| errno(libc::SYS_socket, [2, 1, protocol as u64, 0, 0, 0]);
-        assert_eq!([stream(0), stream(libc::IPPROTO_MPTCP)], [0x7fff_0000, unsupported]);
-        assert_ne!(errno(libc::SYS_socketpair, [libc::AF_VSOCK as u64, 1, 0, 0, 0, 0]), 0x7fff_0000);
+        assert_eq!(
+            [stream(0), stream(libc::IPPROTO_MPTCP)],
+            [0x7fff_0000, unsupported]
+        );
+        assert_ne!(
+            errno(libc::SYS_socketpair, [libc::AF_VSOCK as u64, 1, 0, 0, 0, 0]),
+            0x7fff_0000
+        );
         assert_eq!(errno(libc::SYS_read, [0; 6]), 0x7fff_0000);
     }
 }

@@ -26,7 +26,11 @@ impl Further {
             true => Ok(()),
             false => {
                 let detail = format!("{MOST_PROGRAMS} programs under way");
-                Err(Failure { step: Step::JoinNamespaces, errno: libc::EUSERS, detail })
+                Err(Failure {
+                    step: Step::JoinNamespaces,
+                    errno: libc::EUSERS,
+                    detail,
+                })
             }
         }
     }
@@ -48,7 +52,9 @@ impl Further {
 
     /// To its process group. Already ended is as good.
     fn signal(&self, number: i32) {
-        if let (Some(signal), Some(group)) = (Signal::from_named_raw(number), Pid::from_raw(self.pid)) {
+        if let (Some(signal), Some(group)) =
+            (Signal::from_named_raw(number), Pid::from_raw(self.pid))
+        {
             _ = kill_process_group(group, signal);
         }
     }

@@ -74,7 +74,9 @@ fn begin(socket: &OsStr) -> io::Result<First> {
     keeper::keep_only(&[])?;
     let channel = connect(socket)?;
     let signals = sys::signals(&[libc::SIGCHLD, libc::SIGTERM])?;
-    let Some((Command::Furnish(plan), mut files)) = protocol::receive(&channel)? else { sys::exit(0) };
+    let Some((Command::Furnish(plan), mut files)) = protocol::receive(&channel)? else {
+        sys::exit(0)
+    };
     let plan: InsidePlan = plan.read(&mut files)?;
     match look(&plan) {
         Ok(found) => hand_out(&channel, &found)?,
@@ -91,13 +93,22 @@ fn begin(socket: &OsStr) -> io::Result<First> {
         stack: ChildStack::new(),
         program: None,
         further: Vec::new(),
-        used: Ended { status: 0, cpu_us: 0, peak_bytes: 0, alone: false },
+        used: Ended {
+            status: 0,
+            cpu_us: 0,
+            peak_bytes: 0,
+            alone: false,
+        },
     })
 }
 
 fn connect(path: &OsStr) -> io::Result<OwnedFd> {
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
@@ -109,7 +120,16 @@ fn hand_out(channel: &OwnedFd, found: &Found) -> io::Result<()> {
     handles.extend(found.doors.iter().map(AsFd::as_fd));
     handles.extend(found.passing.handles());
     let (steps, ids, passing) = (found.done, found.ids, found.passing.told());
-    protocol::send(channel, &Report::Ready { steps, ids, unmapped: Vec::new(), passing }, &handles)
+    protocol::send(
+        channel,
+        &Report::Ready {
+            steps,
+            ids,
+            unmapped: Vec::new(),
+            passing,
+        },
+        &handles,
+    )
 }
 
 /// Looks at the walls, one after the other.
@@ -125,7 +145,10 @@ fn look(plan: &InsidePlan) -> Result<Found, Failure> {
     let walls = [
         (Step::ReadOnlyRoot, read_only(c"/")),
         (Step::Proc, read_only(c"/proc/sys")),
-        (Step::Scratch, scratch_bytes(plan).map(|bytes| bytes <= plan.scratch_bytes)),
+        (
+            Step::Scratch,
+            scratch_bytes(plan).map(|bytes| bytes <= plan.scratch_bytes),
+        ),
     ];
     for (step, stands) in walls {
         if stands.map_err(failure(step, step.name()))? {
@@ -145,58 +168,103 @@ fn look(plan: &InsidePlan) -> Result<Found, Failure> {
     }
     let pass = |passing| network::pass_within(passing, &plan.doors, plan.network_of_others);
     let passing = plan.passing.as_ref().map(pass);
-    let passing = passing.transpose().map_err(failure(Step::Passing, "listen at ports below 1024"))?;
+    let passing = passing
+        .transpose()
+        .map_err(failure(Step::Passing, "listen at ports below 1024"))?;
     if passing.is_some() {
         done.add(Step::Passing);
     }
-    let scratch = SCRATCH.into_iter().map(open_scratch).collect::<Result<_, _>>()?;
+    let scratch = SCRATCH
+        .into_iter()
+        .map(open_scratch)
+        .collect::<Result<_, _>>()?;
     let terminal = plan.terminal.then(open_terminal);
-    let terminal = terminal.transpose().map_err(failure(Step::Terminal, "/dev/ptmx"))?;
-    Ok(Found { done, ids, workspace, scratch, terminal, doors, passing: passing.unwrap_or_default() })
+    let terminal = terminal
+        .transpose()
+        .map_err(failure(Step::Terminal, "/dev/ptmx"))?;
+    Ok(Found {
+        done,
+        ids,
+        workspace,
+        scratch,
+        terminal,
+        doors,
+        passing: passing.unwrap_or_default(),
+    })
 }
 
 /// Engines look even numbers up in the image's own lists of users and groups, and add what they find there; without
 /// capabilities nothing can be given up again.
 fn credentials(expected: Owner) -> Result<Ids, Failure> {
-    let refused = |what: &str| failure(Step::Credentials, what)(io::Error::from_raw_os_error(libc::EPERM));
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let refused =
+        |what: &str| failure(Step::Credentials, what)(io::Error::from_raw_os_error(libc::EPERM));
+    let (uid, gid) = (
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
     if (uid, gid) != (expected.uid, expected.gid) {
-        return Err(refused(&format!("uid {uid} gid {gid}, which the image makes of the user asked for")));
+        return Err(refused(&format!(
+            "uid {uid} gid {gid}, which the image makes of the user asked for"
+        )));
     }
     let groups = rustix::process::getgroups();
     let groups = groups.map_err(|error| failure(Step::Credentials, "groups")(error.into()))?;
     match groups.into_iter().find(|group| group.as_raw() != gid) {
-        Some(group) => Err(refused(&format!("group {group}, which the image adds to the program's own"))),
-        None => Ok(Ids { uid, gid, outer_uid: uid, outer_gid: gid, drop_groups: false }),
+        Some(group) => Err(refused(&format!(
+            "group {group}, which the image adds to the program's own"
+        ))),
+        None => Ok(Ids {
+            uid,
+            gid,
+            outer_uid: uid,
+            outer_gid: gid,
+            drop_groups: false,
+        }),
     }
 }
 
 fn is_shown(shown: &Shown) -> Result<(), Failure> {
     let at = failure(Step::OpenPaths, &shown.inside.to_string_lossy());
     match rustix::fs::statat(CWD, &shown.inside, AtFlags::empty()) {
-        Ok(found) if (FileId { device: found.st_dev, inode: found.st_ino }) == shown.id => Ok(()),
+        Ok(found)
+            if (FileId {
+                device: found.st_dev,
+                inode: found.st_ino,
+            }) == shown.id =>
+        {
+            Ok(())
+        }
         Ok(_) => Err(at(io::Error::from_raw_os_error(libc::ESTALE))),
         Err(error) => Err(at(error.into())),
     }
 }
 
 fn read_only(path: &CStr) -> io::Result<bool> {
-    Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
+    Ok(rustix::fs::statvfs(path)?
+        .f_flag
+        .contains(StatVfsMountFlags::RDONLY))
 }
 
 /// Whether every mount at or below these places is read-only.
 fn read_only_below(places: &[CString]) -> io::Result<bool> {
     let mounts = std::fs::read("/proc/self/mountinfo")?;
-    let lines = mounts.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let lines = mounts
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty());
     let mut seen = vec![false; places.len()];
     for line in lines {
         let words: Vec<_> = line.split(|byte| *byte == b' ').collect();
-        let [_, _, _, _, point, options, ..] = words[..] else { continue };
+        let [_, _, _, _, point, options, ..] = words[..] else {
+            continue;
+        };
         for (seen, place) in seen.iter_mut().zip(places) {
             let below = point.strip_prefix(place.to_bytes());
             if below.is_some_and(|rest| rest.is_empty() || rest[0] == b'/') {
                 *seen = true;
-                if !options.split(|byte| *byte == b',').any(|option| option == b"ro") {
+                if !options
+                    .split(|byte| *byte == b',')
+                    .any(|option| option == b"ro")
+                {
                     return Ok(false);
                 }
             }
@@ -209,7 +277,10 @@ fn read_only_below(places: &[CString]) -> io::Result<bool> {
 fn scratch_bytes(plan: &InsidePlan) -> io::Result<u64> {
     let workspace = plan.fresh_workspace.then_some(c"/workspace");
     let size = |path: &CStr| rustix::fs::statvfs(path).map(|space| space.f_blocks * space.f_frsize);
-    SCRATCH.into_iter().chain(workspace).try_fold(0, |sum, path| Ok(sum + size(path)?))
+    SCRATCH
+        .into_iter()
+        .chain(workspace)
+        .try_fold(0, |sum, path| Ok(sum + size(path)?))
 }
 
 fn open_scratch(path: &CStr) -> Result<OwnedFd, Failure> {
@@ -236,7 +307,10 @@ fn furnish_workspace(plan: &InsidePlan) -> Result<OwnedFd, Failure> {
 /// Whether there is no other way out than through ourselves.
 pub(crate) fn only_loopback() -> io::Result<bool> {
     let text = std::fs::read_to_string("/proc/self/net/dev")?;
-    let mut names = text.lines().skip(2).filter_map(|line| line.split(':').next());
+    let mut names = text
+        .lines()
+        .skip(2)
+        .filter_map(|line| line.split(':').next());
     Ok(names.all(|name| name.trim() == "lo"))
 }
 
@@ -272,7 +346,10 @@ impl First {
             let (commanded, signalled, spoken) = self.wait();
             for pid in spoken {
                 // A channel that has said its last word closes here.
-                self.further.iter_mut().find(|it| it.pid == pid).and_then(Further::obey);
+                self.further
+                    .iter_mut()
+                    .find(|it| it.pid == pid)
+                    .and_then(Further::obey);
             }
             if signalled && self.on_signals() {
                 sys::exit(128 + libc::SIGTERM)
@@ -286,7 +363,10 @@ impl First {
 
     /// Until there is something to do: whether by command, by signal, and for which further programs.
     fn wait(&self) -> (bool, bool, Vec<i32>) {
-        let channels = self.further.iter().filter_map(|it| Some((it.pid, it.channel.as_ref()?)));
+        let channels = self
+            .further
+            .iter()
+            .filter_map(|it| Some((it.pid, it.channel.as_ref()?)));
         let (pids, channels): (Vec<_>, Vec<_>) = channels.unzip();
         let all = [&self.channel, &self.signals].into_iter().chain(channels);
         let mut ready: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -295,7 +375,11 @@ impl First {
             Err(_) => sys::exit(125),
         }
         let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let spoken = pids.into_iter().zip(&ready[2..]).filter(|(_, fd)| has(fd)).map(|(pid, _)| pid);
+        let spoken = pids
+            .into_iter()
+            .zip(&ready[2..])
+            .filter(|(_, fd)| has(fd))
+            .map(|(pid, _)| pid);
         (has(&ready[0]), has(&ready[1]), spoken.collect())
     }
 
@@ -314,11 +398,15 @@ impl First {
                 Ok(())
             }
             Some((Command::Terminal, files)) => {
-                files.iter().for_each(|answer| terminal::answer(answer, open_terminal()));
+                files
+                    .iter()
+                    .for_each(|answer| terminal::answer(answer, open_terminal()));
                 Ok(())
             }
             Some((Command::Signal(number), _)) => {
-                if let (Some((_, pidfd)), Some(signal)) = (&self.program, Signal::from_named_raw(number)) {
+                if let (Some((_, pidfd)), Some(signal)) =
+                    (&self.program, Signal::from_named_raw(number))
+                {
                     // Already ended is as good.
                     _ = rustix::process::pidfd_send_signal(pidfd, signal);
                 }
@@ -329,13 +417,20 @@ impl First {
         }
     }
 
-    fn exec(&mut self, plan: &Brief, mut files: Vec<OwnedFd>) -> Result<(Steps, Option<OwnedFd>), Failure> {
+    fn exec(
+        &mut self,
+        plan: &Brief,
+        mut files: Vec<OwnedFd>,
+    ) -> Result<(Steps, Option<OwnedFd>), Failure> {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
         let wrong = |what: &str, errno| at(what)(io::Error::from_raw_os_error(errno));
         let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
         let [input, output, error] =
             <[OwnedFd; 3]>::try_from(files).map_err(|_| wrong("handles", libc::EBADF))?;
-        let errand = plan.errand.as_ref().ok_or_else(|| wrong("errand", libc::EINVAL))?;
+        let errand = plan
+            .errand
+            .as_ref()
+            .ok_or_else(|| wrong("errand", libc::EINVAL))?;
         let streams = [input.as_fd(), output.as_fd(), error.as_fd()];
         let mut launch = Launch {
             namespaces: &[],
@@ -356,7 +451,11 @@ impl First {
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
             let (step, errno) = failed.unwrap_or((Step::JoinNamespaces, libc::EINTR));
-            return Err(Failure { step, errno, detail: errand.argv[0].to_string_lossy().into_owned() });
+            return Err(Failure {
+                step,
+                errno,
+                detail: errand.argv[0].to_string_lossy().into_owned(),
+            });
         }
         self.program = Some((pid, pidfd));
         Ok((done, listener))
@@ -365,9 +464,15 @@ impl First {
     /// What fails is said where the engine waits for the process.
     fn on_start(&mut self, plan: &Brief, mut files: Vec<OwnedFd>) {
         // Behind the file of a large plan.
-        let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else { return };
+        let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else {
+            return;
+        };
         match self.start(plan, files, &standby) {
-            Ok((pid, pidfd)) => self.further.push(Further { pid, pidfd, channel: Some(channel) }),
+            Ok((pid, pidfd)) => self.further.push(Further {
+                pid,
+                pidfd,
+                channel: Some(channel),
+            }),
             // An engine that no longer listens has hung up on the program, too.
             Err(failed) => _ = protocol::send(&standby, &Report::Failed(failed), &[]),
         }
@@ -423,10 +528,18 @@ impl First {
                 self.further.swap_remove(place).tell_end(reaped);
                 continue;
             }
-            if self.program.take_if(|(program, _)| *program == pid).is_some() {
+            if self
+                .program
+                .take_if(|(program, _)| *program == pid)
+                .is_some()
+            {
                 sys::kill_all();
                 self.reap(true);
-                let ended = Ended { status: reaped.status, alone: true, ..self.used };
+                let ended = Ended {
+                    status: reaped.status,
+                    alone: true,
+                    ..self.used
+                };
                 if protocol::send(&self.channel, &Report::Ended(ended), &[]).is_err() {
                     sys::exit(0)
                 }

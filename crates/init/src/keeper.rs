@@ -57,13 +57,19 @@ const MASKS: [(&CStr, Mask); 17] = [
 /// The masks for what this kernel has. The same for every box, so the launcher looks once.
 pub(crate) fn masks() -> Vec<(&'static CStr, Mask)> {
     let exists = |path| rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok();
-    MASKS.into_iter().filter(|(path, _)| exists(*path)).collect()
+    MASKS
+        .into_iter()
+        .filter(|(path, _)| exists(*path))
+        .collect()
 }
 
 /// What the program's user namespace may hold. The kernel also charges it to whoever made the namespace, so that
 /// a program without a quota could take all that the host's root (or the user) has.
-pub(crate) const QUOTAS: &[(&str, u32)] =
-    &[("max_user_namespaces", 0), ("max_inotify_instances", 32), ("max_inotify_watches", 8192)];
+pub(crate) const QUOTAS: &[(&str, u32)] = &[
+    ("max_user_namespaces", 0),
+    ("max_inotify_instances", 32),
+    ("max_inotify_watches", 8192),
+];
 /// Covers of every template, read-only: an empty directory, a device that no mount lets anybody open, and files about
 /// the machine as the limits of the run make it.
 const EMPTY: &CStr = c"/run/airlock/empty";
@@ -107,9 +113,8 @@ struct Furnished {
 pub(crate) fn live(birth: &Birth<'_>) -> ! {
     let sent = match furnish(birth) {
         Ok(furnished) => hand_out(birth, &furnished),
-        Err(failed) => {
-            protocol::send(birth.report, &Report::Failed(failed), &[]).and(Err(io::Error::other("not made")))
-        }
+        Err(failed) => protocol::send(birth.report, &Report::Failed(failed), &[])
+            .and(Err(io::Error::other("not made"))),
     };
     match sent.and_then(|()| give_up_power(birth.held)) {
         Ok(()) => reap_for_ever(),
@@ -127,7 +132,16 @@ fn hand_out(birth: &Birth<'_>, furnished: &Furnished) -> io::Result<()> {
     handles.extend(furnished.passing.handles());
     let (steps, ids, unmapped) = (furnished.done, birth.plan.ids, furnished.unmapped.clone());
     let passing = furnished.passing.told();
-    protocol::send(birth.report, &Report::Ready { steps, ids, unmapped, passing }, &handles)
+    protocol::send(
+        birth.report,
+        &Report::Ready {
+            steps,
+            ids,
+            unmapped,
+            passing,
+        },
+        &handles,
+    )
 }
 
 fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
@@ -138,20 +152,24 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         move_into_link_name_space(network, Some(LinkNameSpaceType::Network))
             .map_err(|error| failure(Step::NetNamespace, "join one made ahead")(error.into()))?;
     }
-    let own = open_namespace(c"/proc/self/ns/mnt").map_err(failure(Step::MountNamespace, "/proc/self/ns"))?;
+    let own = open_namespace(c"/proc/self/ns/mnt")
+        .map_err(failure(Step::MountNamespace, "/proc/self/ns"))?;
     mount_proc().map_err(failure(Step::Proc, "/proc"))?;
     // Its quotas are set through `/proc/sys`, which is about to become read-only.
     let user_namespace = match birth.network {
         None => Some(user_namespace(IdMap::of_program(plan.ids), QUOTAS)),
         Some(_) => None,
     };
-    let user_namespace =
-        user_namespace.transpose().map_err(failure(Step::MakeUserNamespace, "id maps and quotas"))?;
+    let user_namespace = user_namespace
+        .transpose()
+        .map_err(failure(Step::MakeUserNamespace, "id maps and quotas"))?;
     done.add(Step::MakeUserNamespace);
     mask_proc(birth.masks).map_err(failure(Step::Proc, "masks of /proc"))?;
     done.add(Step::Proc);
     if plan.steps.has(Step::ShowLimits) {
-        let shown = LIMITS.into_iter().try_for_each(|(path, by)| cover(path, by));
+        let shown = LIMITS
+            .into_iter()
+            .try_for_each(|(path, by)| cover(path, by));
         shown.map_err(failure(Step::ShowLimits, "numbers in /proc"))?;
         done.add(Step::ShowLimits);
     }
@@ -165,7 +183,14 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         lay_over(folder, plan.ids).map_err(failure(Step::Scratch, &folder.to_string_lossy()))?;
     }
     let mut trees = trees.into_iter();
-    let workspace = put_workspace(plan, if plan.workspace.is_some() { trees.next() } else { None })?;
+    let workspace = put_workspace(
+        plan,
+        if plan.workspace.is_some() {
+            trees.next()
+        } else {
+            None
+        },
+    )?;
     done.add(Step::Workspace);
     for (mount, tree) in plan.mounts.iter().zip(trees) {
         put_mount(mount, &tree).map_err(failure(Step::Mounts, &mount.inside.to_string_lossy()))?;
@@ -181,13 +206,17 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
     let at_terminal = || failure(Step::Terminal, "/dev/pts");
     let terminals = (plan.terminal || plan.stays).then(|| terminal::mount(plan.ids));
     let terminals = terminals.transpose().map_err(at_terminal())?;
-    let terminal = terminals.as_ref().filter(|_| plan.terminal).map(terminal::open);
+    let terminal = terminals
+        .as_ref()
+        .filter(|_| plan.terminal)
+        .map(terminal::open);
     let terminal = terminal.transpose().map_err(at_terminal())?;
     if terminals.is_some() {
         done.add(Step::Terminal);
     }
     let terminals = terminals.filter(|_| plan.stays);
-    let namespaces = open_namespaces(birth).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
+    let namespaces =
+        open_namespaces(birth).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
     // The last maps are written. From now on a program can be about.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
@@ -225,7 +254,8 @@ pub(crate) fn namespaces(plan: &BoxPlan) -> impl Iterator<Item = (Step, libc::c_
         (Step::UtsNamespace, libc::CLONE_NEWUTS),
         (Step::CgroupNamespace, libc::CLONE_NEWCGROUP),
     ];
-    all.into_iter().filter(move |(step, _)| steps.has(*step) && (own_network || *step != Step::NetNamespace))
+    all.into_iter()
+        .filter(move |(step, _)| steps.has(*step) && (own_network || *step != Step::NetNamespace))
 }
 
 fn namespace_path(step: Step) -> &'static CStr {
@@ -242,11 +272,18 @@ fn namespace_path(step: Step) -> &'static CStr {
 fn open_namespaces(birth: &Birth<'_>) -> io::Result<Vec<OwnedFd>> {
     let known = |step| step == Step::NetNamespace && birth.network.is_some();
     let handed_out = namespaces(birth.plan).filter(|(step, _)| !known(*step));
-    handed_out.map(|(step, _)| open_namespace(namespace_path(step))).collect()
+    handed_out
+        .map(|(step, _)| open_namespace(namespace_path(step)))
+        .collect()
 }
 
 pub(crate) fn open_namespace(path: &CStr) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(rustix::fs::openat(
+        CWD,
+        path,
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 fn settle(plan: &BoxPlan) -> io::Result<()> {
@@ -312,7 +349,10 @@ fn open_paths(
     for ((number, path), tree) in (0..).zip(&paths).zip(&trees) {
         let attributes = PLAIN | if path.writable { 0 } else { READ_ONLY };
         sys::set_mount(tree.as_fd(), true, attributes, None).map_err(at(path))?;
-        if path.owner.is_some_and(|owner| idmap(tree, owner, plan.ids).is_err()) {
+        if path
+            .owner
+            .is_some_and(|owner| idmap(tree, owner, plan.ids).is_err())
+        {
             unmapped.push(number);
         }
     }
@@ -339,15 +379,27 @@ fn idmap(tree: &OwnedFd, owner: Owner, ids: Ids) -> io::Result<()> {
 fn scratch(plan: &BoxPlan) -> io::Result<()> {
     let size = CString::new(plan.scratch_bytes.to_string())?;
     let files = CString::new(plan.scratch_files.to_string())?;
-    let limits = [(c"size", size.as_c_str()), (c"nr_inodes", files.as_c_str()), (c"mode", c"755")];
-    let limits: &[_] = if plan.steps.has(Step::Scratch) { &limits } else { &[] };
+    let limits = [
+        (c"size", size.as_c_str()),
+        (c"nr_inodes", files.as_c_str()),
+        (c"mode", c"755"),
+    ];
+    let limits: &[_] = if plan.steps.has(Step::Scratch) {
+        &limits
+    } else {
+        &[]
+    };
     let space = template::make(c"tmpfs", limits)?;
     template::attach(&space, &CWD, c"/tmp")?;
     if !plan.copies.is_empty() {
         rustix::fs::mkdirat(&space, c"layers", Mode::from_raw_mode(0o700))?;
     }
     for name in [c"tmp", c"shm", c"home", c"workspace"] {
-        let mode = Mode::from_raw_mode(if [c"tmp", c"shm"].contains(&name) { 0o1777 } else { 0o755 });
+        let mode = Mode::from_raw_mode(if [c"tmp", c"shm"].contains(&name) {
+            0o1777
+        } else {
+            0o755
+        });
         rustix::fs::mkdirat(&space, name, mode)?;
         give(&space, name, plan.ids)?;
     }
@@ -358,7 +410,10 @@ fn scratch(plan: &BoxPlan) -> io::Result<()> {
 fn lay_over(folder: &CStr, ids: Ids) -> io::Result<()> {
     let lower = beneath(&CWD, folder)?;
     let layers = beneath(&CWD, c"/tmp/layers")?;
-    let name = folder.to_bytes().strip_prefix(b"/").unwrap_or(folder.to_bytes());
+    let name = folder
+        .to_bytes()
+        .strip_prefix(b"/")
+        .unwrap_or(folder.to_bytes());
     let [upper, work] = [&b"upper-"[..], b"work-"].map(|kind| CString::new([kind, name].concat()));
     let (upper, work) = (upper?, work?);
     for place in [&upper, &work] {
@@ -366,12 +421,20 @@ fn lay_over(folder: &CStr, ids: Ids) -> io::Result<()> {
     }
     // The topmost folder decides who may do what there.
     let found = rustix::fs::fstat(&lower)?;
-    rustix::fs::chmodat(&layers, &upper, Mode::from_raw_mode(found.st_mode & 0o1777), AtFlags::empty())?;
+    rustix::fs::chmodat(
+        &layers,
+        &upper,
+        Mode::from_raw_mode(found.st_mode & 0o1777),
+        AtFlags::empty(),
+    )?;
     let handle = |at: &OwnedFd| CString::new(format!("/proc/self/fd/{}", at.as_raw_fd()));
     let (upper, work) = (beneath(&layers, &upper)?, beneath(&layers, &work)?);
     let (lower_name, upper_name, work_name) = (handle(&lower)?, handle(&upper)?, handle(&work)?);
-    let mut options =
-        vec![(c"lowerdir", &*lower_name), (c"upperdir", &*upper_name), (c"workdir", &*work_name)];
+    let mut options = vec![
+        (c"lowerdir", &*lower_name),
+        (c"upperdir", &*upper_name),
+        (c"workdir", &*work_name),
+    ];
     // In the namespace of an ordinary user the layers keep their notes in names that such a user may write.
     let own_names = !ids.drop_groups;
     if own_names {
@@ -389,7 +452,13 @@ fn hide_home_from_git(space: &OwnedFd) -> io::Result<()> {
 
 fn give(at: &impl AsFd, path: &CStr, ids: Ids) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(ids.outer_uid), Gid::from_raw(ids.outer_gid));
-    Ok(rustix::fs::chownat(at, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+    Ok(rustix::fs::chownat(
+        at,
+        path,
+        Some(uid),
+        Some(gid),
+        AtFlags::SYMLINK_NOFOLLOW,
+    )?)
 }
 
 fn bind_scratch(name: &CStr, place: &impl AsFd) -> io::Result<()> {
@@ -416,7 +485,12 @@ fn put_workspace(plan: &BoxPlan, tree: Option<OwnedFd>) -> Result<OwnedFd, Failu
 }
 
 fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure> {
-    let at = |path: &CStr| failure(Step::Workspace, &format!("/workspace/{}", path.to_string_lossy()));
+    let at = |path: &CStr| {
+        failure(
+            Step::Workspace,
+            &format!("/workspace/{}", path.to_string_lossy()),
+        )
+    };
     for path in &plan.workspace_directories {
         rustix::fs::mkdirat(workspace, path, Mode::from_raw_mode(0o755))
             .map_err(|error| at(path)(error.into()))?;
@@ -429,8 +503,11 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
                 return bind_scratch(c"home", &place);
             }
             let tree = template::open_tree(&place, c"")?;
-            let attributes =
-                if protected.kind == ProtectedKind::ReadOnly { PLAIN | READ_ONLY } else { PLAIN };
+            let attributes = if protected.kind == ProtectedKind::ReadOnly {
+                PLAIN | READ_ONLY
+            } else {
+                PLAIN
+            };
             sys::set_mount(tree.as_fd(), true, attributes, None)?;
             template::attach(&tree, &place, c"")
         };
@@ -443,7 +520,13 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
 fn beneath(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    Ok(rustix::fs::openat2(at, path, flags, Mode::empty(), resolve)?)
+    Ok(rustix::fs::openat2(
+        at,
+        path,
+        flags,
+        Mode::empty(),
+        resolve,
+    )?)
 }
 
 fn put_mount(mount: &HostPath, tree: &OwnedFd) -> io::Result<()> {
@@ -466,8 +549,13 @@ fn open_doors(birth: &Birth<'_>) -> io::Result<Vec<TcpListener>> {
 }
 
 fn pass(plan: &BoxPlan) -> io::Result<Option<Passing>> {
-    let able = plan.own_network && plan.steps.has(Step::NetNamespace) && plan.steps.has(Step::Passing);
-    plan.passing.as_ref().filter(|_| able).map(|passing| network::pass(passing, &plan.doors)).transpose()
+    let able =
+        plan.own_network && plan.steps.has(Step::NetNamespace) && plan.steps.has(Step::Passing);
+    plan.passing
+        .as_ref()
+        .filter(|_| able)
+        .map(|passing| network::pass(passing, &plan.doors))
+        .transpose()
 }
 
 /// One line each of a user namespace's maps: inside, outside.
@@ -478,12 +566,18 @@ pub(crate) struct IdMap {
 
 impl IdMap {
     pub(crate) fn of_program(ids: Ids) -> IdMap {
-        IdMap { uid: (ids.uid, ids.outer_uid), gid: (ids.gid, ids.outer_gid) }
+        IdMap {
+            uid: (ids.uid, ids.outer_uid),
+            gid: (ids.gid, ids.outer_gid),
+        }
     }
 
     /// For a mount: what belongs to `owner` on disk appears as the program's own.
     fn of_owner(owner: Owner, ids: Ids) -> IdMap {
-        IdMap { uid: (owner.uid, ids.outer_uid), gid: (owner.gid, ids.outer_gid) }
+        IdMap {
+            uid: (owner.uid, ids.outer_uid),
+            gid: (owner.gid, ids.outer_gid),
+        }
     }
 }
 
@@ -499,8 +593,14 @@ pub(crate) fn user_namespace(map: IdMap, quotas: &[(&str, u32)]) -> io::Result<O
         Forked::Parent { pid, .. } => pid,
     };
     let made = || {
-        std::fs::write(format!("/proc/{pid}/uid_map"), format!("{} {} 1\n", map.uid.0, map.uid.1))?;
-        std::fs::write(format!("/proc/{pid}/gid_map"), format!("{} {} 1\n", map.gid.0, map.gid.1))?;
+        std::fs::write(
+            format!("/proc/{pid}/uid_map"),
+            format!("{} {} 1\n", map.uid.0, map.uid.1),
+        )?;
+        std::fs::write(
+            format!("/proc/{pid}/gid_map"),
+            format!("{} {} 1\n", map.gid.0, map.gid.1),
+        )?;
         std::fs::File::open(format!("/proc/{pid}/ns/user")).map(OwnedFd::from)
     };
     let namespace = made();
@@ -526,7 +626,11 @@ fn be_helper(wait: &OwnedFd, quotas: &[(&str, u32)]) -> io::Result<()> {
 fn give_up_power(held: &[BorrowedFd<'_>]) -> io::Result<()> {
     keep_only(held)?;
     let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 

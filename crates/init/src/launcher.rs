@@ -22,7 +22,10 @@ use rustix::{
     event::epoll::{self, EventData, EventFlags},
     fs::{CWD, Mode, OFlags},
     mount::MountPropagationFlags,
-    process::{DumpableBehavior, PidfdFlags, Signal, set_dumpable_behavior, set_parent_process_death_signal},
+    process::{
+        DumpableBehavior, PidfdFlags, Signal, set_dumpable_behavior,
+        set_parent_process_death_signal,
+    },
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 use std::{
@@ -43,14 +46,22 @@ pub fn main() -> ! {
     sys::default_signals();
     // Whoever started the engine may have had a narrow one, and a root that only we can enter is of no use to a box.
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    let Ok(control) = take_control() else { sys::exit(2) };
+    let Ok(control) = take_control() else {
+        sys::exit(2)
+    };
     let briefed = match protocol::receive::<Request>(&control) {
-        Ok(Some((Request::Template { plan, first }, mut files))) => Some((plan.read(&mut files), first)),
+        Ok(Some((Request::Template { plan, first }, mut files))) => {
+            Some((plan.read(&mut files), first))
+        }
         Ok(Some((Request::Network(plan), files))) => container::furnish(&control, &plan, files),
         _ => None,
     };
-    let Some((Ok(plan), first)) = briefed else { sys::exit(2) };
-    match prepare(&plan, first).and_then(|(steps, spaces, first)| greet(&control, steps, spaces, first)) {
+    let Some((Ok(plan), first)) = briefed else {
+        sys::exit(2)
+    };
+    match prepare(&plan, first)
+        .and_then(|(steps, spaces, first)| greet(&control, steps, spaces, first))
+    {
         Ok(mut launcher) => launcher.serve(control),
         Err(failed) => {
             // Nobody to tell means the engine is gone, and so are we.
@@ -63,7 +74,12 @@ pub fn main() -> ! {
 /// Moves the control socket off standard input, so that 0, 1 and 2 are never anything of value.
 fn take_control() -> io::Result<OwnedFd> {
     let control = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
-    let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let null = rustix::fs::openat(
+        CWD,
+        c"/dev/null",
+        OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     for place in 0..3 {
         sys::put_stream(program::raw(null.as_fd()), place)?;
     }
@@ -87,20 +103,27 @@ fn prepare(plan: &TemplatePlan, first: Option<Ids>) -> Result<(Steps, Spaces, Fi
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
     rustix::process::setsid().map_err(|error| at("setsid")(error.into()))?;
     let first = leave_host(first).map_err(at("own namespaces"))?;
-    let open = |path| rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let open =
+        |path| rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let opened = |path| open(path).map_err(|error| at("/proc/self/ns")(error.into()));
-    let spaces =
-        Spaces { host_mounts: opened(c"/proc/self/ns/mnt")?, home_pids: opened(c"/proc/self/ns/pid")? };
+    let spaces = Spaces {
+        host_mounts: opened(c"/proc/self/ns/mnt")?,
+        home_pids: opened(c"/proc/self/ns/pid")?,
+    };
     sys::unshare(libc::CLONE_NEWNS).map_err(at("mount namespace of the template"))?;
     let mut steps = template::build(plan)?;
     steps.add(Step::LauncherNamespaces);
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|error| at("dumpable")(error.into()))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| at("dumpable")(error.into()))?;
     Ok((steps, spaces, first))
 }
 
 /// Into namespaces of our own. Without the right to make them, a user namespace gives it.
 fn leave_host(first: Option<Ids>) -> io::Result<First> {
-    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let (uid, gid) = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
     if uid != 0 {
         sys::unshare(libc::CLONE_NEWUSER)?;
         std::fs::write("/proc/self/setgroups", "deny")?;
@@ -109,8 +132,13 @@ fn leave_host(first: Option<Ids>) -> io::Result<First> {
     }
     sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWPID)?;
     // Unmounts of the host still reach us, so that we keep nothing busy; ours reach nobody.
-    rustix::mount::mount_change(c"/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
-    let sockets = first.map(|ids| protocol::pair().map(|pair| (ids, pair))).transpose()?;
+    rustix::mount::mount_change(
+        c"/",
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )?;
+    let sockets = first
+        .map(|ids| protocol::pair().map(|pair| (ids, pair)))
+        .transpose()?;
     match sys::fork_into(0, None)? {
         Forked::Child => Ok(sockets.map(|(_, (ours, _))| ours)),
         // Only its child is in the new pid namespace. Before we end there is something to do beside it.
@@ -125,7 +153,12 @@ fn leave_host(first: Option<Ids>) -> io::Result<First> {
     }
 }
 
-fn greet(control: &OwnedFd, steps: Steps, spaces: Spaces, first: First) -> Result<Launcher, Failure> {
+fn greet(
+    control: &OwnedFd,
+    steps: Steps,
+    spaces: Spaces,
+    first: First,
+) -> Result<Launcher, Failure> {
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
     let launcher = Launcher::new(spaces, first).map_err(at("epoll"))?;
     hello(control, steps).map_err(at("greet"))?;
@@ -176,18 +209,33 @@ struct HandedOver {
     namespaces: Vec<u8>,
 }
 
-wire_struct!(HandedOver { keeper, program, last, namespaces });
+wire_struct!(HandedOver {
+    keeper,
+    program,
+    last,
+    namespaces
+});
 
 impl HandedOver {
     fn adopt(self, handles: Vec<OwnedFd>) -> Option<Held> {
         let mut handles = handles.into_iter();
         let mut next = || handles.next();
         let channel = next()?;
-        let keeper = Child { pid: self.keeper, pidfd: next()?, last: false };
-        let program = Child { pid: self.program, pidfd: next()?, last: self.last };
+        let keeper = Child {
+            pid: self.keeper,
+            pidfd: next()?,
+            last: false,
+        };
+        let program = Child {
+            pid: self.program,
+            pidfd: next()?,
+            last: self.last,
+        };
         let user_namespace = Some(next()?);
         let steps = self.namespaces.into_iter().map(Step::from_number);
-        let namespaces = steps.map(|step| Some((step?, next()?))).collect::<Option<_>>()?;
+        let namespaces = steps
+            .map(|step| Some((step?, next()?)))
+            .collect::<Option<_>>()?;
         Some(Held {
             channel,
             children: children(keeper.pid),
@@ -307,7 +355,11 @@ impl Launcher {
         let mut events = Vec::with_capacity(32);
         loop {
             events.clear();
-            match epoll::wait(&self.events, rustix::buffer::spare_capacity(&mut events), None) {
+            match epoll::wait(
+                &self.events,
+                rustix::buffer::spare_capacity(&mut events),
+                None,
+            ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => sys::exit(1),
             }
@@ -355,31 +407,46 @@ impl Launcher {
 
     /// Without a steward every box makes its own namespaces, which is only slower.
     fn on_stock(&mut self, plan: StockPlan) {
-        let Ok((steward, pid, pidfd)) = Steward::start(plan) else { return };
+        let Ok((steward, pid, pidfd)) = Steward::start(plan) else {
+            return;
+        };
         let watched = self
             .watch(steward.socket(), About::Steward)
             .and_then(|()| self.watch(&pidfd, About::Process(HELPERS, pid)));
         if watched.is_ok() {
             self.steward = Some(steward);
         }
-        self.helpers.push(Child { pid, pidfd, last: false });
+        self.helpers.push(Child {
+            pid,
+            pidfd,
+            last: false,
+        });
     }
 
     fn on_steward(&mut self) {
-        let Some(steward) = &mut self.steward else { return };
+        let Some(steward) = &mut self.steward else {
+            return;
+        };
         if !steward.receive() {
             _ = epoll::delete(&self.events, steward.socket());
             self.steward = None;
         }
     }
 
-    fn on_box(&mut self, channel: OwnedFd, plan: io::Result<BoxPlan>, files: Vec<OwnedFd>, in_cgroup: bool) {
+    fn on_box(
+        &mut self,
+        channel: OwnedFd,
+        plan: io::Result<BoxPlan>,
+        files: Vec<OwnedFd>,
+        in_cgroup: bool,
+    ) {
         let mut files = files.into_iter();
         let cgroup = if in_cgroup { files.next() } else { None };
         let kept: Vec<_> = files.collect();
         let made = plan.and_then(|mut plan| {
             let stocked = self.stocked(&mut plan);
-            let (keeper, ready) = self.fork_keeper(&plan, stocked.as_ref(), cgroup.as_ref(), &kept)?;
+            let (keeper, ready) =
+                self.fork_keeper(&plan, stocked.as_ref(), cgroup.as_ref(), &kept)?;
             Ok((plan, stocked, keeper, ready))
         });
         let (plan, stocked, keeper, ready) = match made {
@@ -396,7 +463,10 @@ impl Launcher {
             .watch(&channel, About::Channel(number))
             .and_then(|()| self.watch(&ready, About::Ready(number)))
             .and_then(|()| self.watch(&keeper.pidfd, About::Process(number, keeper.pid)));
-        self.boxes.insert(number, Held::new(channel, keeper, ready, &plan, stocked, cgroup));
+        self.boxes.insert(
+            number,
+            Held::new(channel, keeper, ready, &plan, stocked, cgroup),
+        );
         if watched.is_err() {
             self.destroy(number);
         }
@@ -409,8 +479,9 @@ impl Launcher {
             return None;
         }
         self.take_first();
-        let share =
-            self.share.take_if(|share| (share.ids.uid, share.ids.gid) == (plan.ids.uid, plan.ids.gid));
+        let share = self
+            .share
+            .take_if(|share| (share.ids.uid, share.ids.gid) == (plan.ids.uid, plan.ids.gid));
         let found = share.or_else(|| self.steward.as_mut()?.take(plan.ids))?;
         plan.ids = found.ids;
         Some(found)
@@ -431,24 +502,43 @@ impl Launcher {
         held: &[OwnedFd],
     ) -> io::Result<(Child, OwnedFd)> {
         let (ours, theirs) = protocol::pair()?;
-        let born_into =
-            keeper::namespaces(plan).filter(|(step, _)| stocked.is_none() || *step != Step::NetNamespace);
+        let born_into = keeper::namespaces(plan)
+            .filter(|(step, _)| stocked.is_none() || *step != Step::NetNamespace);
         let flags = born_into.fold(0, |all, (_, flag)| all | flag);
         match sys::fork_into(flags, cgroup.map(AsFd::as_fd))? {
             Forked::Child => {
                 let (host, report) = (self.spaces.host_mounts.as_fd(), theirs.as_fd());
                 let held: Vec<_> = held.iter().map(AsFd::as_fd).collect();
                 let network = stocked.map(|stocked| stocked.network.as_fd());
-                let kept: Vec<_> = held.iter().copied().chain([host, report]).chain(network).collect();
+                let kept: Vec<_> = held
+                    .iter()
+                    .copied()
+                    .chain([host, report])
+                    .chain(network)
+                    .collect();
                 match keeper::keep_only(&kept) {
                     Ok(()) => {
                         let masks = &self.masks;
-                        keeper::live(&Birth { plan, host, report, held: &held, network, masks })
+                        keeper::live(&Birth {
+                            plan,
+                            host,
+                            report,
+                            held: &held,
+                            network,
+                            masks,
+                        })
                     }
                     Err(_) => sys::exit(1),
                 }
             }
-            Forked::Parent { pid, pidfd } => Ok((Child { pid, pidfd, last: false }, ours)),
+            Forked::Parent { pid, pidfd } => Ok((
+                Child {
+                    pid,
+                    pidfd,
+                    last: false,
+                },
+                ours,
+            )),
         }
     }
 
@@ -456,7 +546,10 @@ impl Launcher {
     /// while moving a process costs milliseconds.
     fn on_lane(&mut self, control: &mut OwnedFd, lane: OwnedFd, groups: &[OwnedFd]) {
         self.take_first();
-        let share = self.share.take().or_else(|| self.steward.as_mut().and_then(Steward::take_any));
+        let share = self
+            .share
+            .take()
+            .or_else(|| self.steward.as_mut().and_then(Steward::take_any));
         if let Some(steward) = &mut self.steward {
             steward.replenish();
         }
@@ -473,8 +566,15 @@ impl Launcher {
             }
             Ok(((ours, _), Forked::Parent { pid, pidfd })) => {
                 let watched = self.watch(&pidfd, About::Process(HELPERS, pid));
-                if watched.and_then(|()| self.watch(&ours, About::Lane(pid))).is_ok() {
-                    self.helpers.push(Child { pid, pidfd, last: false });
+                if watched
+                    .and_then(|()| self.watch(&ours, About::Lane(pid)))
+                    .is_ok()
+                {
+                    self.helpers.push(Child {
+                        pid,
+                        pidfd,
+                        last: false,
+                    });
                     self.lanes.insert(pid, ours);
                 }
             }
@@ -506,19 +606,25 @@ impl Launcher {
     }
 
     fn on_channel(&mut self, number: u32) {
-        let Some(held) = self.boxes.get_mut(&number) else { return };
+        let Some(held) = self.boxes.get_mut(&number) else {
+            return;
+        };
         match protocol::receive::<Command>(&held.channel) {
             Ok(Some((Command::Exec(plan), files))) => self.on_exec(number, &plan, files),
             Ok(Some((Command::Prepare(plan), files))) => self.on_prepare(number, &plan, files),
             Ok(Some((Command::Start(plan), files))) => self.on_start(number, &plan, files),
             Ok(Some((Command::Terminal, files))) => held.on_terminal(files),
             Ok(Some((Command::Signal(signal), _))) => held.signal(signal),
-            Ok(Some((Command::Destroy | Command::Furnish(_), _)) | None) | Err(_) => self.destroy(number),
+            Ok(Some((Command::Destroy | Command::Furnish(_), _)) | None) | Err(_) => {
+                self.destroy(number)
+            }
         }
     }
 
     fn destroy(&mut self, number: u32) {
-        let Some(held) = self.boxes.get(&number) else { return };
+        let Some(held) = self.boxes.get(&number) else {
+            return;
+        };
         self.unwatch(&held.channel);
         // The end of the keeper is the end of its pid namespace. Already ended is as good.
         _ = rustix::process::pidfd_send_signal(&held.keeper.pidfd, Signal::KILL);
@@ -529,8 +635,12 @@ impl Launcher {
     }
 
     fn on_ready(&mut self, number: u32) {
-        let Some(held) = self.boxes.get_mut(&number) else { return };
-        let Some(ready) = held.ready.take() else { return };
+        let Some(held) = self.boxes.get_mut(&number) else {
+            return;
+        };
+        let Some(ready) = held.ready.take() else {
+            return;
+        };
         let message = protocol::receive::<Report>(&ready);
         _ = epoll::delete(&self.events, &ready);
         let (report, handles) = match message {
@@ -541,7 +651,8 @@ impl Launcher {
         let mut handles = handles.into_iter();
         if matches!(report, Report::Ready { .. }) {
             let spaces = held.spaces.iter().copied();
-            held.namespaces.extend(spaces.zip(handles.by_ref().take(held.spaces.len())));
+            held.namespaces
+                .extend(spaces.zip(handles.by_ref().take(held.spaces.len())));
             if held.user_namespace.is_none() {
                 held.user_namespace = handles.next();
             }
@@ -556,10 +667,14 @@ impl Launcher {
 
     fn on_exec(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
         let started = self.exec(number, plan, files);
-        let Some(held) = self.boxes.get_mut(&number) else { return };
+        let Some(held) = self.boxes.get_mut(&number) else {
+            return;
+        };
         let sent = match started {
             Ok((program, steps, listener)) => {
-                let handles = [program.pidfd.as_fd()].into_iter().chain(listener.as_ref().map(AsFd::as_fd));
+                let handles = [program.pidfd.as_fd()]
+                    .into_iter()
+                    .chain(listener.as_ref().map(AsFd::as_fd));
                 let handles: Vec<_> = handles.collect();
                 let sent = protocol::send(&held.channel, &Report::Started(steps), &handles);
                 held.programs.push(program);
@@ -583,8 +698,14 @@ impl Launcher {
         let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
         let [input, output, error] =
             <[OwnedFd; 3]>::try_from(files).map_err(|_| wrong("handles", libc::EBADF))?;
-        let errand = plan.errand.as_ref().ok_or_else(|| wrong("errand", libc::EINVAL))?;
-        let held = self.boxes.get(&number).ok_or_else(|| wrong("box", libc::ESRCH))?;
+        let errand = plan
+            .errand
+            .as_ref()
+            .ok_or_else(|| wrong("errand", libc::EINVAL))?;
+        let held = self
+            .boxes
+            .get(&number)
+            .ok_or_else(|| wrong("box", libc::ESRCH))?;
         let joined = held.joined();
         let streams = [input.as_fd(), output.as_fd(), error.as_fd()];
         let mut launch = Launch {
@@ -609,16 +730,31 @@ impl Launcher {
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
             let (step, errno) = failed.unwrap_or((Step::JoinNamespaces, libc::EINTR));
-            return Err(Failure { step, errno, detail: errand.argv[0].to_string_lossy().into_owned() });
+            return Err(Failure {
+                step,
+                errno,
+                detail: errand.argv[0].to_string_lossy().into_owned(),
+            });
         }
-        self.watch(&pidfd, About::Process(number, pid)).map_err(at("epoll"))?;
-        Ok((Child { pid, pidfd, last: plan.last }, done, listener))
+        self.watch(&pidfd, About::Process(number, pid))
+            .map_err(at("epoll"))?;
+        Ok((
+            Child {
+                pid,
+                pidfd,
+                last: plan.last,
+            },
+            done,
+            listener,
+        ))
     }
 
     /// What fails here ends the process or closes its socket, which is how the engine learns of it.
     fn on_prepare(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
         let prepared = self.prepare(number, plan, files);
-        let Some(held) = self.boxes.get_mut(&number) else { return };
+        let Some(held) = self.boxes.get_mut(&number) else {
+            return;
+        };
         match prepared {
             Ok(program) => held.programs.push(program),
             Err(_) => self.destroy(number),
@@ -630,7 +766,9 @@ impl Launcher {
     /// engine waits for that process.
     fn on_start(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) {
         // Behind the file of a large plan.
-        let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else { return };
+        let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else {
+            return;
+        };
         if let Err(failed) = self.start(number, plan, files, channel, &standby) {
             // An engine that no longer listens has hung up on the program, too.
             _ = protocol::send(&standby, &Report::Failed(failed), &[]);
@@ -648,11 +786,22 @@ impl Launcher {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
         let wrong = |what: &str| at(what)(io::Error::from_raw_os_error(libc::EINVAL));
         let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
-        let held = self.boxes.get(&number).filter(|held| held.stays).ok_or_else(|| wrong("box"))?;
+        let held = self
+            .boxes
+            .get(&number)
+            .filter(|held| held.stays)
+            .ok_or_else(|| wrong("box"))?;
         Further::check_room(&held.further)?;
         let Child { pid, pidfd, .. } = self.stand_by(number, &plan, standby).map_err(at("fork"))?;
-        let further = Further { pid, pidfd, channel: Some(channel) };
-        let watched = further.channel.iter().try_for_each(|it| self.watch(it, About::Program(number, pid)));
+        let further = Further {
+            pid,
+            pidfd,
+            channel: Some(channel),
+        };
+        let watched = further
+            .channel
+            .iter()
+            .try_for_each(|it| self.watch(it, About::Program(number, pid)));
         if watched.is_err() {
             further.kill();
         }
@@ -663,8 +812,16 @@ impl Launcher {
     }
 
     fn on_program(&mut self, number: u32, pid: i32) {
-        let further = self.boxes.get_mut(&number).map(|held| &mut held.further).into_iter().flatten();
-        let over = further.into_iter().find(|it| it.pid == pid).and_then(Further::obey);
+        let further = self
+            .boxes
+            .get_mut(&number)
+            .map(|held| &mut held.further)
+            .into_iter()
+            .flatten();
+        let over = further
+            .into_iter()
+            .find(|it| it.pid == pid)
+            .and_then(Further::obey);
         if let Some(channel) = over {
             self.unwatch(&channel);
         }
@@ -673,18 +830,29 @@ impl Launcher {
     /// A lane that has given birth to all of a box leaves it to the launcher, which inherits its children, and ends:
     /// one process less for as long as the box is parked.
     fn hand_over(&mut self, number: u32) {
-        let (Some(home), Some(held)) = (&self.home, self.boxes.get(&number)) else { return };
-        let ([program], Some(users), true) = (&held.programs[..], &held.user_namespace, held.ahead) else {
+        let (Some(home), Some(held)) = (&self.home, self.boxes.get(&number)) else {
+            return;
+        };
+        let ([program], Some(users), true) = (&held.programs[..], &held.user_namespace, held.ahead)
+        else {
             return;
         };
         let handles = [&held.channel, &held.keeper.pidfd, &program.pidfd, users].into_iter();
         let namespaces = held.namespaces.iter().map(|(_, namespace)| namespace);
-        let handles: Vec<_> = handles.chain(namespaces).chain(&held.cgroup).map(AsFd::as_fd).collect();
+        let handles: Vec<_> = handles
+            .chain(namespaces)
+            .chain(&held.cgroup)
+            .map(AsFd::as_fd)
+            .collect();
         let told = HandedOver {
             keeper: held.keeper.pid,
             program: program.pid,
             last: program.last,
-            namespaces: held.namespaces.iter().map(|(step, _)| *step as u8).collect(),
+            namespaces: held
+                .namespaces
+                .iter()
+                .map(|(step, _)| *step as u8)
+                .collect(),
         };
         if protocol::send(home, &told, &handles).is_ok() {
             sys::exit(0);
@@ -693,10 +861,16 @@ impl Launcher {
 
     /// Takes a box over from a lane that is about to end.
     fn on_hand_over(&mut self, pid: i32) {
-        let Some(lane) = self.lanes.remove(&pid) else { return };
+        let Some(lane) = self.lanes.remove(&pid) else {
+            return;
+        };
         self.unwatch(&lane);
-        let Ok(Some((told, handles))) = protocol::receive::<HandedOver>(&lane) else { return };
-        let Some(held) = told.adopt(handles) else { return };
+        let Ok(Some((told, handles))) = protocol::receive::<HandedOver>(&lane) else {
+            return;
+        };
+        let Some(held) = told.adopt(handles) else {
+            return;
+        };
         let number = self.next_number();
         let watched = self
             .watch(&held.channel, About::Channel(number))
@@ -713,7 +887,11 @@ impl Launcher {
 
     fn next_number(&mut self) -> u32 {
         let number = self.next;
-        self.next = if number == LAST_BOX { HELPERS + 1 } else { number + 1 };
+        self.next = if number == LAST_BOX {
+            HELPERS + 1
+        } else {
+            number + 1
+        };
         number
     }
 
@@ -725,7 +903,12 @@ impl Launcher {
     }
 
     /// A process that gives everything up and stands by on this socket.
-    fn stand_by(&mut self, number: u32, plan: &ProgramPlan, channel: &OwnedFd) -> io::Result<Child> {
+    fn stand_by(
+        &mut self,
+        number: u32,
+        plan: &ProgramPlan,
+        channel: &OwnedFd,
+    ) -> io::Result<Child> {
         let missing = || io::Error::from_raw_os_error(libc::ESRCH);
         let held = self.boxes.get(&number).ok_or_else(missing)?;
         let (joined, user_namespace) = (held.joined(), held.users()?);
@@ -755,13 +938,19 @@ impl Launcher {
                     _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
                     _ = sys::reap(pid, true);
                 }
-                watched.map(|()| Child { pid, pidfd, last: plan.last })
+                watched.map(|()| Child {
+                    pid,
+                    pidfd,
+                    last: plan.last,
+                })
             }
         }
     }
 
     fn on_end(&mut self, number: u32, pid: i32) {
-        let Ok(Some((_, reaped))) = sys::reap(pid, false) else { return };
+        let Ok(Some((_, reaped))) = sys::reap(pid, false) else {
+            return;
+        };
         if number == HELPERS {
             self.helpers.retain(|helper| {
                 let gone = helper.pid == pid;
@@ -772,7 +961,9 @@ impl Launcher {
             });
             return;
         }
-        let Some(held) = self.boxes.get_mut(&number) else { return };
+        let Some(held) = self.boxes.get_mut(&number) else {
+            return;
+        };
         if held.keeper.pid == pid {
             self.on_gone(number, reaped);
             return;
@@ -781,7 +972,14 @@ impl Launcher {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
             let alone = held.programs.is_empty() && held.further.is_empty() && held.is_empty();
-            let told = protocol::send(&held.channel, &Report::Ended(Ended { alone, ..reaped.into() }), &[]);
+            let told = protocol::send(
+                &held.channel,
+                &Report::Ended(Ended {
+                    alone,
+                    ..reaped.into()
+                }),
+                &[],
+            );
             if told.is_err() || program.last {
                 self.destroy(number);
             }
@@ -794,11 +992,16 @@ impl Launcher {
 
     fn unwatch_further(&self, further: &Further) {
         self.unwatch(&further.pidfd);
-        further.channel.iter().for_each(|channel| self.unwatch(channel));
+        further
+            .channel
+            .iter()
+            .for_each(|channel| self.unwatch(channel));
     }
 
     fn on_gone(&mut self, number: u32, reaped: Reaped) {
-        let Some(held) = self.boxes.remove(&number) else { return };
+        let Some(held) = self.boxes.remove(&number) else {
+            return;
+        };
         self.unwatch(&held.keeper.pidfd);
         self.unwatch(&held.channel);
         if let Some(ready) = &held.ready {
@@ -814,9 +1017,20 @@ impl Launcher {
             _ = sys::reap(further.pid, true);
         }
         // The engine may have hung up already: that is how it asks for this.
-        _ = protocol::send(&held.channel, &Report::Gone(Ended { alone: true, ..reaped.into() }), &[]);
+        _ = protocol::send(
+            &held.channel,
+            &Report::Gone(Ended {
+                alone: true,
+                ..reaped.into()
+            }),
+            &[],
+        );
         if let Some(steward) = &mut self.steward {
-            let handles: Vec<_> = held.namespaces.into_iter().map(|(_, namespace)| namespace).collect();
+            let handles: Vec<_> = held
+                .namespaces
+                .into_iter()
+                .map(|(_, namespace)| namespace)
+                .collect();
             steward.clear(&handles);
             steward.replenish();
         }
@@ -826,10 +1040,15 @@ impl Launcher {
 impl Spaces {
     /// What is forked from now on is born in the process table of the box.
     fn enter(&self, held: &Held) -> io::Result<()> {
-        match held.namespaces.iter().find(|(step, _)| *step == Step::PidNamespace) {
-            Some((_, pids)) => {
-                Ok(move_into_link_name_space(pids.as_fd(), Some(LinkNameSpaceType::ProcessID))?)
-            }
+        match held
+            .namespaces
+            .iter()
+            .find(|(step, _)| *step == Step::PidNamespace)
+        {
+            Some((_, pids)) => Ok(move_into_link_name_space(
+                pids.as_fd(),
+                Some(LinkNameSpaceType::ProcessID),
+            )?),
             None => Ok(()),
         }
     }
@@ -853,11 +1072,17 @@ impl Held {
         cgroup: Option<OwnedFd>,
     ) -> Held {
         let (namespaces, user_namespace) = match stocked {
-            Some(stocked) => (vec![(Step::NetNamespace, stocked.network)], Some(stocked.users)),
+            Some(stocked) => (
+                vec![(Step::NetNamespace, stocked.network)],
+                Some(stocked.users),
+            ),
             None => (Vec::new(), None),
         };
         let known = |step: &Step| namespaces.iter().any(|(known, _)| known == step);
-        let spaces = keeper::namespaces(plan).map(|(step, _)| step).filter(|step| !known(step)).collect();
+        let spaces = keeper::namespaces(plan)
+            .map(|(step, _)| step)
+            .filter(|step| !known(step))
+            .collect();
         Held {
             children: children(keeper.pid),
             channel,
@@ -878,32 +1103,50 @@ impl Held {
     /// Whether nobody but the keeper is left. Whoever lost his parent there has become its child before that parent
     /// could be reaped, and it makes none itself. Without the kernel's word the answer is no.
     fn is_empty(&self) -> bool {
-        self.children.as_ref().is_some_and(|list| matches!(list.read_at(&mut [0; 16], 0), Ok(0)))
+        self.children
+            .as_ref()
+            .is_some_and(|list| matches!(list.read_at(&mut [0; 16], 0), Ok(0)))
     }
 
     /// The namespaces that a program joins; it is born into that of pids.
     fn joined(&self) -> Vec<RawFd> {
-        let joined = self.namespaces.iter().filter(|(step, _)| *step != Step::PidNamespace);
-        joined.map(|(_, namespace)| program::raw(namespace.as_fd())).collect()
+        let joined = self
+            .namespaces
+            .iter()
+            .filter(|(step, _)| *step != Step::PidNamespace);
+        joined
+            .map(|(_, namespace)| program::raw(namespace.as_fd()))
+            .collect()
     }
 
     /// The program's user namespace, which comes with the keeper's word that the box stands.
     fn users(&self) -> io::Result<RawFd> {
-        let ready = self.user_namespace.as_ref().filter(|_| self.ready.is_none());
+        let ready = self
+            .user_namespace
+            .as_ref()
+            .filter(|_| self.ready.is_none());
         ready
             .map(|users| program::raw(users.as_fd()))
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
     fn on_terminal(&self, files: Vec<OwnedFd>) {
-        let Some(answer) = files.into_iter().next() else { return };
+        let Some(answer) = files.into_iter().next() else {
+            return;
+        };
         let none = || io::Error::from_raw_os_error(libc::ENOTTY);
-        let opened = self.terminals.as_ref().ok_or_else(none).and_then(terminal::open);
+        let opened = self
+            .terminals
+            .as_ref()
+            .ok_or_else(none)
+            .and_then(terminal::open);
         terminal::answer(&answer, opened);
     }
 
     fn signal(&self, number: i32) {
-        let Some(signal) = Signal::from_named_raw(number) else { return };
+        let Some(signal) = Signal::from_named_raw(number) else {
+            return;
+        };
         for program in &self.programs {
             // Already ended is as good.
             _ = rustix::process::pidfd_send_signal(&program.pidfd, signal);
@@ -913,7 +1156,16 @@ impl Held {
 
 impl From<Reaped> for Ended {
     fn from(reaped: Reaped) -> Ended {
-        let Reaped { status, cpu_us, peak_bytes } = reaped;
-        Ended { status, cpu_us, peak_bytes, alone: false }
+        let Reaped {
+            status,
+            cpu_us,
+            peak_bytes,
+        } = reaped;
+        Ended {
+            status,
+            cpu_us,
+            peak_bytes,
+            alone: false,
+        }
     }
 }

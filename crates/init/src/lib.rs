@@ -57,12 +57,16 @@ pub fn act_in_files_as(uid: u32, gid: u32) -> std::io::Result<()> {
     use rustix::thread::CapabilitySet as Set;
     sys::leave_groups()?;
     sys::set_file_ids(uid, gid)?;
-    let over_files = Set::CHOWN | Set::DAC_OVERRIDE | Set::DAC_READ_SEARCH | Set::FOWNER | Set::FSETID;
+    let over_files =
+        Set::CHOWN | Set::DAC_OVERRIDE | Set::DAC_READ_SEARCH | Set::FOWNER | Set::FSETID;
     // With another user's ids the kernel takes these itself, unless the process was told to keep them.
     let mut held = rustix::thread::capabilities(None)?;
     held.effective.remove(over_files);
     rustix::thread::set_capabilities(None, held)?;
-    match rustix::thread::capabilities(None)?.effective.intersects(over_files) {
+    match rustix::thread::capabilities(None)?
+        .effective
+        .intersects(over_files)
+    {
         true => Err(std::io::Error::from_raw_os_error(libc::EPERM)),
         false => Ok(()),
     }

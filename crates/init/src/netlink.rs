@@ -60,7 +60,8 @@ impl Messages {
         let length = HEADER + fixed.len() + attributes.0.len();
         self.bytes.extend((length as u32).to_ne_bytes());
         self.bytes.extend(kind.to_ne_bytes());
-        self.bytes.extend((flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
+        self.bytes
+            .extend((flags | libc::NLM_F_REQUEST as u16).to_ne_bytes());
         // No number and no sender: nobody else is answered here.
         self.bytes.extend([0; 8]);
         self.bytes.extend(fixed);
@@ -71,7 +72,8 @@ impl Messages {
     /// Says them to the kernel. The first refusal counts; so does an acknowledgement that is missing.
     pub(crate) fn say(&self, to: Option<Protocol>) -> io::Result<()> {
         let kind = SocketType::RAW;
-        let socket = rustix::net::socket_with(AddressFamily::NETLINK, kind, SocketFlags::CLOEXEC, to)?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::NETLINK, kind, SocketFlags::CLOEXEC, to)?;
         rustix::net::send(&socket, &self.bytes, SendFlags::empty())?;
         let (mut answer, mut acknowledged) = ([0; MOST_ANSWER], 0);
         loop {
@@ -100,7 +102,9 @@ fn acknowledgements(mut answer: &[u8]) -> io::Result<usize> {
                 error => return Err(io::Error::from_raw_os_error(error.saturating_neg())),
             }
         }
-        answer = answer.get(length.max(HEADER).next_multiple_of(4)..).unwrap_or_default();
+        answer = answer
+            .get(length.max(HEADER).next_multiple_of(4)..)
+            .unwrap_or_default();
     }
     Ok(count)
 }
@@ -121,13 +125,18 @@ mod tests {
     #[test]
     fn a_message_is_laid_out_as_the_kernel_reads_it() {
         let inner = Attributes::default().with_number(2, 53);
-        let attributes = Attributes::default().with_text(1, c"ab").with_nested(4, &inner);
+        let attributes = Attributes::default()
+            .with_text(1, c"ab")
+            .with_nested(4, &inner);
         let mut messages = Messages::default();
         messages.add(24, ACKNOWLEDGE | CREATE, &[7, 8, 9, 10], &attributes);
         let header = [40, 0, 0, 0, 24, 0, 0x05, 0x04, 0, 0, 0, 0, 0, 0, 0, 0];
         let text = [7, 0, 1, 0, b'a', b'b', 0, 0];
         let nested = [12, 0, 4, 0x80, 8, 0, 2, 0, 0, 0, 0, 53];
-        assert_eq!(messages.bytes, [&header[..], &[7, 8, 9, 10], &text, &nested].concat());
+        assert_eq!(
+            messages.bytes,
+            [&header[..], &[7, 8, 9, 10], &text, &nested].concat()
+        );
         assert_eq!(messages.asked, 1);
     }
 
@@ -138,7 +147,10 @@ mod tests {
 
     #[test]
     fn the_first_error_counts() {
-        assert_eq!(acknowledgements(&[answer(0), answer(0)].concat()).unwrap(), 2);
+        assert_eq!(
+            acknowledgements(&[answer(0), answer(0)].concat()).unwrap(),
+            2
+        );
         let refused = acknowledgements(&[answer(0), answer(-95), answer(-1)].concat());
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(95));
         assert_eq!(acknowledgements(&answer(0)[..18]).unwrap(), 0);

@@ -52,7 +52,10 @@ impl Passing {
 
 /// Listeners on the loopback at these ports.
 pub(crate) fn doors(ports: &[u16]) -> io::Result<Vec<TcpListener>> {
-    ports.iter().map(|port| listen(Ipv4Addr::LOCALHOST.into(), *port, None)).collect()
+    ports
+        .iter()
+        .map(|port| listen(Ipv4Addr::LOCALHOST.into(), *port, None))
+        .collect()
 }
 
 /// Has everything that is dialled arrive, in a network over which we have power. Ports of doors stay theirs.
@@ -60,17 +63,28 @@ pub(crate) fn pass(plan: &PassingPlan, doors: &[u16]) -> io::Result<Passing> {
     make_local(libc::AF_INET)?;
     // Without IPv6 there is nothing to reach by it.
     let both = make_local(libc::AF_INET6).is_ok();
-    let redirected = plan.redirect.map(|to| redirect_to(to, plan.names, both).map(|both| (to, both)));
+    let redirected = plan
+        .redirect
+        .map(|to| redirect_to(to, plan.names, both).map(|both| (to, both)));
     let passing = match redirected {
-        Some(Ok((to, both))) => Passing { listeners: listen_on_loopback(to, both)?, ..Passing::default() },
+        Some(Ok((to, both))) => Passing {
+            listeners: listen_on_loopback(to, both)?,
+            ..Passing::default()
+        },
         Some(Err(error)) => Passing {
             listeners: listen_at(&plan.ports, doors, both)?,
             no_redirect: Some(error.raw_os_error().unwrap_or(libc::EIO)),
             ..Passing::default()
         },
-        None => Passing { listeners: listen_at(&plan.ports, doors, both)?, ..Passing::default() },
+        None => Passing {
+            listeners: listen_at(&plan.ports, doors, both)?,
+            ..Passing::default()
+        },
     };
-    Ok(Passing { names: names(plan.names, both)?, ..passing })
+    Ok(Passing {
+        names: names(plan.names, both)?,
+        ..passing
+    })
 }
 
 /// Redirects both families, or, where the kernel has no NAT for IPv6, the old one alone; whether it was both.
@@ -87,7 +101,11 @@ pub(crate) fn pass_within(plan: &PassingPlan, doors: &[u16], others: bool) -> io
     let ports = plan.ports.iter().filter(|port| !doors.contains(port));
     let listeners = ports.map(|port| listen(Ipv4Addr::UNSPECIFIED.into(), *port, only_from));
     let listeners = listeners.collect::<io::Result<_>>()?;
-    Ok(Passing { listeners, names: names(plan.names, false)?, no_redirect: None })
+    Ok(Passing {
+        listeners,
+        names: names(plan.names, false)?,
+        no_redirect: None,
+    })
 }
 
 /// Makes every address of a family one of this machine's.
@@ -113,7 +131,12 @@ fn routes(family: i32) -> Messages {
     ];
     let by_loopback = Attributes::default().with(libc::RTA_OIF, &LOOPBACK.to_ne_bytes());
     let mut messages = Messages::default();
-    messages.add(libc::RTM_NEWROUTE, CREATE | ACKNOWLEDGE, &fixed, &by_loopback);
+    messages.add(
+        libc::RTM_NEWROUTE,
+        CREATE | ACKNOWLEDGE,
+        &fixed,
+        &by_loopback,
+    );
     messages
 }
 
@@ -121,12 +144,20 @@ fn routes(family: i32) -> Messages {
 fn listen_at(ports: &[u16], doors: &[u16], both: bool) -> io::Result<Vec<TcpListener>> {
     let of_old = ports.iter().filter(|port| !doors.contains(port));
     let of_old = of_old.map(|port| (IpAddr::from(Ipv4Addr::UNSPECIFIED), *port));
-    let of_new = ports.iter().filter(|_| both).map(|port| (IpAddr::from(Ipv6Addr::UNSPECIFIED), *port));
-    of_old.chain(of_new).map(|(address, port)| listen(address, port, None)).collect()
+    let of_new = ports
+        .iter()
+        .filter(|_| both)
+        .map(|port| (IpAddr::from(Ipv6Addr::UNSPECIFIED), *port));
+    of_old
+        .chain(of_new)
+        .map(|(address, port)| listen(address, port, None))
+        .collect()
 }
 
 fn listen_on_loopback(port: u16, both: bool) -> io::Result<Vec<TcpListener>> {
-    loopbacks(both).map(|address| listen(address, port, None)).collect()
+    loopbacks(both)
+        .map(|address| listen(address, port, None))
+        .collect()
 }
 
 fn loopbacks(both: bool) -> impl Iterator<Item = IpAddr> {
@@ -147,7 +178,11 @@ fn names(port: u16, both: bool) -> io::Result<Vec<UdpSocket>> {
 /// Not with the standard library: its listeners on `[::]` are also those of IPv4. Whose device counts must be said before it
 /// listens: who came earlier would be let in.
 fn listen(address: IpAddr, port: u16, only_from: Option<u32>) -> io::Result<TcpListener> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let family = if address.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     if address.is_ipv6() {
@@ -174,6 +209,9 @@ mod tests {
             [2, 0, 0, 0, 255, 3, 254, 2],
             [0, 0, 0, 0, 8, 0, 4, 0],
         ];
-        assert_eq!(routes(libc::AF_INET).bytes(), [&message.concat()[..], &[1, 0, 0, 0]].concat());
+        assert_eq!(
+            routes(libc::AF_INET).bytes(),
+            [&message.concat()[..], &[1, 0, 0, 0]].concat()
+        );
     }
 }

@@ -45,7 +45,9 @@ pub(crate) fn listener_flags() -> Option<u64> {
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
         libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
     ];
-    known.into_iter().find(|flags| sys::filter_flags_known(*flags))
+    known
+        .into_iter()
+        .find(|flags| sys::filter_flags_known(*flags))
 }
 
 /// Waits for the next call; nothing when there is nobody left to make one.
@@ -74,9 +76,14 @@ pub fn next(listener: impl AsFd) -> io::Result<Option<Notice>> {
 /// Lets calls wait for that long, or until there is nobody left to make one.
 pub fn let_wait(listener: impl AsFd, time: Duration) {
     use rustix::event::{PollFd, PollFlags, Timespec};
-    let Ok(time) = Timespec::try_from(time) else { return };
+    let Ok(time) = Timespec::try_from(time) else {
+        return;
+    };
     // Whatever ends it early: it is asked for again after the next call.
-    _ = rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::empty())], Some(&time));
+    _ = rustix::event::poll(
+        &mut [PollFd::new(&listener, PollFlags::empty())],
+        Some(&time),
+    );
 }
 
 /// Answers a call. Fails if it no longer waits: then nothing was decided.
@@ -126,9 +133,9 @@ pub fn chooses_its_device(socket: BorrowedFd<'_>) -> bool {
         (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_IF),
     ];
     // Sockets of the other family do not have all of them.
-    CHOICES
-        .iter()
-        .any(|(level, name)| sys::socket_option(socket, *level, *name).is_ok_and(|chosen| chosen != 0))
+    CHOICES.iter().any(|(level, name)| {
+        sys::socket_option(socket, *level, *name).is_ok_and(|chosen| chosen != 0)
+    })
 }
 
 /// From here on this thread has the rights of these ids, and no others, where files are concerned. For a
@@ -145,7 +152,12 @@ pub(crate) fn hand_over(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Res
     let mut control = SendAncillaryBuffer::new(&mut space);
     let handles = [listener];
     control.push(SendAncillaryMessage::ScmRights(&handles));
-    sendmsg(to, &[io::IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
+    sendmsg(
+        to,
+        &[io::IoSlice::new(&[0])],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
     Ok(())
 }
 
@@ -166,20 +178,32 @@ mod tests {
 
     /// What a thread under the filter gets for a refused call, for a watched one, and then for listening itself. The
     /// engine gets the listener in a thread of its own, which must not be under the filter itself.
-    fn under_filter(engine: impl FnOnce(OwnedFd) + Send + 'static) -> ([Option<Errno>; 2], Option<i32>) {
+    fn under_filter(
+        engine: impl FnOnce(OwnedFd) + Send + 'static,
+    ) -> ([Option<Errno>; 2], Option<i32>) {
         let (hand_over, listener) = std::sync::mpsc::sync_channel(0);
         let engine = std::thread::spawn(move || engine(listener.recv().unwrap()));
         let program = std::thread::spawn(move || {
             rustix::thread::set_no_new_privs(true).unwrap();
             let flags = listener_flags().expect("a kernel with listeners");
             // It ends with this thread.
-            let listener = sys::install_filter(&filter::program(), flags).unwrap().unwrap();
+            let listener = sys::install_filter(&filter::program(), flags)
+                .unwrap()
+                .unwrap();
             hand_over.send(listener).unwrap();
             let refused = rustix::mount::unmount(c"/none", UnmountFlags::empty()).err();
             let watched = rustix::fs::openat(CWD, c"/none", OFlags::WRONLY, Mode::empty()).err();
-            let allow = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0x7fff_0000 };
+            let allow = libc::sock_filter {
+                code: 6,
+                jt: 0,
+                jf: 0,
+                k: 0x7fff_0000,
+            };
             let second = sys::install_filter(&[allow], libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-            ([refused, watched], second.err().and_then(|error| error.raw_os_error()))
+            (
+                [refused, watched],
+                second.err().and_then(|error| error.raw_os_error()),
+            )
         });
         let answers = program.join().unwrap();
         engine.join().unwrap();
@@ -218,19 +242,34 @@ mod tests {
                 let found = path(notice.pid, notice.arguments[at]).unwrap();
                 noted.lock().unwrap().push((notice.number, found));
                 answer(&listener, &notice, reply).unwrap();
-                assert!(answer(&listener, &notice, reply).is_err(), "it is answered once");
+                assert!(
+                    answer(&listener, &notice, reply).is_err(),
+                    "it is answered once"
+                );
             }
         };
-        assert_eq!(under_filter(engine).0, [Some(Errno::PERM), Some(Errno::NOENT)]);
+        assert_eq!(
+            under_filter(engine).0,
+            [Some(Errno::PERM), Some(Errno::NOENT)]
+        );
         let none = c"/none".to_owned();
-        assert_eq!(*seen.lock().unwrap(), [(libc::SYS_umount2, none.clone()), (libc::SYS_openat, none)]);
+        assert_eq!(
+            *seen.lock().unwrap(),
+            [(libc::SYS_umount2, none.clone()), (libc::SYS_openat, none)]
+        );
     }
 
     #[test]
     fn a_path_ends_where_its_memory_or_the_kernels_patience_does() {
         let own = std::process::id();
         let long = [&[b'x'; 5000][..], &[0]].concat();
-        assert_eq!(path(own, long[905..].as_ptr() as u64).unwrap().as_bytes().len(), 4095);
+        assert_eq!(
+            path(own, long[905..].as_ptr() as u64)
+                .unwrap()
+                .as_bytes()
+                .len(),
+            4095
+        );
         assert!(path(own, long[904..].as_ptr() as u64).is_err());
         assert!(path(own, 8).is_err());
         assert_eq!(memory(own, long.as_ptr() as u64, 3).unwrap(), b"xxx");

@@ -302,8 +302,16 @@ impl Wire for Steps {
     }
 }
 
-wire_struct!(TemplatePlan { steps, image, places });
-wire_struct!(Place { path, kind, content });
+wire_struct!(TemplatePlan {
+    steps,
+    image,
+    places
+});
+wire_struct!(Place {
+    path,
+    kind,
+    content
+});
 wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, Shown = 5, Hidden = 6 });
 wire_struct!(BoxPlan {
     steps,
@@ -324,7 +332,11 @@ wire_struct!(BoxPlan {
     workspace_directories,
     mounts,
 });
-wire_struct!(PassingPlan { ports, redirect, names });
+wire_struct!(PassingPlan {
+    ports,
+    redirect,
+    names
+});
 wire_struct!(NetworkPlan { passing, doors });
 wire_struct!(FileId { device, inode });
 wire_struct!(ImageRoot { path, id });
@@ -342,11 +354,24 @@ wire_struct!(InsidePlan {
     read_only,
     workspace_directories
 });
-wire_struct!(HostPath { host, device, inode, inside, writable, owner });
+wire_struct!(HostPath {
+    host,
+    device,
+    inode,
+    inside,
+    writable,
+    owner
+});
 wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
-wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
+wire_struct!(Ids {
+    uid,
+    gid,
+    outer_uid,
+    outer_gid,
+    drop_groups
+});
 wire_struct!(ProgramPlan {
     steps,
     ids,
@@ -361,9 +386,22 @@ wire_struct!(ProgramPlan {
     terminal
 });
 wire_enum!(Fellows { None = 0, Signalled = 1, Reached = 2 });
-wire_struct!(Errand { argv, env, candidates });
-wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
-wire_struct!(ResourceLimit { resource, soft, hard });
+wire_struct!(Errand {
+    argv,
+    env,
+    candidates
+});
+wire_struct!(StockPlan {
+    depth,
+    ids,
+    outer_count,
+    first_turn
+});
+wire_struct!(ResourceLimit {
+    resource,
+    soft,
+    hard
+});
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -385,25 +423,42 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn ids() -> impl Strategy<Value = Ids> {
-        any::<(u32, u32, u32, u32, bool)>().prop_map(|(uid, gid, outer_uid, outer_gid, drop_groups)| Ids {
-            uid,
-            gid,
-            outer_uid,
-            outer_gid,
-            drop_groups,
-        })
+        any::<(u32, u32, u32, u32, bool)>().prop_map(
+            |(uid, gid, outer_uid, outer_gid, drop_groups)| Ids {
+                uid,
+                gid,
+                outer_uid,
+                outer_gid,
+                drop_groups,
+            },
+        )
     }
 
     fn place() -> impl Strategy<Value = Place> {
         use PlaceKind::*;
-        let kind = proptest::sample::select(vec![Directory, File, Link, Bind, Device, Shown, Hidden]);
-        (text(), kind, text()).prop_map(|(path, kind, content)| Place { path, kind, content })
+        let kind =
+            proptest::sample::select(vec![Directory, File, Link, Bind, Device, Shown, Hidden]);
+        (text(), kind, text()).prop_map(|(path, kind, content)| Place {
+            path,
+            kind,
+            content,
+        })
     }
 
     fn template() -> impl Strategy<Value = TemplatePlan> {
         let parts = (steps(), option::of(text()), vec(place(), 0..4));
-        let of = |path| ImageRoot { path, id: FileId { device: 1, inode: u64::MAX } };
-        parts.prop_map(move |(steps, image, places)| TemplatePlan { steps, image: image.map(of), places })
+        let of = |path| ImageRoot {
+            path,
+            id: FileId {
+                device: 1,
+                inode: u64::MAX,
+            },
+        };
+        parts.prop_map(move |(steps, image, places)| TemplatePlan {
+            steps,
+            image: image.map(of),
+            places,
+        })
     }
 
     fn host_path() -> impl Strategy<Value = HostPath> {
@@ -427,50 +482,78 @@ pub(crate) mod tests {
     }
 
     fn passing() -> impl Strategy<Value = PassingPlan> {
-        let parts = (vec(any::<u16>(), 0..4), option::of(any::<u16>()), any::<u16>());
-        parts.prop_map(|(ports, redirect, names)| PassingPlan { ports, redirect, names })
+        let parts = (
+            vec(any::<u16>(), 0..4),
+            option::of(any::<u16>()),
+            any::<u16>(),
+        );
+        parts.prop_map(|(ports, redirect, names)| PassingPlan {
+            ports,
+            redirect,
+            names,
+        })
     }
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
         let network = (vec(any::<u16>(), 0..4), option::of(passing()));
         let numbers = (any::<([bool; 5], u64, u64)>(), network);
-        let paths =
-            (texts(), option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
-        (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let (
-                ([any_outer_id, ahead, own_network, terminal, stays], scratch_bytes, scratch_files),
-                network,
-            ) = numbers;
-            let (doors, passing) = network;
-            let (copies, workspace, protected, workspace_directories, mounts) = paths;
-            BoxPlan {
-                steps,
-                ids,
-                any_outer_id,
-                ahead,
-                hostname,
-                own_network,
-                doors,
-                passing,
-                terminal,
-                stays,
-                scratch_bytes,
-                scratch_files,
-                copies,
-                workspace,
-                protected,
-                workspace_directories,
-                mounts,
-            }
-        })
+        let paths = (
+            texts(),
+            option::of(host_path()),
+            vec(protected(), 0..4),
+            texts(),
+            vec(host_path(), 0..3),
+        );
+        (steps(), ids(), text(), numbers, paths).prop_map(
+            |(steps, ids, hostname, numbers, paths)| {
+                let (
+                    (
+                        [any_outer_id, ahead, own_network, terminal, stays],
+                        scratch_bytes,
+                        scratch_files,
+                    ),
+                    network,
+                ) = numbers;
+                let (doors, passing) = network;
+                let (copies, workspace, protected, workspace_directories, mounts) = paths;
+                BoxPlan {
+                    steps,
+                    ids,
+                    any_outer_id,
+                    ahead,
+                    hostname,
+                    own_network,
+                    doors,
+                    passing,
+                    terminal,
+                    stays,
+                    scratch_bytes,
+                    scratch_files,
+                    copies,
+                    workspace,
+                    protected,
+                    workspace_directories,
+                    mounts,
+                }
+            },
+        )
     }
 
     fn program() -> impl Strategy<Value = ProgramPlan> {
         let limit = any::<(u32, u64, u64)>();
-        let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
-        let fellows = proptest::sample::select(vec![Fellows::None, Fellows::Signalled, Fellows::Reached]);
+        let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit {
+            resource,
+            soft,
+            hard,
+        });
+        let fellows =
+            proptest::sample::select(vec![Fellows::None, Fellows::Signalled, Fellows::Reached]);
         let errand = (texts(), texts(), texts());
-        let errand = errand.prop_map(|(argv, env, candidates)| Errand { argv, env, candidates });
+        let errand = errand.prop_map(|(argv, env, candidates)| Errand {
+            argv,
+            env,
+            candidates,
+        });
         (
             steps(),
             ids(),
@@ -479,7 +562,12 @@ pub(crate) mod tests {
             text(),
             vec(limit, 0..4),
             texts(),
-            (fellows, option::of(any::<u32>()), option::of(any::<u32>()), any::<bool>()),
+            (
+                fellows,
+                option::of(any::<u32>()),
+                option::of(any::<u32>()),
+                any::<bool>(),
+            ),
         )
             .prop_map(
                 |(
@@ -510,7 +598,9 @@ pub(crate) mod tests {
     }
 
     /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.
-    fn travels_whole_or_not_at_all<T: Wire + PartialEq + Debug>(value: &T) -> Result<(), TestCaseError> {
+    fn travels_whole_or_not_at_all<T: Wire + PartialEq + Debug>(
+        value: &T,
+    ) -> Result<(), TestCaseError> {
         let mut bytes = encode(value);
         let read = decode::<T>(&bytes);
         prop_assert_eq!(read.as_ref(), Ok(value));

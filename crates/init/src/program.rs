@@ -66,7 +66,10 @@ impl Filters {
 
     /// The listener, if there can be one.
     fn install(&self) -> io::Result<Option<OwnedFd>> {
-        let listener = match self.listener.map(|flags| sys::install_filter(&self.told, flags)) {
+        let listener = match self
+            .listener
+            .map(|flags| sys::install_filter(&self.told, flags))
+        {
             // Somebody else listens to us already, and there can be only one.
             Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => None,
             Some(installed) => installed?,
@@ -90,7 +93,12 @@ pub(crate) struct Start<'a> {
 impl<'a> Start<'a> {
     pub(crate) fn new(errand: &'a Errand, streams: [BorrowedFd<'_>; 3]) -> Start<'a> {
         let (argv, env) = (Pointers::to(&errand.argv), Pointers::to(&errand.env));
-        Start { candidates: &errand.candidates, argv, env, streams: streams.map(raw) }
+        Start {
+            candidates: &errand.candidates,
+            argv,
+            env,
+            streams: streams.map(raw),
+        }
     }
 }
 
@@ -107,7 +115,8 @@ fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
         return failed;
     }
     let (filters, listener) = (launch.filters, launch.listener.map(sys::borrow));
-    if let Some(Err(error)) = listener.map(|it| notify::hand_over(filters.hand_over.0.as_fd(), it)) {
+    if let Some(Err(error)) = listener.map(|it| notify::hand_over(filters.hand_over.0.as_fd(), it))
+    {
         return (Step::SyscallFilter, error);
     }
     launch.reached_exec = true;
@@ -124,13 +133,19 @@ fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
 pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     let plan = launch.plan;
     launch.step(Step::JoinNamespaces, |it| join(it))?;
-    launch.step(Step::EnterUserNamespace, |it| enter_user_namespace(it.user_namespace))?;
+    launch.step(Step::EnterUserNamespace, |it| {
+        enter_user_namespace(it.user_namespace)
+    })?;
     launch.step(Step::Credentials, |it| become_user(it))?;
     launch.step(Step::NoCapabilities, |_| drop_capabilities())?;
-    launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
+    launch.step(Step::NoNewPrivileges, |_| {
+        Ok(rustix::thread::set_no_new_privs(true)?)
+    })?;
     launch.step(Step::Descriptors, |it| arrange_descriptors(it))?;
     if launch.landlock > 0 {
-        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable, plan.fellows))?;
+        launch.step(Step::PathRules, |it| {
+            rules::restrict(it.landlock, &plan.writable, plan.fellows)
+        })?;
     }
     // That of open files only after the last is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| {
@@ -147,7 +162,9 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
     })?;
     launch.listener = listener.map(IntoRawFd::into_raw_fd);
     // The listener was one more.
-    launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it == libc::RLIMIT_NOFILE))
+    launch.step(Step::ResourceLimits, |_| {
+        limit_resources(plan, |it| it == libc::RLIMIT_NOFILE)
+    })
 }
 
 impl Launch<'_> {
@@ -183,7 +200,10 @@ fn enter_directory(path: &CStr) -> io::Result<()> {
 }
 
 fn enter_user_namespace(namespace: RawFd) -> io::Result<()> {
-    Ok(move_into_thread_name_spaces(sys::borrow(namespace), ThreadNameSpaceType::USER)?)
+    Ok(move_into_thread_name_spaces(
+        sys::borrow(namespace),
+        ThreadNameSpaceType::USER,
+    )?)
 }
 
 fn become_user(launch: &Launch<'_>) -> io::Result<()> {
@@ -193,7 +213,11 @@ fn become_user(launch: &Launch<'_>) -> io::Result<()> {
     };
     let ids = launch.plan.ids;
     let inside = launch.plan.steps.has(Step::EnterUserNamespace);
-    let (uid, gid) = if inside { (ids.uid, ids.gid) } else { (ids.outer_uid, ids.outer_gid) };
+    let (uid, gid) = if inside {
+        (ids.uid, ids.gid)
+    } else {
+        (ids.outer_uid, ids.outer_gid)
+    };
     if ids.drop_groups {
         thread::set_thread_groups(&[])?;
     }
@@ -204,7 +228,9 @@ fn become_user(launch: &Launch<'_>) -> io::Result<()> {
 
 /// Never forward: whoever was started further back stays there.
 fn stand_back(nice: Option<u32>) -> io::Result<()> {
-    let Some(nice) = nice.and_then(|nice| i32::try_from(nice).ok()) else { return Ok(()) };
+    let Some(nice) = nice.and_then(|nice| i32::try_from(nice).ok()) else {
+        return Ok(());
+    };
     match rustix::process::getpriority_process(None)? {
         already if already >= nice => Ok(()),
         _ => Ok(rustix::process::setpriority_process(None, nice)?),
@@ -233,7 +259,11 @@ fn drop_capabilities() -> io::Result<()> {
         Err(error) => return Err(error.into()),
     }
     let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
@@ -254,9 +284,13 @@ fn arrange_descriptors(launch: &Launch<'_>) -> io::Result<()> {
 impl Start<'_> {
     /// Puts the streams in their places. A terminal among them becomes the controlling one.
     pub(crate) fn take_streams(&self, terminal: bool) -> io::Result<()> {
-        (0..).zip(self.streams).try_for_each(|(place, stream)| sys::put_stream(stream, place))?;
+        (0..)
+            .zip(self.streams)
+            .try_for_each(|(place, stream)| sys::put_stream(stream, place))?;
         match terminal {
-            true => Ok(rustix::process::ioctl_tiocsctty(sys::borrow(self.streams[0]))?),
+            true => Ok(rustix::process::ioctl_tiocsctty(sys::borrow(
+                self.streams[0],
+            ))?),
             false => Ok(()),
         }
     }

@@ -188,8 +188,17 @@ pub struct Ended {
     pub alone: bool,
 }
 
-wire_struct!(Arriving { listeners, names, no_redirect });
-wire_struct!(Ended { status, cpu_us, peak_bytes, alone });
+wire_struct!(Arriving {
+    listeners,
+    names,
+    no_redirect
+});
+wire_struct!(Ended {
+    status,
+    cpu_us,
+    peak_bytes,
+    alone
+});
 
 impl Wire for Request {
     fn put(&self, out: &mut Vec<u8>) {
@@ -218,8 +227,14 @@ impl Wire for Request {
     fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
         match u8::get(input)? {
             b'N' => Brief::get(input).map(Request::Network),
-            b'T' => Ok(Request::Template { plan: Wire::get(input)?, first: Wire::get(input)? }),
-            b'B' => Ok(Request::Box { plan: Wire::get(input)?, cgroup: Wire::get(input)? }),
+            b'T' => Ok(Request::Template {
+                plan: Wire::get(input)?,
+                first: Wire::get(input)?,
+            }),
+            b'B' => Ok(Request::Box {
+                plan: Wire::get(input)?,
+                cgroup: Wire::get(input)?,
+            }),
             b'L' => Ok(Request::Lane),
             b'S' => StockPlan::get(input).map(Request::Stock),
             _ => Err(Malformed),
@@ -275,7 +290,12 @@ impl Wire for Report {
                 out.push(b'H');
                 steps.put(out);
             }
-            Report::Ready { steps, ids, unmapped, passing } => {
+            Report::Ready {
+                steps,
+                ids,
+                unmapped,
+                passing,
+            } => {
                 out.push(b'R');
                 steps.put(out);
                 ids.put(out);
@@ -322,7 +342,11 @@ impl Wire for Report {
             b'E' => Ended::get(input).map(Report::Ended),
             b'F' => {
                 let (step, errno) = (u8::get(input)?, i32::get(input)?);
-                Ok(Report::Failed(Failure::from_parts(step, errno, String::get(input)?)))
+                Ok(Report::Failed(Failure::from_parts(
+                    step,
+                    errno,
+                    String::get(input)?,
+                )))
             }
             b'G' => Ended::get(input).map(Report::Gone),
             _ => Err(Malformed),
@@ -332,11 +356,20 @@ impl Wire for Report {
 
 /// A pair of connected sockets for messages.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
 /// Sends one message with descriptors; never waits.
-pub fn send<T: Wire>(socket: impl AsFd, message: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub fn send<T: Wire>(
+    socket: impl AsFd,
+    message: &T,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let bytes = encode(message);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -370,7 +403,8 @@ pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>
     if received == 0 {
         return Ok(None);
     }
-    let message = decode(&bytes[..received]).map_err(|_| io::Error::other("a message was malformed"))?;
+    let message =
+        decode(&bytes[..received]).map_err(|_| io::Error::other("a message was malformed"))?;
     Ok(Some((message, descriptors)))
 }
 

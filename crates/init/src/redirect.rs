@@ -45,8 +45,12 @@ struct Family {
     loopback: &'static [u8],
 }
 
-const IPV4: Family =
-    Family { number: libc::NFPROTO_IPV4, place: 16, mask: &[255, 0, 0, 0], loopback: &[127, 0, 0, 0] };
+const IPV4: Family = Family {
+    number: libc::NFPROTO_IPV4,
+    place: 16,
+    mask: &[255, 0, 0, 0],
+    loopback: &[127, 0, 0, 0],
+};
 const IPV6: Family = Family {
     number: libc::NFPROTO_IPV6,
     place: 24,
@@ -65,16 +69,34 @@ fn batch(to: u16, names: u16, both: bool) -> Messages {
     for family in [Some(IPV4), both.then_some(IPV6)].into_iter().flatten() {
         let mut add = |kind: i32, attributes: &Attributes| {
             let kind = (libc::NFNL_SUBSYS_NFTABLES << 8 | kind) as u16;
-            messages.add(kind, CREATE | APPEND | ACKNOWLEDGE, &[family.number as u8, 0, 0, 0], attributes);
+            messages.add(
+                kind,
+                CREATE | APPEND | ACKNOWLEDGE,
+                &[family.number as u8, 0, 0, 0],
+                attributes,
+            );
         };
-        add(libc::NFT_MSG_NEWTABLE, &Attributes::default().with_text(1, TABLE));
-        add(libc::NFT_MSG_NEWCHAIN, &chain(OWN, libc::NF_IP_PRI_RAW, c"filter"));
-        add(libc::NFT_MSG_NEWCHAIN, &chain(OUT, libc::NF_IP_PRI_NAT_DST, c"nat"));
+        add(
+            libc::NFT_MSG_NEWTABLE,
+            &Attributes::default().with_text(1, TABLE),
+        );
+        add(
+            libc::NFT_MSG_NEWCHAIN,
+            &chain(OWN, libc::NF_IP_PRI_RAW, c"filter"),
+        );
+        add(
+            libc::NFT_MSG_NEWCHAIN,
+            &chain(OUT, libc::NF_IP_PRI_NAT_DST, c"nat"),
+        );
         for rule in [forget_loopback(&family, to, names), forget_datagrams(names)] {
             add(libc::NFT_MSG_NEWRULE, &rule.of(OWN));
         }
-        let tcp = Rule::default().protocol(libc::IPPROTO_TCP).loopback(&family, NOT_EQUAL);
-        let udp = Rule::default().protocol(libc::IPPROTO_UDP).loopback(&family, NOT_EQUAL);
+        let tcp = Rule::default()
+            .protocol(libc::IPPROTO_TCP)
+            .loopback(&family, NOT_EQUAL);
+        let udp = Rule::default()
+            .protocol(libc::IPPROTO_UDP)
+            .loopback(&family, NOT_EQUAL);
         let udp = udp.port(DESTINATION_PORT, EQUAL, names);
         for rule in [refuse_too_many(), tcp.redirect(to), udp.redirect(names)] {
             add(libc::NFT_MSG_NEWRULE, &rule.of(OUT));
@@ -98,28 +120,42 @@ fn mark(messages: &mut Messages, kind: i32) {
 fn chain(name: &CStr, priority: i32, kind: &CStr) -> Attributes {
     let hook = Attributes::default().with_number(1, libc::NF_INET_LOCAL_OUT as u32);
     let hook = hook.with_number(2, priority as u32);
-    Attributes::default().with_text(1, TABLE).with_text(3, name).with_nested(4, &hook).with_text(7, kind)
+    Attributes::default()
+        .with_text(1, TABLE)
+        .with_text(3, name)
+        .with_nested(4, &hook)
+        .with_text(7, kind)
 }
 
 /// Answers at the listeners must be remembered: they are to look as if they came from where was dialled.
 fn forget_loopback(family: &Family, to: u16, names: u16) -> Rule {
     let rule = Rule::default().loopback(family, EQUAL);
-    rule.port(SOURCE_PORT, NOT_EQUAL, to).port(SOURCE_PORT, NOT_EQUAL, names).forget()
+    rule.port(SOURCE_PORT, NOT_EQUAL, to)
+        .port(SOURCE_PORT, NOT_EQUAL, names)
+        .forget()
 }
 
 fn forget_datagrams(names: u16) -> Rule {
     let rule = Rule::default().protocol(libc::IPPROTO_UDP);
-    rule.port(DESTINATION_PORT, NOT_EQUAL, names).port(SOURCE_PORT, NOT_EQUAL, names).forget()
+    rule.port(DESTINATION_PORT, NOT_EQUAL, names)
+        .port(SOURCE_PORT, NOT_EQUAL, names)
+        .forget()
 }
 
 /// A chain of this kind sees the first packet of each connection alone.
 fn refuse_too_many() -> Rule {
     let (second, over, drop) = (1u64, 1, 0);
-    let limit = Attributes::default().with(1, &MOST_NEW.to_be_bytes()).with(2, &second.to_be_bytes());
+    let limit = Attributes::default()
+        .with(1, &MOST_NEW.to_be_bytes())
+        .with(2, &second.to_be_bytes());
     let limit = limit.with_number(3, MOST_AT_ONCE).with_number(5, over);
     let verdict = Attributes::default().with_nested(2, &Attributes::default().with_number(1, drop));
-    let drop = Attributes::default().with_number(1, VERDICT).with_nested(2, &verdict);
-    Rule::default().step(c"limit", &limit).step(c"immediate", &drop)
+    let drop = Attributes::default()
+        .with_number(1, VERDICT)
+        .with_nested(2, &verdict);
+    Rule::default()
+        .step(c"limit", &limit)
+        .step(c"immediate", &drop)
 }
 
 /// What a rule looks at, one after the other, and then does.
@@ -128,41 +164,60 @@ struct Rule(Attributes);
 
 impl Rule {
     fn of(self, chain: &CStr) -> Attributes {
-        Attributes::default().with_text(1, TABLE).with_text(2, chain).with_nested(4, &self.0)
+        Attributes::default()
+            .with_text(1, TABLE)
+            .with_text(2, chain)
+            .with_nested(4, &self.0)
     }
 
     fn step(self, name: &CStr, data: &Attributes) -> Rule {
-        let step = Attributes::default().with_text(1, name).with_nested(2, data);
+        let step = Attributes::default()
+            .with_text(1, name)
+            .with_nested(2, data);
         Rule(self.0.with_nested(1, &step))
     }
 
     fn protocol(self, protocol: i32) -> Rule {
         let key = libc::NFT_META_L4PROTO as u32;
-        let data = Attributes::default().with_number(1, REGISTER).with_number(2, key);
+        let data = Attributes::default()
+            .with_number(1, REGISTER)
+            .with_number(2, key);
         self.step(c"meta", &data).compare(EQUAL, &[protocol as u8])
     }
 
     /// Whether a destination is on the loopback.
     fn loopback(self, family: &Family, how: u32) -> Rule {
         let length = family.mask.len();
-        let data = Attributes::default().with_number(1, REGISTER).with_number(2, REGISTER);
-        let data = data.with_number(3, length as u32).with_nested(4, &value(family.mask));
+        let data = Attributes::default()
+            .with_number(1, REGISTER)
+            .with_number(2, REGISTER);
+        let data = data
+            .with_number(3, length as u32)
+            .with_nested(4, &value(family.mask));
         let data = data.with_nested(5, &value(&[0; 16][..length]));
         let loaded = self.load(libc::NFT_PAYLOAD_NETWORK_HEADER, family.place, length);
         loaded.step(c"bitwise", &data).compare(how, family.loopback)
     }
 
     fn port(self, place: u32, how: u32, port: u16) -> Rule {
-        self.load(libc::NFT_PAYLOAD_TRANSPORT_HEADER, place, 2).compare(how, &port.to_be_bytes())
+        self.load(libc::NFT_PAYLOAD_TRANSPORT_HEADER, place, 2)
+            .compare(how, &port.to_be_bytes())
     }
 
     fn load(self, header: i32, place: u32, length: usize) -> Rule {
-        let data = Attributes::default().with_number(1, REGISTER).with_number(2, header as u32);
-        self.step(c"payload", &data.with_number(3, place).with_number(4, length as u32))
+        let data = Attributes::default()
+            .with_number(1, REGISTER)
+            .with_number(2, header as u32);
+        self.step(
+            c"payload",
+            &data.with_number(3, place).with_number(4, length as u32),
+        )
     }
 
     fn compare(self, how: u32, with: &[u8]) -> Rule {
-        let data = Attributes::default().with_number(1, REGISTER).with_number(2, how);
+        let data = Attributes::default()
+            .with_number(1, REGISTER)
+            .with_number(2, how);
         self.step(c"cmp", &data.with_nested(3, &value(with)))
     }
 
@@ -171,8 +226,12 @@ impl Rule {
     }
 
     fn redirect(self, to: u16) -> Rule {
-        let port = Attributes::default().with_number(1, REGISTER).with_nested(2, &value(&to.to_be_bytes()));
-        let data = Attributes::default().with_number(1, REGISTER).with_number(3, PORT_GIVEN);
+        let port = Attributes::default()
+            .with_number(1, REGISTER)
+            .with_nested(2, &value(&to.to_be_bytes()));
+        let data = Attributes::default()
+            .with_number(1, REGISTER)
+            .with_number(3, PORT_GIVEN);
         self.step(c"immediate", &port).step(c"redir", &data)
     }
 }
@@ -201,12 +260,18 @@ mod tests {
     fn a_batch_has_a_table_two_chains_and_five_rules_for_each_family() {
         let told = |both| {
             let messages = walk(batch(3129, 53, both).bytes());
-            messages.into_iter().map(|(kind, family, _)| (kind, family)).collect::<Vec<_>>()
+            messages
+                .into_iter()
+                .map(|(kind, family, _)| (kind, family))
+                .collect::<Vec<_>>()
         };
         let kinds = [0xa00, 0xa03, 0xa03, 0xa06, 0xa06, 0xa06, 0xa06, 0xa06];
         let of = |family| kinds.map(|kind| (kind, family));
         assert_eq!(told(false), [&[(16, 0)][..], &of(2), &[(17, 0)]].concat());
-        assert_eq!(told(true), [&[(16, 0)][..], &of(2), &of(10), &[(17, 0)]].concat());
+        assert_eq!(
+            told(true),
+            [&[(16, 0)][..], &of(2), &of(10), &[(17, 0)]].concat()
+        );
     }
 
     /// Else the kernel would put each rule before the one that was said first.
@@ -214,7 +279,10 @@ mod tests {
     fn rules_stay_in_their_order() {
         let bytes = batch(3129, 53, false).bytes().to_vec();
         let table = walk(&bytes)[0].2.len() + 20;
-        assert_eq!(u16::from_ne_bytes([bytes[table + 6], bytes[table + 7]]), 0x0c05);
+        assert_eq!(
+            u16::from_ne_bytes([bytes[table + 6], bytes[table + 7]]),
+            0x0c05
+        );
     }
 
     #[test]
@@ -223,13 +291,17 @@ mod tests {
         let name = b"\x08\0\x03\0out\0";
         let hook = b"\x14\0\x04\x80\x08\0\x01\0\0\0\0\x03\x08\0\x02\0\xff\xff\xff\x9c";
         let kind = b"\x08\0\x07\0nat\0";
-        assert_eq!(walk(batch(1, 2, false).bytes())[3].2, [&table[..], name, hook, kind].concat());
+        assert_eq!(
+            walk(batch(1, 2, false).bytes())[3].2,
+            [&table[..], name, hook, kind].concat()
+        );
     }
 
     #[test]
     fn a_rule_leaves_loopback_alone_and_ends_with_the_redirect() {
         let rules = walk(batch(3129, 53, true).bytes());
-        let has = |rule: usize, bytes: &[u8]| rules[rule].2.windows(bytes.len()).any(|at| at == bytes);
+        let has =
+            |rule: usize, bytes: &[u8]| rules[rule].2.windows(bytes.len()).any(|at| at == bytes);
         let (tcp, udp, new_tcp) = (7, 8, 15);
         let loopback = b"\x08\0\x02\0\0\0\0\x01\x0c\0\x03\x80\x08\0\x01\0\x7f\0\0\0";
         assert!(has(tcp, loopback) && has(udp, loopback) && !has(new_tcp, loopback));
@@ -237,7 +309,9 @@ mod tests {
         for rule in [tcp, udp, new_tcp] {
             assert!(rules[rule].2.ends_with(redirect), "{rule}");
         }
-        let ends = |rule: usize, port: u16| has(rule, &[b"\x06\0\x01\0", &port.to_be_bytes()[..]].concat());
+        let ends = |rule: usize, port: u16| {
+            has(rule, &[b"\x06\0\x01\0", &port.to_be_bytes()[..]].concat())
+        };
         assert!(ends(tcp, 3129) && ends(udp, 53) && !ends(tcp, 53));
     }
 }

@@ -42,7 +42,14 @@ fn handled(version: u32, fellows: Fellows) -> (Handled, usize) {
         4..=5 => 16,
         _ => 24,
     };
-    (Handled { files, net: 0, scoped }, size)
+    (
+        Handled {
+            files,
+            net: 0,
+            scoped,
+        },
+        size,
+    )
 }
 
 /// Reads everywhere, writes below `writable` and to the devices of the box, nothing else.
@@ -52,10 +59,18 @@ pub(crate) fn restrict(version: u32, writable: &[CString], fellows: Fellows) -> 
     let ruleset = sys::landlock_ruleset(&handled, size)?;
     allow(&ruleset, c"/", EXECUTE | READ_FILE | READ_DIR)?;
     // Programs name their threads and adjust themselves there; other files refuse by their mode.
-    allow(&ruleset, c"/proc", READ_FILE | READ_DIR | (WRITE_FILE | TRUNCATE) & all)?;
+    allow(
+        &ruleset,
+        c"/proc",
+        READ_FILE | READ_DIR | (WRITE_FILE | TRUNCATE) & all,
+    )?;
     // What stands there we have put there: the plain devices, and terminals where the box has one. A rule for each
     // would take as long as entering all namespaces.
-    allow(&ruleset, c"/dev", (READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV) & all)?;
+    allow(
+        &ruleset,
+        c"/dev",
+        (READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV) & all,
+    )?;
     for path in writable {
         allow(&ruleset, path, all)?;
     }
@@ -67,6 +82,10 @@ fn allow(ruleset: &std::os::fd::OwnedFd, path: &CStr, access: u64) -> io::Result
     const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
     let below = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&below)?.st_mode);
-    let access = if kind.is_dir() { access } else { access & OF_FILES };
+    let access = if kind.is_dir() {
+        access
+    } else {
+        access & OF_FILES
+    };
     sys::landlock_allow(ruleset, &below, access)
 }

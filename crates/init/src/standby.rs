@@ -19,9 +19,11 @@ use std::{
 pub(crate) fn live(mut launch: Launch<'_>, channel: &OwnedFd) -> ! {
     let failed = match program::give_up_power(&mut launch) {
         Ok(()) => run_when_told(&mut launch, channel),
-        Err((step, error)) => {
-            Failure { step, errno: errno(&error), detail: "a process that stands by".into() }
-        }
+        Err((step, error)) => Failure {
+            step,
+            errno: errno(&error),
+            detail: "a process that stands by".into(),
+        },
     };
     // Nobody to tell means that the engine is gone, and so are we.
     _ = protocol::send(channel, &Report::Failed(failed), &[]);
@@ -39,7 +41,10 @@ fn run_when_told(launch: &mut Launch<'_>, channel: &OwnedFd) -> Failure {
     }
     // The launcher's descriptors came along; the limit of open files counts them.
     let listener: Vec<_> = launch.listener.into_iter().map(sys::borrow).collect();
-    let kept: Vec<_> = [channel.as_fd()].into_iter().chain(listener.iter().copied()).collect();
+    let kept: Vec<_> = [channel.as_fd()]
+        .into_iter()
+        .chain(listener.iter().copied())
+        .collect();
     let told = keeper::keep_only(&kept)
         .and_then(|()| protocol::send(channel, &Report::Started(launch.done), &listener))
         .and_then(|()| receive(channel));
@@ -50,18 +55,32 @@ fn run_when_told(launch: &mut Launch<'_>, channel: &OwnedFd) -> Failure {
                 Ok(()) => (Step::Exec, start.exec(exact)),
                 Err(error) => (Step::Descriptors, error),
             };
-            let detail = errand.argv.first().map(|name| name.to_string_lossy().into_owned());
-            Failure { step, errno: errno(&error), detail: detail.unwrap_or_default() }
+            let detail = errand
+                .argv
+                .first()
+                .map(|name| name.to_string_lossy().into_owned());
+            Failure {
+                step,
+                errno: errno(&error),
+                detail: detail.unwrap_or_default(),
+            }
         }
-        Err(error) => {
-            Failure { step: Step::Descriptors, errno: errno(&error), detail: "its errand".to_owned() }
-        }
+        Err(error) => Failure {
+            step: Step::Descriptors,
+            errno: errno(&error),
+            detail: "its errand".to_owned(),
+        },
     }
 }
 
 fn receive(channel: &OwnedFd) -> io::Result<(Errand, [OwnedFd; 3])> {
-    let Some((Command::Exec(errand), mut files)) = protocol::receive(channel)? else { sys::exit(0) };
+    let Some((Command::Exec(errand), mut files)) = protocol::receive(channel)? else {
+        sys::exit(0)
+    };
     let errand = errand.read(&mut files)?;
     let streams = <[OwnedFd; 3]>::try_from(files);
-    Ok((errand, streams.map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?))
+    Ok((
+        errand,
+        streams.map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?,
+    ))
 }

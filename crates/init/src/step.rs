@@ -199,6 +199,10 @@ pub struct Failure {
 impl Failure {
     /// From parts of a message; an unknown step is taken for the last.
     pub fn from_parts(step: u8, errno: i32, detail: String) -> Failure {
-        Failure { step: Step::from_number(step).unwrap_or(Step::Exec), errno, detail }
+        Failure {
+            step: Step::from_number(step).unwrap_or(Step::Exec),
+            errno,
+            detail,
+        }
     }
 }

@@ -111,10 +111,16 @@ impl Steward {
 
     /// One thing came from the steward; false if it is gone.
     pub(crate) fn receive(&mut self) -> bool {
-        let Ok(Some((Made(ids), handles))) = protocol::receive::<Made>(&self.socket) else { return false };
+        let Ok(Some((Made(ids), handles))) = protocol::receive::<Made>(&self.socket) else {
+            return false;
+        };
         let mut handles = handles.into_iter();
         if let (Some(ids), Some(network), Some(users)) = (ids, handles.next(), handles.next()) {
-            self.stock.push(Namespaces { ids, network, users });
+            self.stock.push(Namespaces {
+                ids,
+                network,
+                users,
+            });
         }
         true
     }
@@ -140,7 +146,11 @@ impl Steward {
         let turn = self.asked % self.plan.outer_count.max(1);
         self.asked = self.asked.wrapping_add(1);
         let ids = self.plan.ids;
-        let ids = Ids { outer_uid: ids.outer_uid + turn, outer_gid: ids.outer_gid + turn, ..ids };
+        let ids = Ids {
+            outer_uid: ids.outer_uid + turn,
+            outer_gid: ids.outer_gid + turn,
+            ..ids
+        };
         // A queue that is full, or a steward that is gone, means boxes that make their own.
         _ = protocol::send(&self.socket, &Chore::Make(ids), &[]);
     }
@@ -160,7 +170,11 @@ pub(crate) fn make_first(ids: Ids, socket: &OwnedFd) -> io::Result<()> {
 pub(crate) fn receive_first(socket: &OwnedFd) -> Option<Namespaces> {
     let (Made(ids), handles) = protocol::receive::<Made>(socket).ok()??;
     let mut handles = handles.into_iter();
-    Some(Namespaces { ids: ids?, network: handles.next()?, users: handles.next()? })
+    Some(Namespaces {
+        ids: ids?,
+        network: handles.next()?,
+        users: handles.next()?,
+    })
 }
 
 fn serve(socket: &OwnedFd) -> io::Result<()> {
@@ -190,5 +204,8 @@ fn make(ids: Ids, home: &OwnedFd) -> io::Result<(OwnedFd, OwnedFd)> {
     sys::unshare(libc::CLONE_NEWNET)?;
     let network = sys::loopback_up().and_then(|()| keeper::open_namespace(c"/proc/self/ns/net"));
     move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Network))?;
-    Ok((network?, keeper::user_namespace(IdMap::of_program(ids), keeper::QUOTAS)?))
+    Ok((
+        network?,
+        keeper::user_namespace(IdMap::of_program(ids), keeper::QUOTAS)?,
+    ))
 }

@@ -27,7 +27,11 @@ pub(crate) enum Forked {
 }
 
 fn check(answer: c_long) -> io::Result<c_long> {
-    if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+    if answer == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(answer)
+    }
 }
 
 #[repr(C)]
@@ -50,7 +54,11 @@ const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 fn clone_args(flags: u64, pidfd: &mut RawFd, cgroup: Option<BorrowedFd<'_>>) -> CloneArgs {
-    let into_cgroup = if cgroup.is_some() { CLONE_INTO_CGROUP } else { 0 };
+    let into_cgroup = if cgroup.is_some() {
+        CLONE_INTO_CGROUP
+    } else {
+        0
+    };
     CloneArgs {
         flags: flags | libc::CLONE_PIDFD as u64 | into_cgroup,
         pidfd: std::ptr::from_mut(pidfd) as u64,
@@ -70,7 +78,10 @@ pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io
     match pid {
         0 => Ok(Forked::Child),
         // SAFETY: the kernel has just written a fresh descriptor that nobody else owns.
-        _ => Ok(Forked::Parent { pid: pid as i32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+        _ => Ok(Forked::Parent {
+            pid: pid as i32,
+            pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
+        }),
     }
 }
 
@@ -104,7 +115,8 @@ pub(crate) fn vfork_onto<T>(
     argument: &mut T,
 ) -> io::Result<(i32, OwnedFd)> {
     let mut errand = Errand { run, argument };
-    let (child, errand): (extern "C" fn(*mut c_void) -> !, _) = (wake::<T>, std::ptr::from_mut(&mut errand));
+    let (child, errand): (extern "C" fn(*mut c_void) -> !, _) =
+        (wake::<T>, std::ptr::from_mut(&mut errand));
     let mut pidfd: RawFd = -1;
     let flags = libc::CLONE_VM as u64 | libc::CLONE_VFORK as u64 | CLONE_CLEAR_SIGHAND;
     let mut args = clone_args(flags, &mut pidfd, cgroup);
@@ -151,13 +163,21 @@ pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, Reaped)>> {
     // SAFETY: all-zero is a valid value of this plain struct of numbers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are to live values of ours that the kernel may write.
-    let found = check(unsafe { libc::wait4(pid, &mut status, options | libc::__WALL, &mut usage) }.into())?;
+    let found =
+        check(unsafe { libc::wait4(pid, &mut status, options | libc::__WALL, &mut usage) }.into())?;
     if found == 0 {
         return Ok(None);
     }
     let micros = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
     let cpu_us = micros(usage.ru_utime) + micros(usage.ru_stime);
-    Ok(Some((found as i32, Reaped { status, cpu_us, peak_bytes: usage.ru_maxrss as u64 * 1024 })))
+    Ok(Some((
+        found as i32,
+        Reaped {
+            status,
+            cpu_us,
+            peak_bytes: usage.ru_maxrss as u64 * 1024,
+        },
+    )))
 }
 
 /// Blocks SIGCHLD, so that [`await_child`] can wait for it.
@@ -206,7 +226,12 @@ pub(crate) fn next_signal(signals: &OwnedFd) -> Option<(c_int, bool)> {
     let read = rustix::io::read(signals, &mut told).ok()?;
     // It begins with: number, error, code, sender.
     let field = |place: usize| {
-        let bytes = [told[4 * place], told[4 * place + 1], told[4 * place + 2], told[4 * place + 3]];
+        let bytes = [
+            told[4 * place],
+            told[4 * place + 1],
+            told[4 * place + 2],
+            told[4 * place + 3],
+        ];
         c_int::from_ne_bytes(bytes)
     };
     (read == told.len()).then(|| (field(0), field(2) == libc::SI_USER && field(3) == 0))
@@ -228,7 +253,13 @@ pub(crate) fn default_signals() {
     for number in 1..=LAST {
         // SAFETY: the kernel reads one struct of ours. For those that cannot be set it fails, as it should.
         unsafe {
-            libc::syscall(libc::SYS_rt_sigaction, number, &default, std::ptr::null_mut::<u8>(), 8usize)
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                number,
+                &default,
+                std::ptr::null_mut::<u8>(),
+                8usize,
+            )
         };
     }
     unblock_signals();
@@ -275,8 +306,15 @@ pub(crate) fn fork() -> io::Result<i32> {
 
 /// Blocks every signal but those by which the kernel tells a process that it went wrong.
 pub(crate) fn block_signals() {
-    const FAULTS: [c_int; 7] =
-        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
+    const FAULTS: [c_int; 7] = [
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGFPE,
+        libc::SIGILL,
+        libc::SIGTRAP,
+        libc::SIGABRT,
+        libc::SIGSYS,
+    ];
     // SAFETY: the set is a local; these calls only fill it and change our own mask.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
@@ -296,7 +334,11 @@ pub(crate) fn await_signal(within: Option<std::time::Duration>) -> io::Result<Op
         limit.tv_sec = within.as_secs() as _;
         limit.tv_nsec = within.subsec_nanos() as _;
     }
-    let limit = if within.is_some() { &raw const limit } else { std::ptr::null() };
+    let limit = if within.is_some() {
+        &raw const limit
+    } else {
+        std::ptr::null()
+    };
     // SAFETY: the set and the time are locals of ours; nothing is asked to be written.
     let signal = unsafe {
         libc::sigfillset(&mut set);
@@ -370,8 +412,14 @@ pub(crate) fn set_mount(
 pub(crate) fn landlock_version() -> u32 {
     const VERSION: c_int = 1;
     // SAFETY: with this flag the kernel takes no struct and only answers a number.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION) };
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            std::ptr::null::<u8>(),
+            0,
+            VERSION,
+        )
+    };
     u32::try_from(answer).unwrap_or(0)
 }
 
@@ -399,10 +447,19 @@ pub(crate) fn landlock_allow(ruleset: &OwnedFd, below: &OwnedFd, access: u64) ->
         parent: i32,
     }
     const PATH_BENEATH: c_int = 1;
-    let rule = PathBeneath { access, parent: below.as_raw_fd() };
+    let rule = PathBeneath {
+        access,
+        parent: below.as_raw_fd(),
+    };
     // SAFETY: the struct has the kernel's layout and lives over the call.
     check(unsafe {
-        libc::syscall(libc::SYS_landlock_add_rule, ruleset.as_raw_fd(), PATH_BENEATH, &rule, 0)
+        libc::syscall(
+            libc::SYS_landlock_add_rule,
+            ruleset.as_raw_fd(),
+            PATH_BENEATH,
+            &rule,
+            0,
+        )
     })?;
     Ok(())
 }
@@ -416,10 +473,19 @@ pub(crate) fn landlock_restrict(ruleset: &OwnedFd) -> io::Result<()> {
 
 /// From here on every system call passes the filter. With the flag for it, the listener comes back.
 pub(crate) fn install_filter(filter: &[sock_filter], flags: u64) -> io::Result<Option<OwnedFd>> {
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast_mut(),
+    };
     // SAFETY: the kernel copies `len` instructions from a slice of that length and writes nothing.
-    let answer =
-        check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program) })?;
+    let answer = check(unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            &program,
+        )
+    })?;
     match flags & libc::SECCOMP_FILTER_FLAG_NEW_LISTENER {
         0 => Ok(None),
         // SAFETY: a fresh descriptor that nobody else owns.
@@ -431,7 +497,14 @@ pub(crate) fn install_filter(filter: &[sock_filter], flags: u64) -> io::Result<O
 pub(crate) fn filter_flags_known(flags: u64) -> bool {
     let nothing = std::ptr::null::<libc::sock_fprog>();
     // SAFETY: a null program is never installed: the kernel says EFAULT, or EINVAL if it does not know the flags.
-    let answer = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, nothing) };
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            nothing,
+        )
+    };
     answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT)
 }
 
@@ -440,9 +513,23 @@ pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
     // SAFETY: all-zero is a valid value of this plain struct, and the one that the kernel wants to find.
     let mut found: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one struct of ours, whose size is part of the request's number.
-    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &mut found) }.into())?;
+    check(
+        unsafe {
+            libc::ioctl(
+                listener.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_RECV,
+                &mut found,
+            )
+        }
+        .into(),
+    )?;
     let (number, arguments) = (found.data.nr.into(), found.data.args);
-    Ok(Notice { id: found.id, pid: found.pid, number, arguments })
+    Ok(Notice {
+        id: found.id,
+        pid: found.pid,
+        number,
+        arguments,
+    })
 }
 
 /// Answers a call.
@@ -451,9 +538,23 @@ pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -
         Answer::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
         Answer::Errno(errno) => (-errno, 0),
     };
-    let mut answer = libc::seccomp_notif_resp { id, val: 0, error, flags };
+    let mut answer = libc::seccomp_notif_resp {
+        id,
+        val: 0,
+        error,
+        flags,
+    };
     // SAFETY: the kernel reads one struct of ours, whose size is part of the request's number.
-    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &mut answer) }.into())?;
+    check(
+        unsafe {
+            libc::ioctl(
+                listener.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_SEND,
+                &mut answer,
+            )
+        }
+        .into(),
+    )?;
     Ok(())
 }
 
@@ -461,23 +562,38 @@ pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -
 pub(crate) fn wake_in_turn(listener: BorrowedFd<'_>) -> io::Result<()> {
     const SYNC_WAKE_UP: libc::c_ulong = 1;
     // SAFETY: takes an integer.
-    let answer =
-        unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+    let answer = unsafe {
+        libc::ioctl(
+            listener.as_raw_fd(),
+            libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS,
+            SYNC_WAKE_UP,
+        )
+    };
     check(answer.into())?;
     Ok(())
 }
 
 /// Copies from the memory of another thread; how many bytes there were.
 pub(crate) fn read_memory(pid: u32, address: u64, bytes: &mut [u8]) -> io::Result<usize> {
-    let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let theirs = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    let ours = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let theirs = libc::iovec {
+        iov_base: address as *mut c_void,
+        iov_len: bytes.len(),
+    };
     // SAFETY: the kernel writes into a slice of ours of that length; the other address is not ours to follow.
     let count = unsafe { libc::process_vm_readv(pid as libc::pid_t, &ours, 1, &theirs, 1, 0) };
     Ok(check(count as c_long)? as usize)
 }
 
 /// An option of a socket that is an `int`.
-pub(crate) fn socket_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
+pub(crate) fn socket_option(
+    socket: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+) -> io::Result<c_int> {
     let (mut value, mut size) = (0, size_of::<c_int>() as libc::socklen_t);
     let to = std::ptr::from_mut::<c_int>(&mut value).cast();
     // SAFETY: the kernel writes at most `size` bytes, those of one integer of ours.
@@ -496,7 +612,10 @@ pub(crate) fn owner_of(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 /// Has a socket hear of one network device alone, by its number.
 pub(crate) fn bind_to_device(socket: BorrowedFd<'_>, device: u32) -> io::Result<()> {
-    let (value, size) = (std::ptr::from_ref(&device).cast(), size_of::<u32>() as libc::socklen_t);
+    let (value, size) = (
+        std::ptr::from_ref(&device).cast(),
+        size_of::<u32>() as libc::socklen_t,
+    );
     let (level, name) = (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX);
     // SAFETY: the kernel reads one integer of ours.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, size) }.into())?;
@@ -509,7 +628,10 @@ pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
     let now = unsafe {
         libc::syscall(libc::SYS_setfsgid, gid);
         libc::syscall(libc::SYS_setfsuid, uid);
-        (libc::syscall(libc::SYS_setfsuid, -1), libc::syscall(libc::SYS_setfsgid, -1))
+        (
+            libc::syscall(libc::SYS_setfsuid, -1),
+            libc::syscall(libc::SYS_setfsgid, -1),
+        )
     };
     match now == (c_long::from(uid), c_long::from(gid)) {
         true => Ok(()),
@@ -551,13 +673,35 @@ impl Pointers {
 
 /// Lowers a resource limit; one that is lower already stays.
 pub(crate) fn lower_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
-    let mut old = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let mut old = libc::rlimit64 {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: the kernel writes one struct of ours.
-    check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, std::ptr::null::<u8>(), &mut old) })?;
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_prlimit64,
+            0,
+            resource,
+            std::ptr::null::<u8>(),
+            &mut old,
+        )
+    })?;
     let hard = hard.min(old.rlim_max);
-    let new = libc::rlimit64 { rlim_cur: soft.min(hard), rlim_max: hard };
+    let new = libc::rlimit64 {
+        rlim_cur: soft.min(hard),
+        rlim_max: hard,
+    };
     // SAFETY: the kernel reads one struct of ours.
-    check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &new, std::ptr::null::<u8>()) })?;
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_prlimit64,
+            0,
+            resource,
+            &new,
+            std::ptr::null::<u8>(),
+        )
+    })?;
     Ok(())
 }
 
@@ -590,7 +734,14 @@ pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
 /// Marks all descriptors from `first` on to close at exec.
 pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: three integers; nothing is closed yet.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })?;
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            first,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    })?;
     Ok(())
 }
 

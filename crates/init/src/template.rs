@@ -9,8 +9,8 @@ use rustix::{
     fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid},
     io::Errno,
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
-        UnmountFlags,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
+        OpenTreeFlags, UnmountFlags,
     },
 };
 use std::{
@@ -26,7 +26,11 @@ pub(crate) const PLAIN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 /// A failure with what was tried.
 pub(crate) fn failure(step: Step, detail: &str) -> impl FnOnce(io::Error) -> Failure + use<> {
     let detail = detail.to_owned();
-    move |error| Failure { step, errno: error.raw_os_error().unwrap_or(libc::EIO), detail }
+    move |error| Failure {
+        step,
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+        detail,
+    }
 }
 
 /// Replaces the root of the current mount namespace by the template and reports what was done.
@@ -49,16 +53,19 @@ pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, Failure> {
 fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
     let sources = open_sources(plan)?;
     let image = plan.image.as_ref().map(open_image).transpose()?;
-    let tmpfs =
-        make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"16m")]).map_err(failure(Step::Template, "tmpfs"))?;
+    let tmpfs = make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"16m")])
+        .map_err(failure(Step::Template, "tmpfs"))?;
     attach(&tmpfs, &CWD, c"/tmp").map_err(failure(Step::Template, "attach at /tmp"))?;
     for (place, source) in plan.places.iter().zip(&sources) {
-        make_place(&tmpfs, place, source.as_ref()).map_err(failure(Step::Template, &shown(place)))?;
+        make_place(&tmpfs, place, source.as_ref())
+            .map_err(failure(Step::Template, &shown(place)))?;
     }
     keep_rights(&tmpfs, plan, &sources)?;
     let root = match &image {
         None => tmpfs,
-        Some(image) => over_image(&tmpfs, image).map_err(failure(Step::Template, "the image as overlay"))?,
+        Some(image) => {
+            over_image(&tmpfs, image).map_err(failure(Step::Template, "the image as overlay"))?
+        }
     };
     sys::set_mount(root.as_fd(), false, PLAIN, None)
         .map_err(failure(Step::Template, "attributes of the root"))?;
@@ -75,13 +82,24 @@ fn shown(place: &Place) -> String {
 }
 
 /// In an overlay the topmost folder decides who may enter: ours must not open what the host keeps shut.
-fn keep_rights(ours: &OwnedFd, plan: &TemplatePlan, sources: &[Option<OwnedFd>]) -> Result<(), Failure> {
-    let shown_folders = plan.places.iter().zip(sources).filter(|(place, _)| place.kind == PlaceKind::Shown);
+fn keep_rights(
+    ours: &OwnedFd,
+    plan: &TemplatePlan,
+    sources: &[Option<OwnedFd>],
+) -> Result<(), Failure> {
+    let shown_folders = plan
+        .places
+        .iter()
+        .zip(sources)
+        .filter(|(place, _)| place.kind == PlaceKind::Shown);
     for (top, host) in shown_folders.filter_map(|(place, source)| Some((place, source.as_ref()?))) {
         for place in &plan.places {
-            let Some(below) = below(&place.path, &top.path) else { continue };
+            let Some(below) = below(&place.path, &top.path) else {
+                continue;
+            };
             if matches!(place.kind, PlaceKind::Directory | PlaceKind::Shown) {
-                take_rights(ours, place, host, below).map_err(failure(Step::Template, &shown(place)))?;
+                take_rights(ours, place, host, below)
+                    .map_err(failure(Step::Template, &shown(place)))?;
             }
         }
     }
@@ -107,13 +125,24 @@ fn take_rights(ours: &OwnedFd, place: &Place, host: &OwnedFd, below: &[u8]) -> i
         return Ok(());
     }
     let (uid, gid) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
-    match rustix::fs::chownat(ours, &place.path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
+    match rustix::fs::chownat(
+        ours,
+        &place.path,
+        Some(uid),
+        Some(gid),
+        AtFlags::SYMLINK_NOFOLLOW,
+    ) {
         // A user's namespace lacks the id; there the lower folder is checked with the user's own rights.
         Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
     let mode = Mode::from_raw_mode(found.st_mode & 0o777);
-    Ok(rustix::fs::chmodat(ours, &place.path, mode, AtFlags::empty())?)
+    Ok(rustix::fs::chmodat(
+        ours,
+        &place.path,
+        mode,
+        AtFlags::empty(),
+    )?)
 }
 
 fn put_source(root: &OwnedFd, place: &Place, source: &OwnedFd) -> io::Result<()> {
@@ -128,27 +157,45 @@ fn put_source(root: &OwnedFd, place: &Place, source: &OwnedFd) -> io::Result<()>
 fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, Failure> {
     let open = |place: &Place| -> io::Result<Option<OwnedFd>> {
         let (path, attributes) = match place.kind {
-            PlaceKind::Directory | PlaceKind::File | PlaceKind::Link | PlaceKind::Hidden => return Ok(None),
+            PlaceKind::Directory | PlaceKind::File | PlaceKind::Link | PlaceKind::Hidden => {
+                return Ok(None);
+            }
             PlaceKind::Shown => {
-                return Ok(Some(rustix::fs::openat(CWD, &place.content, DIRECTORY, Mode::empty())?));
+                return Ok(Some(rustix::fs::openat(
+                    CWD,
+                    &place.content,
+                    DIRECTORY,
+                    Mode::empty(),
+                )?));
             }
             PlaceKind::Bind => (place.content.as_c_str(), PLAIN),
-            PlaceKind::Device => {
-                (place.content.as_c_str(), libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC)
-            }
+            PlaceKind::Device => (
+                place.content.as_c_str(),
+                libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC,
+            ),
         };
         let tree = open_tree(&CWD, path)?;
         sys::set_mount(tree.as_fd(), true, attributes, None)?;
         Ok(Some(tree))
     };
-    plan.places.iter().map(|place| open(place).map_err(failure(Step::Template, &shown(place)))).collect()
+    plan.places
+        .iter()
+        .map(|place| open(place).map_err(failure(Step::Template, &shown(place))))
+        .collect()
 }
 
 /// The thing itself, or something of the same kind to mount it on.
 fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Result<()> {
-    let directory = || Ok(rustix::fs::mkdirat(root, &place.path, Mode::from_raw_mode(0o755))?);
+    let directory = || {
+        Ok(rustix::fs::mkdirat(
+            root,
+            &place.path,
+            Mode::from_raw_mode(0o755),
+        )?)
+    };
     let file = |content: &[u8]| {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(root, &place.path, flags, Mode::from_raw_mode(0o644))?;
         io::Write::write_all(&mut std::fs::File::from(file), content)
     };
@@ -159,13 +206,21 @@ fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Re
         // The sign of an overlay that a lower name does not exist.
         (PlaceKind::Hidden, _) => {
             let mode = Mode::from_raw_mode(0o000);
-            Ok(rustix::fs::mknodat(root, &place.path, FileType::CharacterDevice, mode, 0)?)
+            Ok(rustix::fs::mknodat(
+                root,
+                &place.path,
+                FileType::CharacterDevice,
+                mode,
+                0,
+            )?)
         }
         (PlaceKind::Bind | PlaceKind::Device, Some(tree)) => match is_directory(tree)? {
             true => directory(),
             false => file(b""),
         },
-        (PlaceKind::Bind | PlaceKind::Device, None) => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        (PlaceKind::Bind | PlaceKind::Device, None) => {
+            Err(io::Error::from_raw_os_error(libc::EINVAL))
+        }
     }
 }
 
@@ -174,7 +229,11 @@ fn open_image(image: &ImageRoot) -> Result<OwnedFd, Failure> {
     let open = || -> io::Result<OwnedFd> {
         let folder = rustix::fs::openat(CWD, &image.path, DIRECTORY, Mode::empty())?;
         let found = rustix::fs::fstat(&folder)?;
-        match (FileId { device: found.st_dev, inode: found.st_ino }) == image.id {
+        match (FileId {
+            device: found.st_dev,
+            inode: found.st_ino,
+        }) == image.id
+        {
             true => Ok(folder),
             false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
         }
@@ -191,7 +250,11 @@ fn over_image(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
 /// A folder under one of our own: what it has in the place of ours, a symbolic link say, is shadowed.
 fn merge(ours: &OwnedFd, folder: &OwnedFd) -> io::Result<OwnedFd> {
     // By descriptor: a path could hold the characters that separate layers.
-    let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", ours.as_raw_fd(), folder.as_raw_fd());
+    let layers = format!(
+        "/proc/self/fd/{}:/proc/self/fd/{}",
+        ours.as_raw_fd(),
+        folder.as_raw_fd()
+    );
     make(c"overlay", &[(c"lowerdir", &CString::new(layers)?)])
 }
 
@@ -205,22 +268,37 @@ fn enter(root: &OwnedFd) -> io::Result<()> {
     rustix::process::fchdir(root)?;
     rustix::process::pivot_root(c".", c".")?;
     // The old root now lies on top of the new one, at the same place.
-    rustix::mount::mount_change(c".", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+    rustix::mount::mount_change(
+        c".",
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )?;
     rustix::mount::unmount(c".", UnmountFlags::DETACH)?;
     Ok(rustix::process::chdir(c"/")?)
 }
 
 /// A new file system, not yet attached. An option without a value is a flag.
 pub(crate) fn make(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
-    mounted(kind, options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
+    mounted(
+        kind,
+        options,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
+    )
 }
 
 /// The same for one that has nothing but devices in it.
 pub(crate) fn make_with_devices(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
-    mounted(kind, options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC)
+    mounted(
+        kind,
+        options,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    )
 }
 
-fn mounted(kind: &CStr, options: &[(&CStr, &CStr)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
+fn mounted(
+    kind: &CStr,
+    options: &[(&CStr, &CStr)],
+    attributes: MountAttrFlags,
+) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
         match value.is_empty() {
@@ -229,7 +307,11 @@ fn mounted(kind: &CStr, options: &[(&CStr, &CStr)], attributes: MountAttrFlags) 
         }
     }
     rustix::mount::fsconfig_create(&context)?;
-    Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+    Ok(rustix::mount::fsmount(
+        &context,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        attributes,
+    )?)
 }
 
 /// A detached copy of the tree at a path; a symbolic link at its end is not followed.

@@ -23,8 +23,13 @@ pub(crate) fn mount(ids: Ids) -> io::Result<OwnedFd> {
     let [most, uid, gid] =
         [MOST, ids.outer_uid, ids.outer_gid].map(|number| CString::new(number.to_string()));
     let (most, uid, gid) = (most?, uid?, gid?);
-    let options =
-        [(c"ptmxmode", c"0666"), (c"mode", c"0600"), (c"max", &most), (c"uid", &uid), (c"gid", &gid)];
+    let options = [
+        (c"ptmxmode", c"0666"),
+        (c"mode", c"0600"),
+        (c"max", &most),
+        (c"uid", &uid),
+        (c"gid", &gid),
+    ];
     let space = template::make_with_devices(c"devpts", &options)?;
     template::attach(&space, &CWD, c"/dev/pts")?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -44,6 +49,10 @@ pub(crate) fn answer(to: &OwnedFd, opened: io::Result<OwnedFd>) {
     // Nobody to tell means that nobody waits.
     _ = match opened {
         Ok(terminal) => protocol::send(to, &Report::Terminal, &[terminal.as_fd()]),
-        Err(error) => protocol::send(to, &Report::Failed(failure(Step::Terminal, "ptmx")(error)), &[]),
+        Err(error) => protocol::send(
+            to,
+            &Report::Failed(failure(Step::Terminal, "ptmx")(error)),
+            &[],
+        ),
     };
 }

@@ -62,11 +62,18 @@ pub enum Action {
 const OPEN_TO_WRITE: u32 = (libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC) as u32;
 
 const fn at(folder: u8, path: u8) -> PathArgument {
-    PathArgument { folder: Some(folder), path }
+    PathArgument {
+        folder: Some(folder),
+        path,
+    }
 }
 
 const fn call(number: libc::c_long, action: Action) -> Watched {
-    Watched { number, action, unless: None }
+    Watched {
+        number,
+        action,
+        unless: None,
+    }
 }
 
 const FCHMODAT2: libc::c_long = 452;
@@ -83,14 +90,32 @@ pub(crate) const CALLS: &[Watched] = &[
     call(libc::SYS_mkdirat, Action::MakeFolder(at(0, 1))),
     call(libc::SYS_mknodat, Action::Make(at(0, 1))),
     call(libc::SYS_symlinkat, Action::MakeLink(0, at(1, 2))),
-    call(libc::SYS_linkat, Action::Link(at(0, 1), at(2, 3), Flags::Argument(4))),
-    call(libc::SYS_unlinkat, Action::Remove(at(0, 1), Flags::Argument(2))),
-    call(libc::SYS_renameat, Action::Rename(at(0, 1), at(2, 3), PLAIN)),
-    call(libc::SYS_renameat2, Action::Rename(at(0, 1), at(2, 3), Flags::Argument(4))),
-    call(libc::SYS_truncate, Action::Open(here(0), Flags::Fixed(libc::O_WRONLY))),
+    call(
+        libc::SYS_linkat,
+        Action::Link(at(0, 1), at(2, 3), Flags::Argument(4)),
+    ),
+    call(
+        libc::SYS_unlinkat,
+        Action::Remove(at(0, 1), Flags::Argument(2)),
+    ),
+    call(
+        libc::SYS_renameat,
+        Action::Rename(at(0, 1), at(2, 3), PLAIN),
+    ),
+    call(
+        libc::SYS_renameat2,
+        Action::Rename(at(0, 1), at(2, 3), Flags::Argument(4)),
+    ),
+    call(
+        libc::SYS_truncate,
+        Action::Open(here(0), Flags::Fixed(libc::O_WRONLY)),
+    ),
     call(libc::SYS_fchmodat, Action::Change(at(0, 1), PLAIN)),
     call(FCHMODAT2, Action::Change(at(0, 1), Flags::Argument(3))),
-    call(libc::SYS_fchownat, Action::Change(at(0, 1), Flags::Argument(4))),
+    call(
+        libc::SYS_fchownat,
+        Action::Change(at(0, 1), Flags::Argument(4)),
+    ),
 ];
 
 const fn here(path: u8) -> PathArgument {
@@ -106,18 +131,27 @@ pub(crate) const CALLS_HERE: &[Watched] = &[
     },
     call(
         libc::SYS_creat,
-        Action::Open(here(0), Flags::Fixed(libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC)),
+        Action::Open(
+            here(0),
+            Flags::Fixed(libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC),
+        ),
     ),
     call(libc::SYS_mkdir, Action::MakeFolder(here(0))),
     call(libc::SYS_mknod, Action::Make(here(0))),
     call(libc::SYS_symlink, Action::MakeLink(0, here(1))),
     call(libc::SYS_link, Action::Link(here(0), here(1), PLAIN)),
     call(libc::SYS_unlink, Action::Remove(here(0), PLAIN)),
-    call(libc::SYS_rmdir, Action::Remove(here(0), Flags::Fixed(libc::AT_REMOVEDIR))),
+    call(
+        libc::SYS_rmdir,
+        Action::Remove(here(0), Flags::Fixed(libc::AT_REMOVEDIR)),
+    ),
     call(libc::SYS_rename, Action::Rename(here(0), here(1), PLAIN)),
     call(libc::SYS_chmod, Action::Change(here(0), PLAIN)),
     call(libc::SYS_chown, Action::Change(here(0), PLAIN)),
-    call(libc::SYS_lchown, Action::Change(here(0), Flags::Fixed(libc::AT_SYMLINK_NOFOLLOW))),
+    call(
+        libc::SYS_lchown,
+        Action::Change(here(0), Flags::Fixed(libc::AT_SYMLINK_NOFOLLOW)),
+    ),
 ];
 #[cfg(target_arch = "aarch64")]
 pub(crate) const CALLS_HERE: &[Watched] = &[];
@@ -125,7 +159,8 @@ pub(crate) const CALLS_HERE: &[Watched] = &[];
 /// What a watched call does.
 pub fn of(number: libc::c_long) -> Option<Action> {
     let mut all = CALLS.iter().chain(CALLS_HERE);
-    all.find(|watched| watched.number == number).map(|watched| watched.action)
+    all.find(|watched| watched.number == number)
+        .map(|watched| watched.action)
 }
 
 /// Where a socket address of the Internet leads; nothing for other families and for less than a whole one.
@@ -135,7 +170,9 @@ pub fn destination(bytes: &[u8]) -> Option<SocketAddr> {
     let port = u16::from_be_bytes(part(2, 4)?.try_into().ok()?);
     let address: IpAddr = match family {
         // The kernel wants the padding, too.
-        libc::AF_INET if bytes.len() >= 16 => Ipv4Addr::from(<[u8; 4]>::try_from(part(4, 8)?).ok()?).into(),
+        libc::AF_INET if bytes.len() >= 16 => {
+            Ipv4Addr::from(<[u8; 4]>::try_from(part(4, 8)?).ok()?).into()
+        }
         libc::AF_INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(part(8, 24)?).ok()?).into(),
         _ => return None,
     };
@@ -159,7 +196,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn encoded(address: SocketAddr) -> Vec<u8> {
-        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u16;
+        let family = if address.is_ipv4() {
+            libc::AF_INET
+        } else {
+            libc::AF_INET6
+        } as u16;
         let mut bytes = [family.to_ne_bytes(), address.port().to_be_bytes()].concat();
         match address.ip() {
             IpAddr::V4(v4) => bytes.extend([&v4.octets()[..], &[0; 8]].concat()),
@@ -188,14 +229,35 @@ mod tests {
 
     #[test]
     fn what_may_be_in_the_box_has_many_spellings() {
-        let loopback =
-            ["127.0.0.1", "127.255.1.2", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "::ffff:0.0.0.0"];
-        let of_a_link =
-            ["224.0.0.1", "239.1.2.3", "255.255.255.255", "ff02::1", "fe80::1", "::ffff:224.0.0.1"];
+        let loopback = [
+            "127.0.0.1",
+            "127.255.1.2",
+            "::1",
+            "::ffff:127.0.0.1",
+            "0.0.0.0",
+            "::",
+            "::ffff:0.0.0.0",
+        ];
+        let of_a_link = [
+            "224.0.0.1",
+            "239.1.2.3",
+            "255.255.255.255",
+            "ff02::1",
+            "fe80::1",
+            "::ffff:224.0.0.1",
+        ];
         for local in loopback.into_iter().chain(of_a_link) {
             assert!(!leads_out(local.parse().unwrap()), "{local}");
         }
-        for foreign in ["1.2.3.4", "128.0.0.1", "10.0.0.1", "::2", "fec0::1", "::ffff:1.2.3.4", "0.0.0.1"] {
+        for foreign in [
+            "1.2.3.4",
+            "128.0.0.1",
+            "10.0.0.1",
+            "::2",
+            "fec0::1",
+            "::ffff:1.2.3.4",
+            "0.0.0.1",
+        ] {
             assert!(leads_out(foreign.parse().unwrap()), "{foreign}");
         }
     }

@@ -25,7 +25,11 @@ pub fn encode<T: Wire>(value: &T) -> Vec<u8> {
 /// A value from all of the bytes.
 pub fn decode<T: Wire>(mut input: &[u8]) -> Result<T, Malformed> {
     let value = T::get(&mut input)?;
-    if input.is_empty() { Ok(value) } else { Err(Malformed) }
+    if input.is_empty() {
+        Ok(value)
+    } else {
+        Err(Malformed)
+    }
 }
 
 fn take<'a>(input: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
@@ -170,22 +174,43 @@ mod tests {
     fn report() -> impl Strategy<Value = Report> {
         let steps = any::<u64>().prop_map(Steps::from_bits);
         let ended = any::<(i32, u64, u64, bool)>();
-        let ended =
-            ended.prop_map(|(status, cpu_us, peak_bytes, alone)| Ended { status, cpu_us, peak_bytes, alone });
+        let ended = ended.prop_map(|(status, cpu_us, peak_bytes, alone)| Ended {
+            status,
+            cpu_us,
+            peak_bytes,
+            alone,
+        });
         let step = prop::sample::select(Step::ALL.to_vec());
         let failure = (step, any::<i32>(), ".{0,8}");
         let arriving = any::<(u32, u32, Option<i32>)>();
-        let arriving =
-            arriving.prop_map(|(listeners, names, no_redirect)| Arriving { listeners, names, no_redirect });
+        let arriving = arriving.prop_map(|(listeners, names, no_redirect)| Arriving {
+            listeners,
+            names,
+            no_redirect,
+        });
         prop_oneof![
             steps.clone().prop_map(Report::Hello),
             steps.clone().prop_map(Report::Started),
-            (steps, ids(), prop::collection::vec(any::<u32>(), 0..4), arriving.clone())
-                .prop_map(|(steps, ids, unmapped, passing)| Report::Ready { steps, ids, unmapped, passing }),
+            (
+                steps,
+                ids(),
+                prop::collection::vec(any::<u32>(), 0..4),
+                arriving.clone()
+            )
+                .prop_map(|(steps, ids, unmapped, passing)| Report::Ready {
+                    steps,
+                    ids,
+                    unmapped,
+                    passing
+                }),
             arriving.prop_map(Report::Passing),
             ended.clone().prop_map(Report::Ended),
             ended.prop_map(Report::Gone),
-            failure.prop_map(|(step, errno, detail)| Report::Failed(Failure { step, errno, detail })),
+            failure.prop_map(|(step, errno, detail)| Report::Failed(Failure {
+                step,
+                errno,
+                detail
+            })),
         ]
     }
 

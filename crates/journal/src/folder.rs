@@ -36,10 +36,14 @@ impl Folder {
         let found = rustix::fs::fstat(&handle)?;
         let us = rustix::process::geteuid().as_raw();
         match (found.st_uid == us, found.st_mode & 0o022) {
-            (true, 0) => Ok(Folder { handle, path: path.to_owned() }),
-            _ => {
-                Err(io::Error::other(format!("`{}` must be yours, and only yours to write", path.display())))
-            }
+            (true, 0) => Ok(Folder {
+                handle,
+                path: path.to_owned(),
+            }),
+            _ => Err(io::Error::other(format!(
+                "`{}` must be yours, and only yours to write",
+                path.display()
+            ))),
         }
     }
 
@@ -94,17 +98,29 @@ impl Folder {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = rustix::fs::openat(&self.handle, name, flags, Mode::RUSR | Mode::WUSR)?;
         let found = rustix::fs::fstat(&file)?;
-        let plain = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_nlink == 1;
-        match plain && found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o022 == 0 {
+        let plain =
+            FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_nlink == 1;
+        match plain
+            && found.st_uid == rustix::process::geteuid().as_raw()
+            && found.st_mode & 0o022 == 0
+        {
             true => Ok(file.into()),
-            false => Err(io::Error::other("it must be a plain file of yours, and only yours to write")),
+            false => Err(io::Error::other(
+                "it must be a plain file of yours, and only yours to write",
+            )),
         }
     }
 
     /// When a file was written last.
     pub fn changed_ms(&self, name: &str, part: u32) -> io::Result<u64> {
-        let found = rustix::fs::statat(&self.handle, file_name(name, part), AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(u64::try_from(found.st_mtime).unwrap_or_default().saturating_mul(1000))
+        let found = rustix::fs::statat(
+            &self.handle,
+            file_name(name, part),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )?;
+        Ok(u64::try_from(found.st_mtime)
+            .unwrap_or_default()
+            .saturating_mul(1000))
     }
 
     /// Removes a file. Gone already is fine.
@@ -117,7 +133,11 @@ impl Folder {
 
     /// How long a file is.
     pub fn size(&self, name: &str, part: u32) -> io::Result<u64> {
-        let found = rustix::fs::statat(&self.handle, file_name(name, part), AtFlags::SYMLINK_NOFOLLOW)?;
+        let found = rustix::fs::statat(
+            &self.handle,
+            file_name(name, part),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )?;
         Ok(u64::try_from(found.st_size).unwrap_or_default())
     }
 }
@@ -139,7 +159,10 @@ pub fn is_gone(file: &File) -> io::Result<bool> {
 /// Whether a journal can have this name.
 pub fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    !name.is_empty() && name.len() <= LONGEST_NAME && !name.starts_with('.') && name.bytes().all(allowed)
+    !name.is_empty()
+        && name.len() <= LONGEST_NAME
+        && !name.starts_with('.')
+        && name.bytes().all(allowed)
 }
 
 fn file_name(name: &str, part: u32) -> String {

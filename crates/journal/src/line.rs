@@ -107,7 +107,10 @@ fn digest(previous: &Hash, text: &[u8]) -> Hash {
 /// Checks that a line (without its end) follows the hash before; its own hash, or what is wrong.
 pub(crate) fn check(text: &[u8], previous: &Hash) -> Result<Hash, &'static str> {
     const MARK: usize = HASH.len();
-    let cut = text.len().checked_sub(MARK + 64 + 2).ok_or("it is too short")?;
+    let cut = text
+        .len()
+        .checked_sub(MARK + 64 + 2)
+        .ok_or("it is too short")?;
     let (told, end) = text.split_at(cut);
     let mut last = Vec::with_capacity(MARK + 66);
     last.extend_from_slice(HASH);
@@ -115,7 +118,9 @@ pub(crate) fn check(text: &[u8], previous: &Hash) -> Result<Hash, &'static str> 
     push_hex(&mut last, &hash);
     last.extend_from_slice(b"\"}");
     if end != last {
-        return Err("its hash does not fit: it, or what stood before it, was changed or taken away");
+        return Err(
+            "its hash does not fit: it, or what stood before it, was changed or taken away",
+        );
     }
     Ok(hash)
 }
@@ -129,7 +134,8 @@ mod tests {
         let mut buffer = Vec::new();
         let mut line = Line::begin(&mut buffer, 1, 1, "reserve");
         for _ in 0..10 {
-            line.text("model", &"\u{1}".repeat(1 << 20)).text("run", &"ü".repeat(1 << 20));
+            line.text("model", &"\u{1}".repeat(1 << 20))
+                .text("run", &"ü".repeat(1 << 20));
         }
         line.seal(&[0; 32]);
         assert!(buffer.len() <= LONGEST, "{}", buffer.len());

@@ -47,7 +47,12 @@ pub struct Reader<R> {
 impl<R: BufRead> Reader<R> {
     /// Reads on from `head`; the source stands there.
     pub fn new(source: R, head: Head) -> Reader<R> {
-        Reader { source, text: Vec::new(), head, line: 0 }
+        Reader {
+            source,
+            text: Vec::new(),
+            head,
+            line: 0,
+        }
     }
 
     /// What was read and believed.
@@ -61,9 +66,13 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The next line; none at the end.
-    pub fn next_record<'a, T: Numbered + Deserialize<'a>>(&'a mut self) -> Result<Option<T>, Fault> {
+    pub fn next_record<'a, T: Numbered + Deserialize<'a>>(
+        &'a mut self,
+    ) -> Result<Option<T>, Fault> {
         self.text.clear();
-        (&mut self.source).take(LONGEST as u64 + 1).read_until(b'\n', &mut self.text)?;
+        (&mut self.source)
+            .take(LONGEST as u64 + 1)
+            .read_until(b'\n', &mut self.text)?;
         if self.text.is_empty() {
             return Ok(None);
         }
@@ -77,7 +86,11 @@ impl<R: BufRead> Reader<R> {
         if row.n() != self.head.n + 1 {
             return Err(Fault::Broken("its number does not follow"));
         }
-        self.head = Head { n: row.n(), hash, offset: self.head.offset + self.text.len() as u64 };
+        self.head = Head {
+            n: row.n(),
+            hash,
+            offset: self.head.offset + self.text.len() as u64,
+        };
         Ok(Some(row))
     }
 
@@ -93,7 +106,11 @@ impl<R: BufRead> Reader<R> {
             return Ok(Fault::Broken("its end was changed"));
         }
         let fits = self.text.len() <= LONGEST || zeros && self.only_zeros_follow()?;
-        Ok(if fits { Fault::Torn } else { Fault::Broken("it is too long") })
+        Ok(if fits {
+            Fault::Torn
+        } else {
+            Fault::Broken("it is too long")
+        })
     }
 
     fn only_zeros_follow(&mut self) -> io::Result<bool> {

@@ -40,7 +40,12 @@ impl Syncer {
         let thread = std::thread::Builder::new()
             .name(called.to_owned())
             .spawn(move || work(called, &theirs, &tell))?;
-        Ok(Syncer { wanted, done, called, thread: Some(thread) })
+        Ok(Syncer {
+            wanted,
+            done,
+            called,
+            thread: Some(thread),
+        })
     }
 
     /// Asks that everything up to record `n` last.
@@ -71,13 +76,19 @@ fn work(called: &str, wanted: &(Mutex<Wanted>, Condvar), tell: &watch::Sender<Do
     loop {
         let guard = wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = |wanted: &mut Wanted| wanted.file.is_none() && !wanted.over;
-        let mut guard = wake.wait_while(guard, waits).unwrap_or_else(PoisonError::into_inner);
-        let (n, Some(file)) = (guard.n, guard.file.take()) else { return };
+        let mut guard = wake
+            .wait_while(guard, waits)
+            .unwrap_or_else(PoisonError::into_inner);
+        let (n, Some(file)) = (guard.n, guard.file.take()) else {
+            return;
+        };
         drop(guard);
         match rustix::fs::fdatasync(&*file) {
             Ok(()) => tell.send_replace(Done::UpTo(n)),
             Err(error) => {
-                tell.send_replace(Done::Failed(format!("the {called} cannot be made to last: {error}")));
+                tell.send_replace(Done::Failed(format!(
+                    "the {called} cannot be made to last: {error}"
+                )));
                 return;
             }
         };

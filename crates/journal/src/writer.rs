@@ -50,7 +50,11 @@ impl Writer {
 
     /// What the next line will follow.
     pub fn head(&self) -> Head {
-        Head { n: self.n, hash: self.hash, offset: self.length }
+        Head {
+            n: self.n,
+            hash: self.hash,
+            offset: self.length,
+        }
     }
 
     /// The number of the file.
@@ -64,7 +68,12 @@ impl Writer {
     }
 
     /// One line; its number. If it may wait it is written with one that may not.
-    pub fn write(&mut self, kind: &str, may_wait: bool, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
+    pub fn write(
+        &mut self,
+        kind: &str,
+        may_wait: bool,
+        tell: impl FnOnce(&mut Line<'_>),
+    ) -> io::Result<u64> {
         if let Some(why) = &self.broken {
             return Err(io::Error::other(why.clone()));
         }
@@ -102,11 +111,14 @@ impl Writer {
     fn undo(&mut self, cause: Option<io::Error>) -> io::Error {
         let called = self.called;
         if let Err(error) = rustix::fs::ftruncate(&*self.file, self.length) {
-            self.broken =
-                Some(format!("the {called} ends in half a line that cannot be taken back: {error}"));
+            self.broken = Some(format!(
+                "the {called} ends in half a line that cannot be taken back: {error}"
+            ));
         }
         cause.unwrap_or_else(|| {
-            io::Error::other(format!("the {called} took only half a line: its disk is full"))
+            io::Error::other(format!(
+                "the {called} took only half a line: its disk is full"
+            ))
         })
     }
 
@@ -128,6 +140,8 @@ impl Writer {
 
 /// Milliseconds since 1970.
 pub fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -35,8 +35,14 @@ pub type Soon<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// alone would not do: once the folder is gone, the next one made may well get its inode. Where the file system does
 /// not know when a folder was made, the place has to.
 fn owner(state: &Path) -> Result<String, SandboxError> {
-    let found = state.metadata().map_err(|source| SandboxError::Look { path: state.to_owned(), source })?;
-    let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+    let found = state.metadata().map_err(|source| SandboxError::Look {
+        path: state.to_owned(),
+        source,
+    })?;
+    let made = found
+        .created()
+        .ok()
+        .and_then(|made| made.duration_since(UNIX_EPOCH).ok());
     let made = made.map_or(0, |since| since.as_nanos());
     Ok(format!("{:x}-{:x}-{made:x}", found.dev(), found.ino()))
 }

@@ -18,7 +18,8 @@ const USUAL_PORTS: [u16; 8] = [22, 80, 443, 3306, 5432, 6379, 8443, 9418];
 const OF_LOOPBACK: RangeInclusive<Ipv4Addr> =
     Ipv4Addr::new(127, 64, 0, 1)..=Ipv4Addr::new(127, 127, 255, 254);
 /// For tests of networks (RFC 2544), so nobody's.
-const OF_NOBODY: RangeInclusive<Ipv4Addr> = Ipv4Addr::new(198, 18, 0, 1)..=Ipv4Addr::new(198, 19, 255, 254);
+const OF_NOBODY: RangeInclusive<Ipv4Addr> =
+    Ipv4Addr::new(198, 18, 0, 1)..=Ipv4Addr::new(198, 19, 255, 254);
 
 /// What arrives from programs that know of no door. Dropped, all of it is refused inside.
 #[derive(Debug)]
@@ -48,8 +49,12 @@ impl MeantFor {
         let local = stream.local_addr()?;
         match (self, local) {
             (MeantFor::LocalAddress, _) => Ok(local),
-            (MeantFor::Redirected, SocketAddr::V4(_)) => Ok(sockopt::ip_original_dst(stream)?.into()),
-            (MeantFor::Redirected, SocketAddr::V6(_)) => Ok(sockopt::ipv6_original_dst(stream)?.into()),
+            (MeantFor::Redirected, SocketAddr::V4(_)) => {
+                Ok(sockopt::ip_original_dst(stream)?.into())
+            }
+            (MeantFor::Redirected, SocketAddr::V6(_)) => {
+                Ok(sockopt::ipv6_original_dst(stream)?.into())
+            }
         }
     }
 }
@@ -86,7 +91,9 @@ pub(crate) enum Power {
 
 /// How it is to be done.
 pub(crate) fn plan(spec: &SandboxSpec, power: Power) -> Result<Option<PassingPlan>, SandboxError> {
-    let Some(asked) = &spec.passing else { return Ok(None) };
+    let Some(asked) = &spec.passing else {
+        return Ok(None);
+    };
     let ports = match (asked, power) {
         (Ports::These(ports), _) => ports.clone(),
         (Ports::Any, Power::Ours) => WEB_PORTS.to_vec(),
@@ -96,12 +103,20 @@ pub(crate) fn plan(spec: &SandboxSpec, power: Power) -> Result<Option<PassingPla
         let most = protocol::MOST_PORTS;
         return Err(SandboxError::Engine {
             code: ErrorCode::InvalidSpec,
-            message: format!("the rules name {} ports; a sandbox can have up to {most}", ports.len()),
-            hint: "name fewer ports, or all of them: --network open, or ports = \"any\" in a rule".to_owned(),
+            message: format!(
+                "the rules name {} ports; a sandbox can have up to {most}",
+                ports.len()
+            ),
+            hint: "name fewer ports, or all of them: --network open, or ports = \"any\" in a rule"
+                .to_owned(),
         });
     }
     let redirect = (power == Power::Ours && *asked == Ports::Any).then_some(PASSING_PORT);
-    Ok(Some(PassingPlan { ports, redirect, names: NAMES_PORT }))
+    Ok(Some(PassingPlan {
+        ports,
+        redirect,
+        names: NAMES_PORT,
+    }))
 }
 
 /// What came of it: listeners and then sockets for names, as many as were told.
@@ -114,11 +129,22 @@ pub(crate) fn received(
 ) -> Arrived {
     let native = power == Power::Ours;
     let redirected = plan.redirect.is_some() && told.no_redirect.is_none();
-    let listeners = handles.by_ref().take(told.listeners as usize).map(TcpListener::from).collect();
+    let listeners = handles
+        .by_ref()
+        .take(told.listeners as usize)
+        .map(TcpListener::from)
+        .collect();
     let passing = Passing {
         listeners,
-        names: handles.take(told.names as usize).map(UdpSocket::from).collect(),
-        meant_for: if redirected { MeantFor::Redirected } else { MeantFor::LocalAddress },
+        names: handles
+            .take(told.names as usize)
+            .map(UdpSocket::from)
+            .collect(),
+        meant_for: if redirected {
+            MeantFor::Redirected
+        } else {
+            MeantFor::LocalAddress
+        },
         made_up: if native { OF_NOBODY } else { OF_LOOPBACK },
     };
     let more_with = match (&spec.passing, native) {
@@ -127,21 +153,49 @@ pub(crate) fn received(
         (Some(Ports::These(_)) | None, _) => "--allow-host HOST:PORT",
     };
     let notes = notes(spec, &plan, told.no_redirect, native);
-    let ports = if redirected { Ports::Any } else { Ports::These(plan.ports) };
-    Arrived { passing, reach: Reach { ports, by_address: native, ipv6: told.names > 1, more_with }, notes }
+    let ports = if redirected {
+        Ports::Any
+    } else {
+        Ports::These(plan.ports)
+    };
+    Arrived {
+        passing,
+        reach: Reach {
+            ports,
+            by_address: native,
+            ipv6: told.names > 1,
+            more_with,
+        },
+        notes,
+    }
 }
 
 /// The three apart.
 pub(crate) fn parts(arrived: Option<Arrived>) -> (Option<Passing>, Option<Reach>, Vec<String>) {
     match arrived {
-        Some(Arrived { passing, reach, notes }) => (Some(passing), Some(reach), notes),
+        Some(Arrived {
+            passing,
+            reach,
+            notes,
+        }) => (Some(passing), Some(reach), notes),
         None => (None, None, Vec::new()),
     }
 }
 
 /// What does not reach as far as was asked.
-fn notes(spec: &SandboxSpec, plan: &PassingPlan, no_redirect: Option<i32>, native: bool) -> Vec<String> {
-    let list = |ports: &[u16]| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+fn notes(
+    spec: &SandboxSpec,
+    plan: &PassingPlan,
+    no_redirect: Option<i32>,
+    native: bool,
+) -> Vec<String> {
+    let list = |ports: &[u16]| {
+        ports
+            .iter()
+            .map(u16::to_string)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let any = spec.passing == Some(Ports::Any);
     let redirected = any && native && no_redirect.is_none();
     let fewer = match no_redirect {
@@ -156,9 +210,17 @@ fn notes(spec: &SandboxSpec, plan: &PassingPlan, no_redirect: Option<i32>, nativ
         )),
         None => None,
     };
-    let taken: Vec<_> = plan.ports.iter().copied().filter(|port| spec.doors.contains(port)).collect();
+    let taken: Vec<_> = plan
+        .ports
+        .iter()
+        .copied()
+        .filter(|port| spec.doors.contains(port))
+        .collect();
     let taken = (!taken.is_empty() && !redirected).then(|| {
-        format!("port {} is a door's inside: that of other hosts is reached by proxy only", list(&taken))
+        format!(
+            "port {} is a door's inside: that of other hosts is reached by proxy only",
+            list(&taken)
+        )
     });
     fewer.into_iter().chain(taken).collect()
 }
@@ -170,24 +232,49 @@ mod tests {
 
     fn spec(network: Option<Network>, hosts: &[String]) -> SandboxSpec {
         let command = vec!["true".into()];
-        let request = RunRequest { command, network, allow_hosts: hosts.to_vec(), ..RunRequest::default() };
+        let request = RunRequest {
+            command,
+            network,
+            allow_hosts: hosts.to_vec(),
+            ..RunRequest::default()
+        };
         Policy::default().admit(request).unwrap().sandbox
     }
 
     fn notes_of(spec: &SandboxSpec, power: Power, no_redirect: Option<i32>) -> Vec<String> {
-        let told = protocol::Arriving { no_redirect, ..Default::default() };
-        received(spec, plan(spec, power).unwrap().unwrap(), power, told, std::iter::empty()).notes
+        let told = protocol::Arriving {
+            no_redirect,
+            ..Default::default()
+        };
+        received(
+            spec,
+            plan(spec, power).unwrap().unwrap(),
+            power,
+            told,
+            std::iter::empty(),
+        )
+        .notes
     }
 
     #[test]
     fn ports_are_bounded() {
-        let hosts = |count: u16| (1..=count).map(|port| format!("a.com:{port}")).collect::<Vec<_>>();
+        let hosts = |count: u16| {
+            (1..=count)
+                .map(|port| format!("a.com:{port}"))
+                .collect::<Vec<_>>()
+        };
         // With those of the web, which every rule has.
         assert_eq!(
-            plan(&spec(None, &hosts(30)), Power::Ours).unwrap().unwrap().ports.len(),
+            plan(&spec(None, &hosts(30)), Power::Ours)
+                .unwrap()
+                .unwrap()
+                .ports
+                .len(),
             protocol::MOST_PORTS
         );
-        let refused = plan(&spec(None, &hosts(31)), Power::Others).unwrap_err().info();
+        let refused = plan(&spec(None, &hosts(31)), Power::Others)
+            .unwrap_err()
+            .info();
         assert_eq!(refused.code, ErrorCode::InvalidSpec);
         assert!(refused.message.contains("33 ports"), "{}", refused.message);
     }
@@ -196,7 +283,11 @@ mod tests {
     fn what_reaches_less_than_was_asked_is_noted() {
         let all = spec(Some(Network::Open), &[]);
         assert_eq!(notes_of(&all, Power::Ours, None), [""; 0]);
-        let fewer = notes_of(&all, Power::Ours, Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()));
+        let fewer = notes_of(
+            &all,
+            Power::Ours,
+            Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()),
+        );
         assert!(
             fewer[0].starts_with("open reaches ports 80, 443 only: this kernel has no nf_tables"),
             "{fewer:?}"
@@ -210,7 +301,10 @@ mod tests {
     fn without_a_redirect_a_connection_tells_by_itself() {
         let all = spec(Some(Network::Open), &[]);
         let arrived = |no_redirect| {
-            let told = protocol::Arriving { no_redirect, ..Default::default() };
+            let told = protocol::Arriving {
+                no_redirect,
+                ..Default::default()
+            };
             let arrived = received(
                 &all,
                 plan(&all, Power::Ours).unwrap().unwrap(),

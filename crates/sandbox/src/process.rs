@@ -70,7 +70,10 @@ pub(crate) struct StandBy {
 }
 
 fn failed(source: io::Error) -> SandboxError {
-    SandboxError::Launcher { what: "ask", source }
+    SandboxError::Launcher {
+        what: "ask",
+        source,
+    }
 }
 
 fn late<T>(_: T) -> SandboxError {
@@ -82,15 +85,25 @@ impl StandBy {
     pub(crate) async fn ask(of: &Channel, plan: &ProgramPlan) -> Result<StandBy, SandboxError> {
         let (ours, theirs) = protocol::pair().map_err(failed)?;
         let (standby, its) = protocol::pair().map_err(failed)?;
-        of.order_by_plan(Command::Start, plan, &[theirs.as_fd(), its.as_fd()]).map_err(failed)?;
+        of.order_by_plan(Command::Start, plan, &[theirs.as_fd(), its.as_fd()])
+            .map_err(failed)?;
         drop((theirs, its));
-        let (channel, standby) =
-            (Channel::new(ours).map_err(failed)?, Channel::new(standby).map_err(failed)?);
-        let report = tokio::time::timeout(LONGEST_START, standby.report()).await.map_err(late)?;
+        let (channel, standby) = (
+            Channel::new(ours).map_err(failed)?,
+            Channel::new(standby).map_err(failed)?,
+        );
+        let report = tokio::time::timeout(LONGEST_START, standby.report())
+            .await
+            .map_err(late)?;
         match report.map_err(failed)? {
             Some((Report::Started(steps), handles)) => {
                 complete(steps, plan)?;
-                Ok(StandBy { channel, standby, steps, listener: handles.into_iter().next() })
+                Ok(StandBy {
+                    channel,
+                    standby,
+                    steps,
+                    listener: handles.into_iter().next(),
+                })
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::of_start(failure)),
             Some(_) | None => Err(SandboxError::Died),
@@ -104,10 +117,21 @@ impl StandBy {
         streams: [OwnedFd; 3],
         denials: Option<mpsc::Receiver<Told>>,
     ) -> Result<Process, SandboxError> {
-        let StandBy { channel, standby, steps, .. } = self;
+        let StandBy {
+            channel,
+            standby,
+            steps,
+            ..
+        } = self;
         let sent = send_off(standby, program, streams);
-        tokio::time::timeout(LONGEST_START, sent).await.map_err(late)??;
-        Ok(Process { channel, steps, denials })
+        tokio::time::timeout(LONGEST_START, sent)
+            .await
+            .map_err(late)??;
+        Ok(Process {
+            channel,
+            steps,
+            denials,
+        })
     }
 }
 
@@ -121,10 +145,15 @@ fn complete(taken: Steps, plan: &ProgramPlan) -> Result<(), SandboxError> {
         Step::Exec => false,
         step => *step >= Step::JoinNamespaces,
     };
-    let mut due = Step::ALL.into_iter().filter(|step| plan.steps.has(*step)).filter(due);
+    let mut due = Step::ALL
+        .into_iter()
+        .filter(|step| plan.steps.has(*step))
+        .filter(due);
     match due.find(|step| !taken.has(*step)) {
         None => Ok(()),
-        Some(step) => Err(Missing::new(step.name(), "a further program did not take this step").into()),
+        Some(step) => {
+            Err(Missing::new(step.name(), "a further program did not take this step").into())
+        }
     }
 }
 
@@ -135,11 +164,17 @@ impl SandboxError {
             return SandboxError::Step(failure);
         }
         match Errno::from_raw_os_error(failure.errno) {
-            Errno::USERS => SandboxError::TooManyPrograms { most: protocol::MOST_PROGRAMS },
+            Errno::USERS => SandboxError::TooManyPrograms {
+                most: protocol::MOST_PROGRAMS,
+            },
             Errno::AGAIN => SandboxError::NoProcess,
-            errno @ (Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS | Errno::NAMETOOLONG) => {
-                SandboxError::Directory { source: errno.into() }
-            }
+            errno @ (Errno::NOENT
+            | Errno::NOTDIR
+            | Errno::LOOP
+            | Errno::ACCESS
+            | Errno::NAMETOOLONG) => SandboxError::Directory {
+                source: errno.into(),
+            },
             _ => SandboxError::Step(failure),
         }
     }
@@ -148,10 +183,13 @@ impl SandboxError {
 /// Opens a terminal in the box at the other end of a channel.
 pub(crate) async fn open_terminal(of: &Channel) -> Result<OwnedFd, SandboxError> {
     let (ours, theirs) = protocol::pair().map_err(failed)?;
-    of.send(&Command::Terminal, &[theirs.as_fd()]).map_err(failed)?;
+    of.send(&Command::Terminal, &[theirs.as_fd()])
+        .map_err(failed)?;
     drop(theirs);
     let answer = Channel::new(ours).map_err(failed)?;
-    let report = tokio::time::timeout(LONGEST_START, answer.report()).await.map_err(late)?;
+    let report = tokio::time::timeout(LONGEST_START, answer.report())
+        .await
+        .map_err(late)?;
     match report.map_err(failed)? {
         Some((Report::Terminal, handles)) => handles.into_iter().next().ok_or(SandboxError::Died),
         Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
@@ -167,7 +205,13 @@ mod tests {
     fn plan(steps: Steps) -> ProgramPlan {
         ProgramPlan {
             steps,
-            ids: Ids { uid: 1000, gid: 1000, outer_uid: 1, outer_gid: 1, drop_groups: true },
+            ids: Ids {
+                uid: 1000,
+                gid: 1000,
+                outer_uid: 1,
+                outer_gid: 1,
+                drop_groups: true,
+            },
             errand: None,
             last: false,
             directory: c"/".to_owned(),
@@ -182,18 +226,28 @@ mod tests {
 
     #[test]
     fn a_program_that_left_a_step_out_is_not_started() {
-        let due = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces);
-        let due: Vec<_> = due.filter(|step| ![Step::Affinity, Step::Exec].contains(step)).collect();
+        let due = Step::ALL
+            .into_iter()
+            .filter(|step| *step >= Step::JoinNamespaces);
+        let due: Vec<_> = due
+            .filter(|step| ![Step::Affinity, Step::Exec].contains(step))
+            .collect();
         let mut taken = Steps::default();
         due.iter().for_each(|step| taken.add(*step));
         assert!(complete(taken, &plan(Steps::ALL)).is_ok());
-        for step in due.into_iter().filter(|step| *step != Step::PathRules || init::landlock_version() > 0) {
+        for step in due
+            .into_iter()
+            .filter(|step| *step != Step::PathRules || init::landlock_version() > 0)
+        {
             let error = complete(taken.without(step), &plan(Steps::ALL)).unwrap_err();
             assert!(error.to_string().contains(step.name()), "{error}");
             // A control that leaves it out on purpose wants to see the program.
             assert!(complete(taken.without(step), &plan(Steps::ALL.without(step))).is_ok());
         }
-        let with_cpus = ProgramPlan { cpus: Some(1), ..plan(Steps::ALL) };
+        let with_cpus = ProgramPlan {
+            cpus: Some(1),
+            ..plan(Steps::ALL)
+        };
         assert!(complete(taken, &with_cpus).is_err());
     }
 }

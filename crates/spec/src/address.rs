@@ -32,15 +32,24 @@ pub fn is_metadata(address: IpAddr) -> bool {
 /// Whether a name is known to lead to a metadata service. Only for a clear word early: [`is_metadata`] decides.
 pub fn is_metadata_name(host: &str) -> bool {
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    ["metadata", "metadata.google.internal", "metadata.goog", "instance-data", "instance-data.ec2.internal"]
-        .contains(&host.as_str())
+    [
+        "metadata",
+        "metadata.google.internal",
+        "metadata.goog",
+        "instance-data",
+        "instance-data.ec2.internal",
+    ]
+    .contains(&host.as_str())
 }
 
 /// The address that a host is, if it is one and no name: every spelling that resolvers take (decimal, octal, hexadecimal,
 /// fewer than four parts, brackets, a zone, dots at the end).
 pub fn literal(host: &str) -> Option<IpAddr> {
     let host = host.trim_end_matches('.');
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
     if bare.contains(':') {
         let address = bare.split('%').next().unwrap_or_default();
         return address.parse().ok().map(IpAddr::V6);
@@ -60,7 +69,9 @@ fn loose_v4(host: &str) -> Option<Ipv4Addr> {
         return None;
     }
     let high = first.iter().fold(0, |high, part| high << 8 | part);
-    u32::try_from(high << room | last).ok().map(Ipv4Addr::from_bits)
+    u32::try_from(high << room | last)
+        .ok()
+        .map(Ipv4Addr::from_bits)
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -74,7 +85,9 @@ fn number(text: &str) -> Option<u64> {
         return Some(0);
     }
     let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    plain.then(|| u64::from_str_radix(digits, radix).ok()).flatten()
+    plain
+        .then(|| u64::from_str_radix(digits, radix).ok())
+        .flatten()
 }
 
 fn is_public_v4(address: Ipv4Addr) -> bool {
@@ -95,7 +108,10 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 
 fn is_metadata_v4(address: Ipv4Addr) -> bool {
     // Link-local (most clouds, and the credentials of containers), Alibaba, Azure, Oracle.
-    matches!(address.octets(), [169, 254, ..] | [100, 100, 100, 200] | [168, 63, 129, 16] | [192, 0, 0, 192])
+    matches!(
+        address.octets(),
+        [169, 254, ..] | [100, 100, 100, 200] | [168, 63, 129, 16] | [192, 0, 0, 192]
+    )
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
@@ -274,7 +290,10 @@ mod tests {
         ] {
             assert_eq!(literal(host), None, "{host}");
         }
-        assert!(is_metadata_name("Metadata.Google.Internal.") && !is_metadata_name("metadata.example.com"));
+        assert!(
+            is_metadata_name("Metadata.Google.Internal.")
+                && !is_metadata_name("metadata.example.com")
+        );
     }
 
     proptest! {

@@ -59,10 +59,18 @@ impl FromStr for Barrier {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Barrier::ALL.iter().copied().find(|barrier| barrier.name() == text).ok_or_else(|| {
-            let names: Vec<_> = Barrier::ALL.iter().map(|barrier| barrier.name()).collect();
-            format!("no barrier is called `{}`; there are {}", text.escape_debug(), names.join(", "))
-        })
+        Barrier::ALL
+            .iter()
+            .copied()
+            .find(|barrier| barrier.name() == text)
+            .ok_or_else(|| {
+                let names: Vec<_> = Barrier::ALL.iter().map(|barrier| barrier.name()).collect();
+                format!(
+                    "no barrier is called `{}`; there are {}",
+                    text.escape_debug(),
+                    names.join(", ")
+                )
+            })
     }
 }
 

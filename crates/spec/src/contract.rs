@@ -32,7 +32,10 @@ impl FromStr for Contract {
         let all = [Contract::Raw, Contract::Task, Contract::Envelope];
         let found = all.into_iter().find(|contract| contract.name() == text);
         found.ok_or_else(|| {
-            format!("no contract is called `{}`; there are raw, task, envelope", text.escape_debug())
+            format!(
+                "no contract is called `{}`; there are raw, task, envelope",
+                text.escape_debug()
+            )
         })
     }
 }
@@ -169,16 +172,25 @@ mod tests {
     #[cfg(feature = "serde")]
     #[test]
     fn a_value_comes_out_as_it_went_in() {
-        let text = r#"{"a":[null,true,0,18446744073709551615,-9223372036854775808,0.5],"b":{"c":"ä\n"}}"#;
+        let text =
+            r#"{"a":[null,true,0,18446744073709551615,-9223372036854775808,0.5],"b":{"c":"ä\n"}}"#;
         let value: Json = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&value).unwrap(), text);
-        for twice in [r#"{"a":1,"a":1}"#, r#"{"a":1,"\u0061":2}"#, r#"[{"x":{"a":1,"a":2}}]"#] {
+        for twice in [
+            r#"{"a":1,"a":1}"#,
+            r#"{"a":1,"\u0061":2}"#,
+            r#"[{"x":{"a":1,"a":2}}]"#,
+        ] {
             assert!(serde_json::from_str::<Json>(twice).is_err(), "{twice}");
         }
-        for of_the_parser in
-            [r#"{"$serde_json::private::RawValue":"[1]"}"#, r#"[{"\u0024serde_json::private::Number":"1"}]"#]
-        {
-            assert!(serde_json::from_str::<Json>(of_the_parser).is_err(), "{of_the_parser}");
+        for of_the_parser in [
+            r#"{"$serde_json::private::RawValue":"[1]"}"#,
+            r#"[{"\u0024serde_json::private::Number":"1"}]"#,
+        ] {
+            assert!(
+                serde_json::from_str::<Json>(of_the_parser).is_err(),
+                "{of_the_parser}"
+            );
         }
         assert!(serde_json::from_str::<Json>(r#"{"$serde_json":"[1]"}"#).is_ok());
     }

@@ -47,16 +47,25 @@ impl Day {
 
     /// All of it.
     pub fn span(self) -> Span {
-        Span { since: self.start(), until: self.next().start() }
+        Span {
+            since: self.start(),
+            until: self.next().start(),
+        }
     }
 
     fn of_date(year: u64, month: u64, day: u64) -> Option<Day> {
-        if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day)
+        {
             return None;
         }
         // Years begin in March here, so that the odd day is their last.
-        let (years, months) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-        let days = years * 365 + years / 4 - years / 100 + years / 400 + (153 * months + 2) / 5 + day - 1;
+        let (years, months) = if month > 2 {
+            (year, month - 3)
+        } else {
+            (year - 1, month + 9)
+        };
+        let days =
+            years * 365 + years / 4 - years / 100 + years / 400 + (153 * months + 2) / 5 + day - 1;
         Some(Day(days - 719_468))
     }
 }
@@ -66,9 +75,14 @@ impl Span {
     pub fn month(text: &str) -> Result<Span, BadDay> {
         let first: Day = format!("{text}-01").parse()?;
         // Every month has 28 days, and the next begins within 4 more.
-        let next = (28..=31).map(|days| Day(first.0 + days)).find(|day| day.to_string().ends_with("-01"));
+        let next = (28..=31)
+            .map(|days| Day(first.0 + days))
+            .find(|day| day.to_string().ends_with("-01"));
         let next = next.ok_or(BadDay)?;
-        Ok(Span { since: first.start(), until: next.start() })
+        Ok(Span {
+            since: first.start(),
+            until: next.start(),
+        })
     }
 }
 
@@ -80,7 +94,11 @@ impl FromStr for Day {
         let mut next = || parts.next().flatten().ok_or(BadDay);
         let day = Day::of_date(next()?, next()?, next()?).ok_or(BadDay)?;
         // The 31st of February is written back as another day.
-        if day.to_string() == text { Ok(day) } else { Err(BadDay) }
+        if day.to_string() == text {
+            Ok(day)
+        } else {
+            Err(BadDay)
+        }
     }
 }
 
@@ -120,17 +138,34 @@ mod tests {
     fn every_day_is_written_as_it_is_read() {
         for day in (0..80_000).step_by(7).map(Day) {
             assert_eq!(day.to_string().parse(), Ok(day));
-            assert_eq!((Day::of(day.start()), Day::of(Timestamp(day.next().start().0 - 1))), (day, day));
+            assert_eq!(
+                (
+                    Day::of(day.start()),
+                    Day::of(Timestamp(day.next().start().0 - 1))
+                ),
+                (day, day)
+            );
         }
     }
 
     #[test]
     fn a_month_has_the_days_it_has() {
-        let days = |text: &str| Span::month(text).map(|span| (span.until.0 - span.since.0) / MILLISECONDS);
+        let days =
+            |text: &str| Span::month(text).map(|span| (span.until.0 - span.since.0) / MILLISECONDS);
         assert_eq!(
-            [days("2026-11"), days("2026-12"), days("2024-02"), days("2026-02")],
+            [
+                days("2026-11"),
+                days("2026-12"),
+                days("2024-02"),
+                days("2026-02")
+            ],
             [Ok(30), Ok(31), Ok(29), Ok(28)]
         );
-        assert!(["2026-13", "2026", "2026-1", "2026-01-01", ""].map(days).iter().all(Result::is_err));
+        assert!(
+            ["2026-13", "2026", "2026-1", "2026-01-01", ""]
+                .map(days)
+                .iter()
+                .all(Result::is_err)
+        );
     }
 }

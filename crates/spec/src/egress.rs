@@ -142,13 +142,20 @@ impl EgressRule {
     /// `HOST` or `HOST:PORT`, as `--allow-host` has it.
     pub fn from_option(text: &str) -> Result<EgressRule, BadRule> {
         let (host, ports) = host_and_ports(text)?;
-        Ok(EgressRule::tunnel(format!("--allow-host {text}"), host, ports))
+        Ok(EgressRule::tunnel(
+            format!("--allow-host {text}"),
+            host,
+            ports,
+        ))
     }
 
     /// All public hosts, as `--network open` has it.
     pub fn open() -> EgressRule {
         let rule = EgressRule::tunnel("--network open", HostPattern::Any, Ports::Any);
-        EgressRule { allow_hidden_name: true, ..rule }
+        EgressRule {
+            allow_hidden_name: true,
+            ..rule
+        }
     }
 
     /// Whether this is about that destination.
@@ -158,7 +165,10 @@ impl EgressRule {
 
     /// Whether requests are looked at, so that TLS must end at the door.
     pub fn looks_inside(&self) -> bool {
-        matches!(self.mode, EgressMode::Inspect { .. } | EgressMode::Git { .. })
+        matches!(
+            self.mode,
+            EgressMode::Inspect { .. } | EgressMode::Git { .. }
+        )
     }
 
     /// The credentials that it names.
@@ -166,9 +176,10 @@ impl EgressRule {
         match &self.mode {
             EgressMode::Deny | EgressMode::Tunnel => Vec::new(),
             EgressMode::Inspect { credential, .. } => credential.as_deref().into_iter().collect(),
-            EgressMode::Git { repositories } => {
-                repositories.iter().filter_map(|repository| repository.credential.as_deref()).collect()
-            }
+            EgressMode::Git { repositories } => repositories
+                .iter()
+                .filter_map(|repository| repository.credential.as_deref())
+                .collect(),
         }
     }
 }
@@ -191,7 +202,10 @@ pub fn host_and_ports(text: &str) -> Result<(HostPattern, Ports), BadRule> {
     };
     let (host, port) = (&text[..colon], &text[colon + 1..]);
     let host: HostPattern = host.parse().map_err(|error| bad(&error))?;
-    let like = Destination { host: Host::Name("x".to_owned()), port: 0 };
+    let like = Destination {
+        host: Host::Name("x".to_owned()),
+        port: 0,
+    };
     let checked: Destination = format!("{}:{port}", like.host).parse().map_err(|_| {
         BadRule(format!(
             "`{}` has no port behind the colon",
@@ -229,8 +243,9 @@ impl FromStr for Operation {
     type Err = BadRule;
 
     fn from_str(text: &str) -> Result<Operation, BadRule> {
-        let (method, path) =
-            text.split_once(' ').ok_or_else(|| BadRule(format!("`{text}` is not METHOD /PATH")))?;
+        let (method, path) = text
+            .split_once(' ')
+            .ok_or_else(|| BadRule(format!("`{text}` is not METHOD /PATH")))?;
         let good = method == "*"
             || !method.is_empty()
                 && method.len() <= 32
@@ -238,9 +253,13 @@ impl FromStr for Operation {
         if !good || method == "CONNECT" {
             return Err(BadRule(format!("`{}` is no method", method.escape_debug())));
         }
-        let path =
-            path.parse().map_err(|error| BadRule(format!("{error} (in `{}`)", text.escape_debug())))?;
-        Ok(Operation { method: method.to_owned(), path })
+        let path = path
+            .parse()
+            .map_err(|error| BadRule(format!("{error} (in `{}`)", text.escape_debug())))?;
+        Ok(Operation {
+            method: method.to_owned(),
+            path,
+        })
     }
 }
 
@@ -273,7 +292,10 @@ impl FromStr for RefPattern {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
         match text.starts_with("refs/") && body.bytes().all(plain) && !body.contains("..") {
             true => Ok(RefPattern(text.to_owned())),
-            false => Err(BadRule(format!("`{}` is not like refs/heads/agent/*", text.escape_debug()))),
+            false => Err(BadRule(format!(
+                "`{}` is not like refs/heads/agent/*",
+                text.escape_debug()
+            ))),
         }
     }
 }
@@ -291,10 +313,11 @@ impl Repository {
 
     fn compares(&self, path: &str, same: impl Fn(&str, &str) -> bool) -> bool {
         let mut parts = path.split('/');
-        let all = self
-            .path
-            .split('/')
-            .all(|own| parts.next().is_some_and(|part| own == "*" && !part.is_empty() || same(own, part)));
+        let all = self.path.split('/').all(|own| {
+            parts
+                .next()
+                .is_some_and(|part| own == "*" && !part.is_empty() || same(own, part))
+        });
         all && parts.next().is_none()
     }
 }
@@ -338,7 +361,11 @@ impl EgressGrant {
         }
         let mut ports = WEB_PORTS.to_vec();
         // Who dials what is denied is refused without a listener, too.
-        for rule in self.rules.iter().filter(|rule| rule.mode != EgressMode::Deny) {
+        for rule in self
+            .rules
+            .iter()
+            .filter(|rule| rule.mode != EgressMode::Deny)
+        {
             match &rule.ports {
                 Ports::Any => return Ports::Any,
                 Ports::These(own) => ports.extend(own),
@@ -356,11 +383,18 @@ mod tests {
 
     #[test]
     fn an_option_is_a_host_with_or_without_a_port() {
-        let rule = |text| EgressRule::from_option(text).map(|rule| (rule.host.to_string(), rule.ports));
+        let rule =
+            |text| EgressRule::from_option(text).map(|rule| (rule.host.to_string(), rule.ports));
         assert_eq!(rule("PyPI.org"), Ok(("pypi.org".to_owned(), Ports::web())));
-        assert_eq!(rule("*.a.com:22"), Ok(("*.a.com".to_owned(), Ports::These(vec![22]))));
+        assert_eq!(
+            rule("*.a.com:22"),
+            Ok(("*.a.com".to_owned(), Ports::These(vec![22])))
+        );
         assert_eq!(rule("[::1]"), Ok(("[::1]".to_owned(), Ports::web())));
-        assert_eq!(rule("[::1]:8443"), Ok(("[::1]".to_owned(), Ports::These(vec![8443]))));
+        assert_eq!(
+            rule("[::1]:8443"),
+            Ok(("[::1]".to_owned(), Ports::These(vec![8443])))
+        );
         for text in ["", "a:", "a:x", "a:0", "https://a", "a/b", ":80", "a:1:2"] {
             assert!(rule(text).is_err(), "{text}");
         }
@@ -369,7 +403,9 @@ mod tests {
     #[test]
     fn an_operation_is_a_method_and_a_path() {
         let matches = |text: &str, method, path: &str| {
-            text.parse::<Operation>().unwrap().matches(method, &path.parse().unwrap())
+            text.parse::<Operation>()
+                .unwrap()
+                .matches(method, &path.parse().unwrap())
         };
         assert!(matches("GET /v1/**", "GET", "/v1/a") && matches("GET /v1/**", "HEAD", "/v1/a"));
         assert!(matches("* /**", "PURGE", "/"));
@@ -383,23 +419,34 @@ mod tests {
     fn ports_that_are_only_denied_are_not_listened_at() {
         let denied = EgressRule::from_option("a.com:25").unwrap();
         let rules = vec![
-            EgressRule { mode: EgressMode::Deny, ..denied },
+            EgressRule {
+                mode: EgressMode::Deny,
+                ..denied
+            },
             EgressRule::from_option("b.com:22").unwrap(),
         ];
-        let grant = EgressGrant { rules, ..EgressGrant::default() };
+        let grant = EgressGrant {
+            rules,
+            ..EgressGrant::default()
+        };
         assert_eq!(grant.ports(), Ports::These(vec![22, 80, 443]));
     }
 
     #[test]
     fn refs_and_repositories_match_as_a_whole() {
-        let matches = |pattern: &str, name: &str| pattern.parse::<RefPattern>().unwrap().matches(name);
+        let matches =
+            |pattern: &str, name: &str| pattern.parse::<RefPattern>().unwrap().matches(name);
         assert!(
-            matches("refs/heads/agent/*", "refs/heads/agent/a/b") && matches("refs/heads/x", "refs/heads/x")
+            matches("refs/heads/agent/*", "refs/heads/agent/a/b")
+                && matches("refs/heads/x", "refs/heads/x")
         );
         assert!(
-            !matches("refs/heads/agent/*", "refs/heads/agent/") && !matches("refs/heads/x", "refs/heads/xy")
+            !matches("refs/heads/agent/*", "refs/heads/agent/")
+                && !matches("refs/heads/x", "refs/heads/xy")
         );
-        assert!("heads/x".parse::<RefPattern>().is_err() && "refs/*/x".parse::<RefPattern>().is_err());
+        assert!(
+            "heads/x".parse::<RefPattern>().is_err() && "refs/*/x".parse::<RefPattern>().is_err()
+        );
         let repository = |path: &str| Repository {
             path: path.to_owned(),
             fetch: true,
@@ -408,10 +455,14 @@ mod tests {
             delete: false,
             credential: None,
         };
-        assert!(repository("acme/app").matches("acme/app") && repository("acme/*").matches("acme/x"));
+        assert!(
+            repository("acme/app").matches("acme/app") && repository("acme/*").matches("acme/x")
+        );
         for other in ["acme/app-evil", "acme/app/x", "acme", "x/acme/app", "acme/"] {
             assert!(!repository("acme/app").matches(other), "{other}");
         }
-        assert!(!repository("acme/*").matches("acme/") && !repository("acme/*").matches("acme/a/b"));
+        assert!(
+            !repository("acme/*").matches("acme/") && !repository("acme/*").matches("acme/a/b")
+        );
     }
 }

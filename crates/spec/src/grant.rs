@@ -62,8 +62,12 @@ impl ModelPattern {
     pub fn matches(&self, model: &str) -> bool {
         let mut parts = self.0.split('*');
         let first = parts.next().unwrap_or_default();
-        let Some(mut rest) = model.strip_prefix(first) else { return false };
-        let Some(last) = parts.next_back() else { return rest.is_empty() };
+        let Some(mut rest) = model.strip_prefix(first) else {
+            return false;
+        };
+        let Some(last) = parts.next_back() else {
+            return rest.is_empty();
+        };
         for part in parts {
             match rest.find(part) {
                 Some(at) => rest = &rest[at + part.len()..],
@@ -138,7 +142,11 @@ impl Grants {
             (self.inference.is_some(), INFERENCE_PORT),
             (self.egress.is_some(), EGRESS_PORT),
         ];
-        doors.into_iter().filter(|(asked, _)| *asked).map(|(_, port)| port).collect()
+        doors
+            .into_iter()
+            .filter(|(asked, _)| *asked)
+            .map(|(_, port)| port)
+            .collect()
     }
 }
 
@@ -148,8 +156,13 @@ mod tests {
 
     #[test]
     fn a_star_stands_for_anything_and_nothing_else_does() {
-        let matches = |pattern: &str, model| pattern.parse::<ModelPattern>().unwrap().matches(model);
-        assert!(matches("claude-*", "claude-sonnet-4-5") && matches("*", "x") && matches("a*b*c", "aXbbYc"));
+        let matches =
+            |pattern: &str, model| pattern.parse::<ModelPattern>().unwrap().matches(model);
+        assert!(
+            matches("claude-*", "claude-sonnet-4-5")
+                && matches("*", "x")
+                && matches("a*b*c", "aXbbYc")
+        );
         assert!(matches("gpt-4o", "gpt-4o") && matches("a*a", "aa"));
         for (pattern, model) in [
             ("claude-*", "Claude-x"),
@@ -165,9 +178,22 @@ mod tests {
 
     #[test]
     fn the_narrower_limit_wins() {
-        let own = Budget { money: Some(Money(5)), tokens: Some(9), ..Budget::default() };
-        let profile = Budget { money: Some(Money(3)), requests: Some(2), ..Budget::default() };
-        let both = Budget { money: Some(Money(3)), tokens: Some(9), requests: Some(2), ..Budget::default() };
+        let own = Budget {
+            money: Some(Money(5)),
+            tokens: Some(9),
+            ..Budget::default()
+        };
+        let profile = Budget {
+            money: Some(Money(3)),
+            requests: Some(2),
+            ..Budget::default()
+        };
+        let both = Budget {
+            money: Some(Money(3)),
+            tokens: Some(9),
+            requests: Some(2),
+            ..Budget::default()
+        };
         assert_eq!(own.within(&profile), both);
     }
 }

@@ -56,7 +56,10 @@ impl FromStr for Host {
     type Err = BadHost;
 
     fn from_str(text: &str) -> Result<Host, BadHost> {
-        let bad = |why| BadHost { text: text.chars().take(80).collect(), why };
+        let bad = |why| BadHost {
+            text: text.chars().take(80).collect(),
+            why,
+        };
         // `literal` takes more dots at the end than a name may have, and zones, which mean nothing to anybody else.
         if !text.contains('%')
             && let Some(address) = address::literal(text.strip_suffix('.').unwrap_or(text))
@@ -85,7 +88,9 @@ fn name(text: &str) -> Result<String, &'static str> {
     for label in name.split('.') {
         match label.as_bytes() {
             [] => return Err("it has an empty part between dots"),
-            label if label.len() > LONGEST_LABEL => return Err("a part of it is longer than 63 characters"),
+            label if label.len() > LONGEST_LABEL => {
+                return Err("a part of it is longer than 63 characters");
+            }
             [b'-', ..] | [.., b'-'] => return Err("a part of it begins or ends with -"),
             label if !label.iter().all(|byte| plain(*byte)) => {
                 return Err("it has a character that no name of a host has");
@@ -95,7 +100,10 @@ fn name(text: &str) -> Result<String, &'static str> {
     }
     // To some resolvers such a thing is an address, and `literal` has said that it is none.
     let last = name.rsplit('.').next().unwrap_or_default();
-    if last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x") || last.starts_with("0X") {
+    if last.bytes().all(|byte| byte.is_ascii_digit())
+        || last.starts_with("0x")
+        || last.starts_with("0X")
+    {
         return Err("it looks like an address and is none");
     }
     Ok(name.to_ascii_lowercase())
@@ -106,15 +114,22 @@ impl FromStr for Destination {
 
     /// `HOST:PORT`, as in CONNECT.
     fn from_str(text: &str) -> Result<Destination, BadHost> {
-        let bad = |why| BadHost { text: text.chars().take(80).collect(), why };
+        let bad = |why| BadHost {
+            text: text.chars().take(80).collect(),
+            why,
+        };
         let (host, port) = text.rsplit_once(':').ok_or_else(|| bad("it has no port"))?;
         // An IPv6 address without brackets would be cut in the middle.
         if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
             return Err(bad("an IPv6 address needs brackets"));
         }
-        let digits = (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
+        let digits =
+            (1..=5).contains(&port.len()) && port.bytes().all(|byte| byte.is_ascii_digit());
         let port = port.parse().ok().filter(|port| digits && *port != 0);
-        Ok(Destination { host: host.parse()?, port: port.ok_or_else(|| bad("its port is none"))? })
+        Ok(Destination {
+            host: host.parse()?,
+            port: port.ok_or_else(|| bad("its port is none"))?,
+        })
     }
 }
 
@@ -125,7 +140,8 @@ impl HostPattern {
             HostPattern::Any => true,
             HostPattern::Exactly(own) => own == host,
             HostPattern::Below(suffix) => host.name().is_some_and(|name| {
-                name.strip_suffix(suffix.as_str()).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+                name.strip_suffix(suffix.as_str())
+                    .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
             }),
         }
     }
@@ -146,7 +162,10 @@ impl HostPattern {
             (HostPattern::Any, _) => false,
             (HostPattern::Exactly(host), other) => other.matches(host),
             (HostPattern::Below(own), HostPattern::Below(suffix)) => {
-                own == suffix || own.strip_suffix(suffix.as_str()).is_some_and(|rest| rest.ends_with('.'))
+                own == suffix
+                    || own
+                        .strip_suffix(suffix.as_str())
+                        .is_some_and(|rest| rest.ends_with('.'))
             }
             (HostPattern::Below(_), HostPattern::Exactly(_)) => false,
         }
@@ -157,14 +176,19 @@ impl FromStr for HostPattern {
     type Err = BadHost;
 
     fn from_str(text: &str) -> Result<HostPattern, BadHost> {
-        let bad = |why| BadHost { text: text.chars().take(80).collect(), why };
+        let bad = |why| BadHost {
+            text: text.chars().take(80).collect(),
+            why,
+        };
         match text.strip_prefix("*.") {
             _ if text == "*" => Ok(HostPattern::Any),
             Some(rest) => match rest.parse()? {
                 Host::Name(name) => Ok(HostPattern::Below(name)),
                 Host::Address(_) => Err(bad("an address has nothing below it")),
             },
-            None if text.contains('*') => Err(bad("a * stands alone, or for the first parts: *.example.com")),
+            None if text.contains('*') => Err(bad(
+                "a * stands alone, or for the first parts: *.example.com",
+            )),
             None => text.parse().map(HostPattern::Exactly),
         }
     }
@@ -198,7 +222,12 @@ impl fmt::Display for HostPattern {
 
 impl fmt::Display for BadHost {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "`{}` is no host: {}", self.text.escape_debug(), self.why)
+        write!(
+            out,
+            "`{}` is no host: {}",
+            self.text.escape_debug(),
+            self.why
+        )
     }
 }
 

@@ -72,8 +72,8 @@ fn a_destination_needs_a_port() {
     assert_eq!(to("Example.com:443").unwrap(), "example.com:443");
     assert_eq!(to("[::1]:80").unwrap(), "[::1]:80");
     for text in [
-        "a", "a:", "a:0", "a:65536", "a:+1", "a: 1", "a:000443", "::1:80", ":80", "a:1:2", "a:99999",
-        "[::1]80",
+        "a", "a:", "a:0", "a:65536", "a:+1", "a: 1", "a:000443", "::1:80", ":80", "a:1:2",
+        "a:99999", "[::1]80",
     ] {
         assert!(text.parse::<Destination>().is_err(), "{text}");
     }
@@ -81,10 +81,20 @@ fn a_destination_needs_a_port() {
 
 #[test]
 fn a_pattern_matches_whole_labels() {
-    let matches =
-        |pattern: &str, text: &str| pattern.parse::<HostPattern>().unwrap().matches(&text.parse().unwrap());
-    assert!(matches("*.example.com", "a.example.com") && matches("*.example.com", "a.b.EXAMPLE.com."));
-    assert!(matches("example.com", "example.com.") && matches("*", "1.2.3.4") && matches("10.1", "10.0.0.1"));
+    let matches = |pattern: &str, text: &str| {
+        pattern
+            .parse::<HostPattern>()
+            .unwrap()
+            .matches(&text.parse().unwrap())
+    };
+    assert!(
+        matches("*.example.com", "a.example.com") && matches("*.example.com", "a.b.EXAMPLE.com.")
+    );
+    assert!(
+        matches("example.com", "example.com.")
+            && matches("*", "1.2.3.4")
+            && matches("10.1", "10.0.0.1")
+    );
     for (pattern, text) in [
         ("*.example.com", "example.com"),
         ("*.example.com", "example.com.evil"),
@@ -103,7 +113,9 @@ fn a_pattern_matches_whole_labels() {
 #[test]
 fn a_pattern_is_within_another_if_nothing_falls_out() {
     let within = |one: &str, other: &str| {
-        one.parse::<HostPattern>().unwrap().is_within(&other.parse::<HostPattern>().unwrap())
+        one.parse::<HostPattern>()
+            .unwrap()
+            .is_within(&other.parse::<HostPattern>().unwrap())
     };
     assert!(
         within("a.b.c", "*.b.c")
@@ -112,7 +124,10 @@ fn a_pattern_is_within_another_if_nothing_falls_out() {
             && within("a", "*")
     );
     assert!(
-        !within("*", "*.c") && !within("*.b.c", "*.a.b.c") && !within("b.c", "*.b.c") && !within("*.b", "b")
+        !within("*", "*.c")
+            && !within("*.b.c", "*.a.b.c")
+            && !within("b.c", "*.b.c")
+            && !within("*.b", "b")
     );
     assert!(!within("*.ab.c", "*.b.c"));
 }

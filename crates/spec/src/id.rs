@@ -18,10 +18,14 @@ impl Id {
     pub fn new(text: &str) -> Result<Self, BadId> {
         let fits = (1..=128).contains(&text.len())
             && !text.starts_with('.')
-            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         match fits {
             true => Ok(Id(text.to_owned())),
-            false => Err(BadId { given: text.chars().take(40).collect() }),
+            false => Err(BadId {
+                given: text.chars().take(40).collect(),
+            }),
         }
     }
 
@@ -63,7 +67,20 @@ mod tests {
 
     #[test]
     fn ids_that_could_name_another_place_are_refused() {
-        for bad in ["", ".", "..", ".x", "../x", "a/b", "a b", "a\0", "a\n", "ä", "%2e", &"x".repeat(129)] {
+        for bad in [
+            "",
+            ".",
+            "..",
+            ".x",
+            "../x",
+            "a/b",
+            "a b",
+            "a\0",
+            "a\n",
+            "ä",
+            "%2e",
+            &"x".repeat(129),
+        ] {
             assert!(Id::new(bad).is_err(), "{bad:?}");
         }
         for good in ["a", "A-1_b.c", "-x", &"x".repeat(128)] {

@@ -33,7 +33,10 @@ pub struct BadImageRef {
 /// What an image says about how it wants to be run. Nothing of it has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[allow(missing_docs, reason = "the fields are those of the OCI image configuration")]
+#[allow(
+    missing_docs,
+    reason = "the fields are those of the OCI image configuration"
+)]
 pub struct ImageConfig {
     /// `USER`, `UID`, `USER:GROUP`; empty means that it says nothing.
     pub user: String,
@@ -69,13 +72,18 @@ impl ImageRef {
 
     /// The same image by its digest.
     pub fn with_digest(&self, digest: Digest) -> ImageRef {
-        ImageRef { digest: Some(digest), ..self.clone() }
+        ImageRef {
+            digest: Some(digest),
+            ..self.clone()
+        }
     }
 
     /// As people write it: without the registry and folder that go without saying.
     pub fn familiar(&self) -> String {
         let complete = self.to_string();
-        let short = complete.strip_prefix(DEFAULT_REGISTRY).and_then(|rest| rest.strip_prefix('/'));
+        let short = complete
+            .strip_prefix(DEFAULT_REGISTRY)
+            .and_then(|rest| rest.strip_prefix('/'));
         match short {
             Some(short) => short.strip_prefix(OFFICIAL).unwrap_or(short).to_owned(),
             None => complete,
@@ -100,7 +108,10 @@ impl FromStr for ImageRef {
     type Err = BadImageRef;
 
     fn from_str(text: &str) -> Result<Self, BadImageRef> {
-        let bad = |why| BadImageRef { text: text.to_owned(), why };
+        let bad = |why| BadImageRef {
+            text: text.to_owned(),
+            why,
+        };
         let (name, digest) = match text.split_once('@') {
             Some((name, digest)) => {
                 let digest = Digest::new(digest)
@@ -119,9 +130,17 @@ impl FromStr for ImageRef {
             _ => (DEFAULT_REGISTRY, name.to_owned()),
         };
         let official = registry == DEFAULT_REGISTRY && !repository.contains('/');
-        let repository = if official { format!("{OFFICIAL}{repository}") } else { repository };
-        if registry.len() + repository.len() > LONGEST_NAME || !repository.split('/').all(is_component) {
-            return Err(bad("a name is made of a-z 0-9 and single . _ - between them, parts separated by /"));
+        let repository = if official {
+            format!("{OFFICIAL}{repository}")
+        } else {
+            repository
+        };
+        if registry.len() + repository.len() > LONGEST_NAME
+            || !repository.split('/').all(is_component)
+        {
+            return Err(bad(
+                "a name is made of a-z 0-9 and single . _ - between them, parts separated by /",
+            ));
         }
         if !is_registry(registry) {
             return Err(bad("its registry is not HOST or HOST:PORT"));
@@ -132,7 +151,12 @@ impl FromStr for ImageRef {
             ));
         }
         let tag = tag.or_else(|| digest.is_none().then(|| DEFAULT_TAG.to_owned()));
-        Ok(ImageRef { registry: registry.to_owned(), repository, tag, digest })
+        Ok(ImageRef {
+            registry: registry.to_owned(),
+            repository,
+            tag,
+            digest,
+        })
     }
 }
 
@@ -156,9 +180,13 @@ fn is_registry(host: &str) -> bool {
     };
     let label = |label: &str| {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        !label.is_empty() && !label.starts_with('-') && !label.ends_with('-') && label.bytes().all(fits)
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(fits)
     };
-    name.split('.').all(label) && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
+    name.split('.').all(label)
+        && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
 /// Letters and digits, with separators between them: `.`, `_`, `__` or any number of `-`.
@@ -205,7 +233,12 @@ impl fmt::Display for Digest {
 impl fmt::Display for BadImageRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: String = self.text.chars().take(300).collect();
-        write!(f, "`{}` is not the name of an image: {}", shown.escape_debug(), self.why)
+        write!(
+            f,
+            "`{}` is not the name of an image: {}",
+            shown.escape_debug(),
+            self.why
+        )
     }
 }
 
@@ -230,18 +263,42 @@ mod tests {
         let cases = [
             ("debian", "docker.io/library/debian:latest", "debian:latest"),
             ("me/tool:1.2", "docker.io/me/tool:1.2", "me/tool:1.2"),
-            ("index.docker.io/library/debian", "docker.io/library/debian:latest", "debian:latest"),
-            ("localhost/agent", "localhost/agent:latest", "localhost/agent:latest"),
-            ("127.0.0.1:5000/a/b", "127.0.0.1:5000/a/b:latest", "127.0.0.1:5000/a/b:latest"),
+            (
+                "index.docker.io/library/debian",
+                "docker.io/library/debian:latest",
+                "debian:latest",
+            ),
+            (
+                "localhost/agent",
+                "localhost/agent:latest",
+                "localhost/agent:latest",
+            ),
+            (
+                "127.0.0.1:5000/a/b",
+                "127.0.0.1:5000/a/b:latest",
+                "127.0.0.1:5000/a/b:latest",
+            ),
             ("ghcr.io/x/y_z:v1", "ghcr.io/x/y_z:v1", "ghcr.io/x/y_z:v1"),
         ];
         for (text, complete, familiar) in cases {
             let read: ImageRef = text.parse().unwrap();
-            assert_eq!((read.to_string().as_str(), read.familiar().as_str()), (complete, familiar));
+            assert_eq!(
+                (read.to_string().as_str(), read.familiar().as_str()),
+                (complete, familiar)
+            );
         }
         let pinned: ImageRef = format!("debian@{DIGEST}").parse().unwrap();
-        assert_eq!((pinned.tag(), pinned.digest().unwrap().as_str()), (None, DIGEST));
-        assert_eq!(format!("debian:12@{DIGEST}").parse::<ImageRef>().unwrap().tag(), Some("12"));
+        assert_eq!(
+            (pinned.tag(), pinned.digest().unwrap().as_str()),
+            (None, DIGEST)
+        );
+        assert_eq!(
+            format!("debian:12@{DIGEST}")
+                .parse::<ImageRef>()
+                .unwrap()
+                .tag(),
+            Some("12")
+        );
     }
 
     #[test]

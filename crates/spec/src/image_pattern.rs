@@ -72,23 +72,30 @@ impl FromStr for ImagePattern {
     type Err = BadImagePattern;
 
     fn from_str(text: &str) -> Result<Self, BadImagePattern> {
-        let bad = |why: String| BadImagePattern { text: text.to_owned(), why };
+        let bad = |why: String| BadImagePattern {
+            text: text.to_owned(),
+            why,
+        };
         let plain = |why: &str| bad(why.to_owned());
         if text.contains('@') {
             return Err(plain("a digest is not part of it, but a pin beside it"));
         }
         let path = text.strip_suffix("/*");
         if path.unwrap_or(text).contains('*') {
-            return Err(plain("`*` stands only at the end, after a slash, for every repository below"));
+            return Err(plain(
+                "`*` stands only at the end, after a slash, for every repository below",
+            ));
         }
         let example = match path {
             Some(path) => format!("{path}/{ANY_BELOW}@{ANY_DIGEST}"),
             None => format!("{text}@{ANY_DIGEST}"),
         };
-        let image: ImageRef = example.parse().map_err(|_| match text.parse::<ImageRef>() {
-            Err(error) if path.is_none() => bad(error.why().to_owned()),
-            _ => plain("it is not REPOSITORY, REPOSITORY:TAG or PATH/*"),
-        })?;
+        let image: ImageRef = example
+            .parse()
+            .map_err(|_| match text.parse::<ImageRef>() {
+                Err(error) if path.is_none() => bad(error.why().to_owned()),
+                _ => plain("it is not REPOSITORY, REPOSITORY:TAG or PATH/*"),
+            })?;
         let repository = image.repository();
         let scope = match (path, image.tag()) {
             (Some(_), _) => {
@@ -96,9 +103,15 @@ impl FromStr for ImagePattern {
                 Scope::Below(below.to_owned())
             }
             (None, None) => Scope::Repository(repository.to_owned()),
-            (None, Some(tag)) => Scope::Tag { repository: repository.to_owned(), tag: tag.to_owned() },
+            (None, Some(tag)) => Scope::Tag {
+                repository: repository.to_owned(),
+                tag: tag.to_owned(),
+            },
         };
-        Ok(ImagePattern { registry: image.registry().to_ascii_lowercase(), scope })
+        Ok(ImagePattern {
+            registry: image.registry().to_ascii_lowercase(),
+            scope,
+        })
     }
 }
 
@@ -116,7 +129,12 @@ impl fmt::Display for ImagePattern {
 impl fmt::Display for BadImagePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown: String = self.text.chars().take(300).collect();
-        write!(f, "`{}` does not say which images: {}", shown.escape_debug(), self.why)
+        write!(
+            f,
+            "`{}` does not say which images: {}",
+            shown.escape_debug(),
+            self.why
+        )
     }
 }
 
@@ -199,8 +217,8 @@ mod tests {
         let pinned = format!("a@{ANY_DIGEST}");
         let long = format!("{}/*", "a".repeat(300));
         let texts = [
-            "", "*", "/*", "//*", "a*", "a/*/b", "a/**", "*/a", "a:*", "a:/*", "a:b/*", "a/b:c/*", "A/*",
-            "../*", "a/../*", "a\n/*", "Python", "a:", &pinned, &long, "a@/*", "a/*@x",
+            "", "*", "/*", "//*", "a*", "a/*/b", "a/**", "*/a", "a:*", "a:/*", "a:b/*", "a/b:c/*",
+            "A/*", "../*", "a/../*", "a\n/*", "Python", "a:", &pinned, &long, "a@/*", "a/*@x",
         ];
         for text in texts {
             let refused = text.parse::<ImagePattern>().expect_err(text).to_string();
@@ -210,7 +228,13 @@ mod tests {
 
     #[test]
     fn what_means_fewer_images_ranks_higher() {
-        let ranked = ["ghcr.io/*", "ghcr.io/a/*", "ghcr.io/a/b/*", "ghcr.io/a/b/c", "ghcr.io/a/b/c:1"];
+        let ranked = [
+            "ghcr.io/*",
+            "ghcr.io/a/*",
+            "ghcr.io/a/b/*",
+            "ghcr.io/a/b/c",
+            "ghcr.io/a/b/c:1",
+        ];
         let ranks: Vec<_> = ranked.map(|text| pattern(text).rank()).into();
         assert!(ranks.windows(2).all(|pair| pair[0] < pair[1]), "{ranks:?}");
     }

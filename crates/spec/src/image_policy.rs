@@ -33,7 +33,9 @@ pub struct ImagePolicy {
 impl ImagePolicy {
     /// Whether an image may be pulled from where it lies.
     pub fn may_pull(&self, name: &ImageRef) -> bool {
-        self.registries.as_ref().is_none_or(|allowed| allowed.iter().any(|one| one == name.registry()))
+        self.registries
+            .as_ref()
+            .is_none_or(|allowed| allowed.iter().any(|one| one == name.registry()))
     }
 }
 
@@ -156,7 +158,10 @@ pub fn decide(
     match needed.iter().find(|one| !entry.capabilities.contains(*one)) {
         Some(lacking) => refuse(
             format!("image `{reference}` is not declared to have `{lacking}`"),
-            format!("`airlock image allow {} --capability {lacking}` declares it", entry.pattern),
+            format!(
+                "`airlock image allow {} --capability {lacking}` declares it",
+                entry.pattern
+            ),
         ),
         None => Ok(Admitted::By(Box::new(entry.clone()))),
     }
@@ -168,9 +173,18 @@ fn nearest<'a>(
     image: &ImageRef,
     digest: Option<&Digest>,
 ) -> Result<&'a AllowedImage, Refused> {
-    let meant: Vec<_> = entries.iter().filter(|entry| entry.pattern.matches(image)).collect();
+    let meant: Vec<_> = entries
+        .iter()
+        .filter(|entry| entry.pattern.matches(image))
+        .collect();
     let certain = |entry: &&AllowedImage| entry.is_about_what_is_run(image);
-    let Some(rank) = meant.iter().copied().filter(certain).map(AllowedImage::rank).max() else {
+    let Some(rank) = meant
+        .iter()
+        .copied()
+        .filter(certain)
+        .map(AllowedImage::rank)
+        .max()
+    else {
         return match meant.first() {
             None => refuse(
                 format!("image `{image}` is not on the list of allowed images"),
@@ -185,7 +199,10 @@ fn nearest<'a>(
             ),
         };
     };
-    let nearest: Vec<_> = meant.into_iter().filter(|entry| certain(entry) && entry.rank() == rank).collect();
+    let nearest: Vec<_> = meant
+        .into_iter()
+        .filter(|entry| certain(entry) && entry.rank() == rank)
+        .collect();
     let fits = |entry: &&&AllowedImage| entry.pin.is_none() || entry.pin.as_ref() == digest;
     match nearest.iter().find(fits) {
         Some(entry) => Ok(entry),
@@ -234,13 +251,18 @@ fn check_mark(
 }
 
 fn refuse<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Refused> {
-    Err(Refused { message: message.into(), hint: hint.into() })
+    Err(Refused {
+        message: message.into(),
+        hint: hint.into(),
+    })
 }
 
 impl ImageFacts {
     /// Whether it says of itself that agents may run in it.
     pub fn is_marked(&self) -> bool {
-        self.labels.get(AGENT_LABEL).is_some_and(|value| value == "true")
+        self.labels
+            .get(AGENT_LABEL)
+            .is_some_and(|value| value == "true")
     }
 }
 
@@ -260,9 +282,9 @@ impl ImagePolicy {
     pub fn may_change(&self, who: &Who, owner: u32) -> bool {
         match &self.may_add {
             None => who.uid == owner,
-            Some(listed) => {
-                listed.iter().any(|one| *one == who.uid.to_string() || Some(one) == who.name.as_ref())
-            }
+            Some(listed) => listed
+                .iter()
+                .any(|one| *one == who.uid.to_string() || Some(one) == who.name.as_ref()),
         }
     }
 }
@@ -308,7 +330,11 @@ impl std::error::Error for Refused {}
 
 impl From<Refused> for ErrorInfo {
     fn from(refused: Refused) -> Self {
-        ErrorInfo { code: ErrorCode::ImageRefused, message: refused.message, hint: Some(refused.hint) }
+        ErrorInfo {
+            code: ErrorCode::ImageRefused,
+            message: refused.message,
+            hint: Some(refused.hint),
+        }
     }
 }
 

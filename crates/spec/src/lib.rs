@@ -42,14 +42,16 @@ pub use egress::{
     PASSING_PORT, Ports, RefPattern, Repository, WEB_PORTS, host_and_ports,
 };
 pub use exact::{Exact, FileId};
-pub use grant::{BadModelPattern, Budget, Grants, INFERENCE_PORT, LLM_PORT, LlmGrant, ModelPattern};
+pub use grant::{
+    BadModelPattern, Budget, Grants, INFERENCE_PORT, LLM_PORT, LlmGrant, ModelPattern,
+};
 pub use host::{BadHost, Destination, Host, HostPattern};
 pub use id::{BadId, Id};
 pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
 pub use image_pattern::{BadImagePattern, ImagePattern};
 pub use image_policy::{
-    AGENT_LABEL, Admitted, AllowedImage, Capability, ImageFacts, ImagePolicy, ImageRule, ImageUse, Refused,
-    RequireMark, Who, decide,
+    AGENT_LABEL, Admitted, AllowedImage, Capability, ImageFacts, ImagePolicy, ImageRule, ImageUse,
+    Refused, RequireMark, Who, decide,
 };
 pub use limits::{LimitName, Limits, Maximum};
 pub use log::{LogFile, LogFormat, LogLevel, LogSettings};
@@ -63,20 +65,21 @@ pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 #[cfg(feature = "serde")]
 pub use result::base64;
 pub use result::{
-    ArtifactRef, BadTimestamp, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event, LearnedRule,
-    LlmUsage, Moments, RunResult, Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
+    ArtifactRef, BadTimestamp, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event,
+    LearnedRule, LlmUsage, Moments, RunResult, Status, Stream, Timestamp, Truncated, Usage,
+    WorkspaceChanges,
 };
 pub use run::{
-    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,
-    RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
+    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root,
+    RunRequest, RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
 };
 pub use session::{
     DEFAULT_IDLE, DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, SessionRequest, SessionSpec,
 };
 pub use steps::{
     BadJob, Constraints, ExecutionMode, Inference, InferenceSource, JobContext, MOST_JOB_BYTES,
-    MOST_STEP_OUTPUT, MOST_STEPS, STEPS_PROTOCOL, Step, StepAction, StepArtifact, StepJob, StepResult,
-    StepStatus, StepsResult,
+    MOST_STEP_OUTPUT, MOST_STEPS, STEPS_PROTOCOL, Step, StepAction, StepArtifact, StepJob,
+    StepResult, StepStatus, StepsResult,
 };
 pub use tenant::{Quota, Tenants};
 pub use trace_parent::TraceParent;

@@ -39,9 +39,15 @@ pub struct Limits {
 impl fmt::Debug for Limits {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = out.debug_struct("Limits");
-        out.field("memory", &self.memory).field("cpu_time", &self.cpu_time).field("cpus", &self.cpus);
-        out.field("wall_time", &self.wall_time).field("pids", &self.pids).field("file_size", &self.file_size);
-        out.field("open_files", &self.open_files).field("disk", &self.disk).field("output", &self.output);
+        out.field("memory", &self.memory)
+            .field("cpu_time", &self.cpu_time)
+            .field("cpus", &self.cpus);
+        out.field("wall_time", &self.wall_time)
+            .field("pids", &self.pids)
+            .field("file_size", &self.file_size);
+        out.field("open_files", &self.open_files)
+            .field("disk", &self.disk)
+            .field("output", &self.output);
         let sizes = [
             ("stack", self.stack),
             ("locked_memory", self.locked_memory),
@@ -50,7 +56,9 @@ impl fmt::Debug for Limits {
         for (name, size) in sizes {
             size.iter().for_each(|size| _ = out.field(name, size));
         }
-        self.nice.iter().for_each(|nice| _ = out.field("nice", nice));
+        self.nice
+            .iter()
+            .for_each(|nice| _ = out.field("nice", nice));
         out.finish()
     }
 }
@@ -114,7 +122,9 @@ impl Limits {
         }
         /// What has a limit without a word is not given more by a maximum.
         fn lowered(value: Option<Size>, most: Option<Size>, usual: Size) -> Option<Size> {
-            value.map(|value| least(value, most)).or(most.filter(|most| *most < usual))
+            value
+                .map(|value| least(value, most))
+                .or(most.filter(|most| *most < usual))
         }
         Limits {
             memory: least(self.memory, most.memory),
@@ -127,8 +137,16 @@ impl Limits {
             disk: least(self.disk, most.disk),
             output: least(self.output, most.output),
             stack: capped(self.stack, most.stack),
-            locked_memory: lowered(self.locked_memory, most.locked_memory, Limits::LOCKED_MEMORY),
-            message_queues: lowered(self.message_queues, most.message_queues, Limits::MESSAGE_QUEUES),
+            locked_memory: lowered(
+                self.locked_memory,
+                most.locked_memory,
+                Limits::LOCKED_MEMORY,
+            ),
+            message_queues: lowered(
+                self.message_queues,
+                most.message_queues,
+                Limits::MESSAGE_QUEUES,
+            ),
             nice: self.nice.max(most.nice),
         }
     }
@@ -158,13 +176,19 @@ impl Maximum {
             .or_else(|| over("locked_memory", asked.locked_memory, self.locked_memory))
             .or_else(|| over("message_queues", asked.message_queues, self.message_queues))
             // The less, the more.
-            .or_else(|| over("nice", self.nice, asked.nice).map(|(name, most, asked)| (name, asked, most)))
+            .or_else(|| {
+                over("nice", self.nice, asked.nice).map(|(name, most, asked)| (name, asked, most))
+            })
     }
 }
 
 /// A limit that was reached, as listed in `limits_hit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[allow(missing_docs, reason = "the names are those of `Limits`")]
 pub enum LimitName {
     Memory,
@@ -188,23 +212,48 @@ mod tests {
     fn a_maximum_also_limits_what_had_no_limit() {
         let agent = Policy::default().profile("agent").unwrap().limits.clone();
         assert_eq!(agent.cpu_time, None);
-        let most = Maximum { cpu_time: "5s".parse().ok(), memory: "1T".parse().ok(), ..Maximum::default() };
+        let most = Maximum {
+            cpu_time: "5s".parse().ok(),
+            memory: "1T".parse().ok(),
+            ..Maximum::default()
+        };
         let limited = agent.clone().at_most(&most);
-        assert_eq!(limited, Limits { cpu_time: "5s".parse().ok(), ..agent });
+        assert_eq!(
+            limited,
+            Limits {
+                cpu_time: "5s".parse().ok(),
+                ..agent
+            }
+        );
     }
 
     #[test]
     fn what_is_not_set_is_not_named() {
-        let limits = Policy::default().profile("restrictive").unwrap().limits.clone();
+        let limits = Policy::default()
+            .profile("restrictive")
+            .unwrap()
+            .limits
+            .clone();
         let before = format!("{limits:?}");
-        assert!(before.ends_with("output: Size(2097152) }") && before.contains("pids: 32"), "{before}");
-        let more = Limits { stack: Some(Size(8)), nice: Some(15), ..limits };
+        assert!(
+            before.ends_with("output: Size(2097152) }") && before.contains("pids: 32"),
+            "{before}"
+        );
+        let more = Limits {
+            stack: Some(Size(8)),
+            nice: Some(15),
+            ..limits
+        };
         assert!(format!("{more:?}").ends_with("output: Size(2097152), stack: Size(8), nice: 15 }"));
     }
 
     #[test]
     fn a_maximum_raises_nothing_that_is_low_without_a_word() {
-        let limits = Policy::default().profile("restrictive").unwrap().limits.clone();
+        let limits = Policy::default()
+            .profile("restrictive")
+            .unwrap()
+            .limits
+            .clone();
         let most = |locked: &str, nice| Maximum {
             locked_memory: locked.parse().ok(),
             stack: "8M".parse().ok(),
@@ -212,20 +261,43 @@ mod tests {
             ..Maximum::default()
         };
         let high = limits.clone().at_most(&most("1M", Some(5)));
-        assert_eq!((high.locked_memory, high.stack, high.nice), (None, "8M".parse().ok(), Some(5)));
-        assert_eq!(limits.clone().at_most(&most("1K", None)).locked_memory, "1K".parse().ok());
-        let nicer = Limits { nice: Some(10), ..limits };
+        assert_eq!(
+            (high.locked_memory, high.stack, high.nice),
+            (None, "8M".parse().ok(), Some(5))
+        );
+        assert_eq!(
+            limits.clone().at_most(&most("1K", None)).locked_memory,
+            "1K".parse().ok()
+        );
+        let nicer = Limits {
+            nice: Some(10),
+            ..limits
+        };
         assert_eq!(nicer.at_most(&most("1M", Some(5))).nice, Some(10));
-        let asked = Maximum { nice: Some(3), ..Maximum::default() };
+        let asked = Maximum {
+            nice: Some(3),
+            ..Maximum::default()
+        };
         let over = most("1M", Some(5)).exceeded_by(&asked);
         assert_eq!(over, Some(("nice", "3".into(), "5".into())));
     }
 
     #[test]
     fn the_first_value_over_the_maximum_is_named() {
-        let most = Maximum { pids: Some(10), memory: "1G".parse().ok(), ..Maximum::default() };
-        let asked = Maximum { pids: Some(11), memory: "1G".parse().ok(), ..Maximum::default() };
-        assert_eq!(most.exceeded_by(&asked), Some(("pids", "11".into(), "10".into())));
+        let most = Maximum {
+            pids: Some(10),
+            memory: "1G".parse().ok(),
+            ..Maximum::default()
+        };
+        let asked = Maximum {
+            pids: Some(11),
+            memory: "1G".parse().ok(),
+            ..Maximum::default()
+        };
+        assert_eq!(
+            most.exceeded_by(&asked),
+            Some(("pids", "11".into(), "10".into()))
+        );
         assert_eq!(most.exceeded_by(&Maximum::default()), None);
     }
 }

@@ -42,7 +42,12 @@ pub enum LogLevel {
 
 impl LogLevel {
     /// All of them.
-    pub const ALL: [LogLevel; 4] = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug];
+    pub const ALL: [LogLevel; 4] = [
+        LogLevel::Error,
+        LogLevel::Warn,
+        LogLevel::Info,
+        LogLevel::Debug,
+    ];
 
     /// The public name.
     pub const fn name(self) -> &'static str {

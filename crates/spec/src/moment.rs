@@ -11,7 +11,8 @@ impl Timestamp {
 
 fn read(text: &str) -> Option<u64> {
     let bytes = text.as_bytes();
-    let at = |index: usize, wanted: &[u8]| bytes.get(index).is_some_and(|byte| wanted.contains(byte));
+    let at =
+        |index: usize, wanted: &[u8]| bytes.get(index).is_some_and(|byte| wanted.contains(byte));
     let part = |from: usize, to: usize| digits(bytes.get(from..to)?);
     if !(at(4, b"-") && at(7, b"-") && at(10, b"Tt ") && at(13, b":") && at(16, b":")) {
         return None;
@@ -32,14 +33,22 @@ fn read(text: &str) -> Option<u64> {
 
 fn digits(text: &[u8]) -> Option<i64> {
     let digit = |byte: &u8| byte.is_ascii_digit().then(|| i64::from(byte - b'0'));
-    text.iter().try_fold(0, |number, byte| Some(number * 10 + digit(byte)?))
+    text.iter()
+        .try_fold(0, |number, byte| Some(number * 10 + digit(byte)?))
 }
 
 /// Milliseconds, and what stands behind them.
 fn fraction(text: &[u8]) -> Option<(i64, &[u8])> {
-    let Some(rest) = text.strip_prefix(b".") else { return Some((0, text)) };
+    let Some(rest) = text.strip_prefix(b".") else {
+        return Some((0, text));
+    };
     let length = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let first: Vec<u8> = rest[..length].iter().copied().chain(*b"000").take(3).collect();
+    let first: Vec<u8> = rest[..length]
+        .iter()
+        .copied()
+        .chain(*b"000")
+        .take(3)
+        .collect();
     ((1..=9).contains(&length)).then_some((digits(&first)?, &rest[length..]))
 }
 
@@ -72,7 +81,11 @@ fn days_of(year: i64, month: i64) -> i64 {
 
 /// Days since 1970. Years begin in March, so that the odd day is the last.
 fn days(year: i64, month: i64, day: i64) -> i64 {
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);
     let of_year = (153 * month + 2) / 5 + day - 1;
@@ -87,7 +100,12 @@ mod tests {
     fn what_we_write_we_read() {
         let mut at = 0_u64;
         while at < 4_200_000_000_000 {
-            assert_eq!(read(&Timestamp(at).to_string()), Some(at), "{}", Timestamp(at));
+            assert_eq!(
+                read(&Timestamp(at).to_string()),
+                Some(at),
+                "{}",
+                Timestamp(at)
+            );
             at += 86_399_997 * 11;
         }
     }

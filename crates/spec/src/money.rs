@@ -4,7 +4,11 @@ use std::{fmt, iter::Sum, str::FromStr};
 
 /// An amount in nano-dollars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(transparent)
+)]
 pub struct Money(pub u64);
 
 /// Why a text is not an amount.
@@ -55,7 +59,11 @@ impl fmt::Display for Money {
 
 impl fmt::Display for BadMoney {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "`{}` is not an amount of dollars", self.0.escape_debug())
+        write!(
+            out,
+            "`{}` is not an amount of dollars",
+            self.0.escape_debug()
+        )
     }
 }
 
@@ -68,13 +76,18 @@ impl FromStr for Money {
     fn from_str(text: &str) -> Result<Money, BadMoney> {
         let bad = || BadMoney(text.chars().take(40).collect());
         let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
-        let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let digits =
+            |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         if !digits(whole) || !digits(decimals) || decimals.len() > DIGITS {
             return Err(bad());
         }
         let whole: u64 = whole.parse().map_err(|_| bad())?;
         let nanos: u64 = format!("{decimals:0<DIGITS$}").parse().map_err(|_| bad())?;
-        whole.checked_mul(NANOS).and_then(|whole| whole.checked_add(nanos)).map(Money).ok_or_else(bad)
+        whole
+            .checked_mul(NANOS)
+            .and_then(|whole| whole.checked_add(nanos))
+            .map(Money)
+            .ok_or_else(bad)
     }
 }
 
@@ -89,8 +102,20 @@ mod tests {
         assert_eq!(read("0.50"), Some(500_000_000));
         assert_eq!(read("2"), Some(2_000_000_000));
         assert_eq!(read("0.000000001"), Some(1));
-        for bad in ["", ".", "1.", ".5", "-1", "+1", "1e3", "0.0000000001", "99999999999", "1,5", "NaN", " 1"]
-        {
+        for bad in [
+            "",
+            ".",
+            "1.",
+            ".5",
+            "-1",
+            "+1",
+            "1e3",
+            "0.0000000001",
+            "99999999999",
+            "1,5",
+            "NaN",
+            " 1",
+        ] {
             assert_eq!(read(bad), None, "{bad}");
         }
     }

@@ -2,7 +2,10 @@
 
 /// The known key that is most likely meant, if one is near enough.
 pub fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
-    let near = known.iter().map(|candidate| (distance(key, candidate), *candidate)).min()?;
+    let near = known
+        .iter()
+        .map(|candidate| (distance(key, candidate), *candidate))
+        .min()?;
     (near.0 <= 1 + near.1.len() / 4).then_some(near.1)
 }
 
@@ -43,9 +46,12 @@ mod tests {
 
     #[test]
     fn distances_are_those_of_the_textbook() {
-        for (from, to, steps) in
-            [("kitten", "sitting", 3), ("", "abc", 3), ("same", "same", 0), ("ab", "ba", 2)]
-        {
+        for (from, to, steps) in [
+            ("kitten", "sitting", 3),
+            ("", "abc", 3),
+            ("same", "same", 0),
+            ("ab", "ba", 2),
+        ] {
             assert_eq!(distance(from, to), steps, "{from} {to}");
         }
     }

@@ -23,17 +23,30 @@ pub struct BadPath {
 }
 
 /// Airlock's own places: a mount there would undo what it puts up.
-const RESERVED: [&str; 7] = ["/proc", "/sys", "/dev", "/tmp", "/run", "/etc/passwd", "/etc/group"];
+const RESERVED: [&str; 7] = [
+    "/proc",
+    "/sys",
+    "/dev",
+    "/tmp",
+    "/run",
+    "/etc/passwd",
+    "/etc/group",
+];
 /// Deeper than any sane tree, and small enough that a walk cannot be made to cost much.
 const DEEPEST: usize = 64;
 
 impl InsidePath {
     /// Checks a mount point.
     pub fn new(path: &Path) -> Result<Self, BadPath> {
-        let bad = |why| BadPath { given: path.display().to_string(), why };
+        let bad = |why| BadPath {
+            given: path.display().to_string(),
+            why,
+        };
         let clean = normal(path, true).map_err(bad)?;
         if clean == Path::new("/") || clean == Path::new("/workspace") {
-            return Err(bad("the root and /workspace are mounted by --image and --workspace"));
+            return Err(bad(
+                "the root and /workspace are mounted by --image and --workspace",
+            ));
         }
         if RESERVED.iter().any(|place| clean.starts_with(place)) {
             return Err(bad("this place inside belongs to Airlock"));
@@ -51,7 +64,10 @@ impl WorkspacePath {
     /// Checks a path relative to `/workspace`; a leading `/workspace/` is accepted and dropped.
     pub fn new(path: &Path) -> Result<Self, BadPath> {
         let relative = path.strip_prefix("/workspace").unwrap_or(path);
-        let bad = |why| BadPath { given: path.display().to_string(), why };
+        let bad = |why| BadPath {
+            given: path.display().to_string(),
+            why,
+        };
         let clean = normal(relative, false).map_err(bad)?;
         match clean.as_os_str().is_empty() {
             true => Err(bad("it names the whole workspace")),
@@ -67,7 +83,10 @@ impl WorkspacePath {
 
 /// A folder inside, absolute; a relative one lies below `/workspace`. Nothing is mounted there, so it may be anybody's.
 pub(crate) fn folder_inside(path: &Path) -> Result<PathBuf, BadPath> {
-    let bad = |why| BadPath { given: path.display().to_string(), why };
+    let bad = |why| BadPath {
+        given: path.display().to_string(),
+        why,
+    };
     match path.is_absolute() {
         true => normal(path, true).map_err(bad),
         false => Ok(Path::new(crate::WORKSPACE).join(normal(path, false).map_err(bad)?)),
@@ -77,7 +96,11 @@ pub(crate) fn folder_inside(path: &Path) -> Result<PathBuf, BadPath> {
 fn normal(path: &Path, absolute: bool) -> Result<PathBuf, &'static str> {
     use std::os::unix::ffi::OsStrExt;
     if path.is_absolute() != absolute {
-        return Err(if absolute { "it must begin with /" } else { "it must be relative to /workspace" });
+        return Err(if absolute {
+            "it must begin with /"
+        } else {
+            "it must be relative to /workspace"
+        });
     }
     if path.as_os_str().as_bytes().contains(&0) {
         return Err("it contains a NUL byte");
@@ -89,7 +112,9 @@ fn normal(path: &Path, absolute: bool) -> Result<PathBuf, &'static str> {
     for part in path.components() {
         match part {
             Component::RootDir => clean.push("/"),
-            Component::Normal(name) if name.len() > 255 => return Err("one of its names is too long"),
+            Component::Normal(name) if name.len() > 255 => {
+                return Err("one of its names is too long");
+            }
             Component::Normal(name) => clean.push(name),
             Component::CurDir => {}
             Component::ParentDir => return Err("it contains `..`"),
@@ -101,7 +126,12 @@ fn normal(path: &Path, absolute: bool) -> Result<PathBuf, &'static str> {
 
 impl fmt::Display for BadPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` cannot be used as a path: {}", self.given.escape_debug(), self.why)
+        write!(
+            f,
+            "`{}` cannot be used as a path: {}",
+            self.given.escape_debug(),
+            self.why
+        )
     }
 }
 
@@ -114,21 +144,48 @@ mod tests {
 
     #[test]
     fn mount_points_are_absolute_and_nobody_elses() {
-        for bad in
-            ["", "data", "/", "/workspace", "/proc/x", "/dev", "/tmp/x", "/a/../etc", "/etc/passwd", "/a\0b"]
-        {
+        for bad in [
+            "",
+            "data",
+            "/",
+            "/workspace",
+            "/proc/x",
+            "/dev",
+            "/tmp/x",
+            "/a/../etc",
+            "/etc/passwd",
+            "/a\0b",
+        ] {
             assert!(InsidePath::new(Path::new(bad)).is_err(), "{bad:?}");
         }
-        assert_eq!(InsidePath::new(Path::new("/data//x/./y/")).unwrap().as_path(), Path::new("/data/x/y"));
+        assert_eq!(
+            InsidePath::new(Path::new("/data//x/./y/"))
+                .unwrap()
+                .as_path(),
+            Path::new("/data/x/y")
+        );
         assert!(InsidePath::new(Path::new("/workspace/sub")).is_ok());
     }
 
     #[test]
     fn workspace_paths_stay_below_it() {
-        for bad in ["", ".", "/etc/x", "../x", "a/../../x", "/workspace", "/workspacex/a"] {
+        for bad in [
+            "",
+            ".",
+            "/etc/x",
+            "../x",
+            "a/../../x",
+            "/workspace",
+            "/workspacex/a",
+        ] {
             assert!(WorkspacePath::new(Path::new(bad)).is_err(), "{bad:?}");
         }
-        assert_eq!(WorkspacePath::new(Path::new("/workspace/a/b")).unwrap().as_path(), Path::new("a/b"));
+        assert_eq!(
+            WorkspacePath::new(Path::new("/workspace/a/b"))
+                .unwrap()
+                .as_path(),
+            Path::new("a/b")
+        );
     }
 
     proptest! {

@@ -81,7 +81,10 @@ impl Default for Policy {
             ("agent", agent()),
         ];
         Policy {
-            profiles: profiles.into_iter().map(|(name, profile)| (name.to_owned(), profile)).collect(),
+            profiles: profiles
+                .into_iter()
+                .map(|(name, profile)| (name.to_owned(), profile))
+                .collect(),
             maximum: Maximum::default(),
             maximum_budget: Budget::default(),
             maximum_hosts: None,
@@ -170,7 +173,11 @@ fn agent() -> Profile {
         network: Network::Doors,
         // So that a program is told why it cannot get out, and can be let out while it runs.
         egress: Some(Vec::new()),
-        limits: Limits { cpu_time: None, wall_time: seconds(3600), ..base.limits },
+        limits: Limits {
+            cpu_time: None,
+            wall_time: seconds(3600),
+            ..base.limits
+        },
         extra_mounts: ExtraMounts::None,
         ..base
     }

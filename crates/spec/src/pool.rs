@@ -19,7 +19,11 @@ impl Pool {
     pub const PARKED_BYTES: Size = Size(704 << 10);
 
     /// Nothing is made ahead.
-    pub const OFF: Pool = Pool { parked: 0, berths: 0, memory: Size(32 << 20) };
+    pub const OFF: Pool = Pool {
+        parked: 0,
+        berths: 0,
+        memory: Size(32 << 20),
+    };
 }
 
 impl Default for Pool {

@@ -30,12 +30,17 @@ const CPUS: &str = "a number of CPUs from 0.01 to 1024, such as 1.5";
 const LONGEST: Duration = Duration::from_secs(315_360_000);
 
 fn bad(given: &str, wanted: &'static str) -> BadQuantity {
-    BadQuantity { given: given.chars().take(40).collect(), wanted }
+    BadQuantity {
+        given: given.chars().take(40).collect(),
+        wanted,
+    }
 }
 
 /// Splits leading ASCII digits off.
 fn digits(text: &str) -> Option<(u64, &str)> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     Some((text[..end].parse().ok()?, &text[end..]))
 }
 
@@ -53,7 +58,10 @@ impl FromStr for Size {
                 "t" | "tb" | "tib" => 40,
                 _ => return None,
             };
-            number.checked_mul(1 << shift).filter(|bytes| (1..=1 << 60).contains(bytes)).map(Size)
+            number
+                .checked_mul(1 << shift)
+                .filter(|bytes| (1..=1 << 60).contains(bytes))
+                .map(Size)
         };
         parse().ok_or_else(|| bad(text, SIZE))
     }
@@ -62,7 +70,10 @@ impl FromStr for Size {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
-        match units.iter().find(|(shift, _)| self.0 != 0 && self.0.trailing_zeros() >= *shift) {
+        match units
+            .iter()
+            .find(|(shift, _)| self.0 != 0 && self.0.trailing_zeros() >= *shift)
+        {
             Some((shift, unit)) => write!(f, "{}{unit}", self.0 >> shift),
             None => write!(f, "{}", self.0),
         }
@@ -77,7 +88,9 @@ impl FromStr for Time {
             let (mut total, mut rest) = (Duration::ZERO, text);
             loop {
                 let (number, tail) = digits(rest)?;
-                let end = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
+                let end = tail
+                    .find(|c: char| c.is_ascii_digit())
+                    .unwrap_or(tail.len());
                 let part = match &tail[..end] {
                     "ms" => Duration::from_millis(number),
                     "s" => Duration::from_secs(number),
@@ -115,12 +128,17 @@ impl FromStr for Cpus {
     fn from_str(text: &str) -> Result<Self, BadQuantity> {
         let parse = || {
             let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-            let plain = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+            let plain =
+                |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
             if !plain(whole) || !plain(fraction) || fraction.len() > 3 {
                 return None;
             }
             let thousandths: u32 = format!("{fraction:0<3}").parse().ok()?;
-            let all = whole.parse::<u32>().ok()?.checked_mul(1000)?.checked_add(thousandths)?;
+            let all = whole
+                .parse::<u32>()
+                .ok()?
+                .checked_mul(1000)?
+                .checked_add(thousandths)?;
             (10..=1_024_000).contains(&all).then_some(Cpus(all))
         };
         parse().ok_or_else(|| bad(text, CPUS))
@@ -149,24 +167,53 @@ mod tests {
 
     #[test]
     fn sizes_read_as_people_write_them() {
-        for (text, bytes) in
-            [("64M", 64 << 20), ("2g", 2 << 30), ("512KiB", 512 << 10), ("4096", 4096), ("7b", 7)]
-        {
+        for (text, bytes) in [
+            ("64M", 64 << 20),
+            ("2g", 2 << 30),
+            ("512KiB", 512 << 10),
+            ("4096", 4096),
+            ("7b", 7),
+        ] {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
-        for text in ["", "M", "0", "-1", "+1", "1.5G", "64 M", "64X", "99999999999T", "１M"] {
+        for text in [
+            "",
+            "M",
+            "0",
+            "-1",
+            "+1",
+            "1.5G",
+            "64 M",
+            "64X",
+            "99999999999T",
+            "１M",
+        ] {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn times_read_as_people_write_them() {
-        for (text, ms) in
-            [("30s", 30_000), ("30", 30_000), ("500ms", 500), ("1m30s", 90_000), ("2h", 7_200_000)]
-        {
+        for (text, ms) in [
+            ("30s", 30_000),
+            ("30", 30_000),
+            ("500ms", 500),
+            ("1m30s", 90_000),
+            ("2h", 7_200_000),
+        ] {
             assert_eq!(text.parse(), Ok(Time(Duration::from_millis(ms))), "{text}");
         }
-        for text in ["", "s", "0s", "1d", "1.5s", "-3s", "1m30", "99999999999h", "1s "] {
+        for text in [
+            "",
+            "s",
+            "0s",
+            "1d",
+            "1.5s",
+            "-3s",
+            "1m30",
+            "99999999999h",
+            "1s ",
+        ] {
             assert!(text.parse::<Time>().is_err(), "{text}");
         }
     }
@@ -176,7 +223,9 @@ mod tests {
         for (text, thousandths) in [("1.5", 1500), ("2", 2000), ("0.01", 10), ("0.125", 125)] {
             assert_eq!(text.parse(), Ok(Cpus(thousandths)), "{text}");
         }
-        for text in ["", ".", "1.", ".5", "0", "0.001", "1.2345", "-1", "1e3", "2000"] {
+        for text in [
+            "", ".", "1.", ".5", "0", "0.001", "1.2345", "-1", "1e3", "2000",
+        ] {
             assert!(text.parse::<Cpus>().is_err(), "{text}");
         }
     }

@@ -34,7 +34,9 @@ impl FromStr for RequestPath {
         if text.len() > LONGEST {
             return Err(BadRequestPath("it is longer than 8 KiB"));
         }
-        let rest = text.strip_prefix('/').ok_or(BadRequestPath("it does not begin with a slash"))?;
+        let rest = text
+            .strip_prefix('/')
+            .ok_or(BadRequestPath("it does not begin with a slash"))?;
         let plain = unescape(rest)?;
         let mut segments: Vec<&str> = Vec::new();
         let mut parts = plain.split('/').peekable();
@@ -81,7 +83,9 @@ fn unescape(text: &str) -> Result<String, BadRequestPath> {
                     value => plain.push_str(&format!("%{value:02X}")),
                 }
             }
-            b'\\' | b'#' | b'?' => return Err(BadRequestPath("it has a character that no path has")),
+            b'\\' | b'#' | b'?' => {
+                return Err(BadRequestPath("it has a character that no path has"));
+            }
             0x21..=0x7e => plain.push(char::from(byte)),
             _ => return Err(BadRequestPath("it has a character that no path has")),
         }
@@ -92,7 +96,9 @@ fn unescape(text: &str) -> Result<String, BadRequestPath> {
 /// Whether a server could see something else in this segment than we do.
 fn is_odd(segment: &str) -> bool {
     segment.contains(';')
-        || ["%2F", "%5C", "%25", "%3B", "%3F", "%23"].iter().any(|escape| segment.contains(escape))
+        || ["%2F", "%5C", "%25", "%3B", "%3F", "%23"]
+            .iter()
+            .any(|escape| segment.contains(escape))
 }
 
 impl PathPattern {
@@ -108,10 +114,12 @@ impl PathPattern {
                 (Some("**"), first) => {
                     // At least one segment, and none that is odd or empty before the last.
                     let rest: Vec<_> = first.into_iter().chain(parts).collect();
-                    let (Some(last), rest) = (rest.last(), &rest[..rest.len().saturating_sub(1)]) else {
+                    let (Some(last), rest) = (rest.last(), &rest[..rest.len().saturating_sub(1)])
+                    else {
                         return false;
                     };
-                    return !is_odd(last) && rest.iter().all(|part| !part.is_empty() && !is_odd(part));
+                    return !is_odd(last)
+                        && rest.iter().all(|part| !part.is_empty() && !is_odd(part));
                 }
                 (Some(pattern), Some(part)) if segment_matches(pattern, part) => {}
                 (None, None) => return true,
@@ -153,7 +161,9 @@ impl FromStr for PathPattern {
             let last = at + 1 == segments.len();
             let good = stars <= 1 || *segment == "**" && last;
             if !good {
-                return Err(BadRequestPath("a part of it has one * at most, and ** is the last part"));
+                return Err(BadRequestPath(
+                    "a part of it has one * at most, and ** is the last part",
+                ));
             }
         }
         Ok(PathPattern(path))
@@ -198,9 +208,10 @@ mod tests {
         ] {
             assert_eq!(path(text).as_deref(), Ok(one), "{text}");
         }
-        for text in
-            ["", "a", "/..", "/a/../..", "/%", "/%zz", "/%0", "/%00", "/a\\b", "/a?b", "/a b", "/ü", "*"]
-        {
+        for text in [
+            "", "a", "/..", "/a/../..", "/%", "/%zz", "/%0", "/%00", "/a\\b", "/a?b", "/a b", "/ü",
+            "*",
+        ] {
             assert!(path(text).is_err(), "{text}");
         }
     }
@@ -208,7 +219,10 @@ mod tests {
     #[test]
     fn a_pattern_matches_what_it_says_and_nothing_that_could_be_read_otherwise() {
         let matches = |pattern: &str, text: &str| {
-            pattern.parse::<PathPattern>().unwrap().matches(&text.parse::<RequestPath>().unwrap())
+            pattern
+                .parse::<PathPattern>()
+                .unwrap()
+                .matches(&text.parse::<RequestPath>().unwrap())
         };
         for (pattern, text) in [
             ("/**", "/a%2Fb//;c"),

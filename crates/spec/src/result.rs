@@ -9,7 +9,11 @@ use std::{
 
 /// How a run stands or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum Status {
     Queued,
@@ -55,7 +59,11 @@ impl Status {
 
 /// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum ErrorCode {
     InvalidSpec,
@@ -174,7 +182,11 @@ pub struct Truncated {
 
 /// What holds a limit on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Enforcer {
     /// A cgroup of the unified tree.
     CgroupV2,
@@ -327,7 +339,11 @@ impl fmt::Display for Timestamp {
         let (days, ms) = ((self.0 / 86_400_000) as i64, self.0 % 86_400_000);
         let (year, month, day) = civil(days);
         let (hour, minute, second) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
-        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1000)
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
+            ms % 1000
+        )
     }
 }
 
@@ -358,8 +374,9 @@ fn moment(text: &str) -> Option<Timestamp> {
     };
     let signs = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
     let bytes = body.as_bytes();
-    let is_digit =
-        |(at, byte): (usize, &u8)| signs.iter().any(|(sign, _)| *sign == at) || byte.is_ascii_digit();
+    let is_digit = |(at, byte): (usize, &u8)| {
+        signs.iter().any(|(sign, _)| *sign == at) || byte.is_ascii_digit()
+    };
     let is_shaped = bytes.len() == 19
         && bytes.iter().enumerate().all(is_digit)
         && signs.iter().all(|(at, sign)| bytes[*at] == *sign)
@@ -372,8 +389,10 @@ fn moment(text: &str) -> Option<Timestamp> {
     let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
     let days = days_of(year as i64, month as i64, day as i64);
     // A day that there is not would come back as another.
-    let is_real =
-        civil(days) == (year as i64, month as i64, day as i64) && hour < 24 && minute < 60 && second < 60;
+    let is_real = civil(days) == (year as i64, month as i64, day as i64)
+        && hour < 24
+        && minute < 60
+        && second < 60;
     let thousandths: u64 = format!("{fraction:0<3}")[..3].parse().ok()?;
     let seconds = u64::try_from(days).ok()? * 86_400 + hour * 3600 + minute * 60 + second;
     is_real.then_some(Timestamp(seconds * 1000 + thousandths))
@@ -391,11 +410,16 @@ fn days_of(year: i64, month: i64, day: i64) -> i64 {
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let month = if shifted_month < 10 {
+        shifted_month + 3
+    } else {
+        shifted_month - 9
+    };
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
@@ -462,7 +486,11 @@ mod wire {
     }
 
     /// Timestamp where it is UTF-8, base64 under the other name where it is not.
-    fn output<M: SerializeMap>(map: &mut M, names: [&str; 2], bytes: &[u8]) -> Result<(), M::Error> {
+    fn output<M: SerializeMap>(
+        map: &mut M,
+        names: [&str; 2],
+        bytes: &[u8],
+    ) -> Result<(), M::Error> {
         match std::str::from_utf8(bytes) {
             Ok(text) => map.serialize_entry(names[0], text),
             Err(_) => map.serialize_entry(names[1], &base64(bytes)),
@@ -471,14 +499,21 @@ mod wire {
 
     /// As RFC 4648 has it, with padding.
     pub fn base64(bytes: &[u8]) -> String {
-        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        const DIGITS: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
         for chunk in bytes.chunks(3) {
-            let word =
-                chunk.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+            let word = chunk
+                .iter()
+                .fold(0u32, |word, byte| word << 8 | u32::from(*byte))
+                << (8 * (3 - chunk.len()));
             for place in 0..4 {
                 let digit = DIGITS[(word >> (18 - 6 * place) & 63) as usize];
-                text.push(if place > chunk.len() { '=' } else { char::from(digit) });
+                text.push(if place > chunk.len() {
+                    '='
+                } else {
+                    char::from(digit)
+                });
             }
         }
         text
@@ -504,8 +539,14 @@ mod tests {
 
     #[test]
     fn what_is_no_moment_is_not_taken_for_one() {
-        assert_eq!("2030-01-02T03:04:05Z".parse(), Ok(Timestamp(1_893_553_445_000)));
-        assert_eq!("2030-01-02T03:04:05.6789Z".parse(), Ok(Timestamp(1_893_553_445_678)));
+        assert_eq!(
+            "2030-01-02T03:04:05Z".parse(),
+            Ok(Timestamp(1_893_553_445_000))
+        );
+        assert_eq!(
+            "2030-01-02T03:04:05.6789Z".parse(),
+            Ok(Timestamp(1_893_553_445_678))
+        );
         for text in [
             "",
             "Z",
@@ -541,9 +582,13 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_come_as_base64() {
         // The vectors of RFC 4648, section 10.
-        for (bytes, text) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
-        {
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foobar", "Zm9vYmFy"),
+        ] {
             assert_eq!(wire::base64(bytes.as_bytes()), text);
         }
     }

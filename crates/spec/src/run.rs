@@ -3,8 +3,8 @@
 mod doors;
 
 use crate::{
-    Barrier, Budget, Contract, ErrorCode, ErrorInfo, Exact, ExtraMounts, FileId, Grants, Id, ImagePolicy,
-    ImageRef, InsidePath, Limits, Maximum, Policy, Ports, Profile, WorkspacePath,
+    Barrier, Budget, Contract, ErrorCode, ErrorInfo, Exact, ExtraMounts, FileId, Grants, Id,
+    ImagePolicy, ImageRef, InsidePath, Limits, Maximum, Policy, Ports, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -186,8 +186,11 @@ pub struct SandboxSpec {
 impl RunSpec {
     /// Whether anything outside can be reached, be it only some of it.
     pub fn reaches_out(&self) -> bool {
-        let egress =
-            self.grants.egress.as_ref().is_some_and(|egress| egress.learn || !egress.rules.is_empty());
+        let egress = self
+            .grants
+            .egress
+            .as_ref()
+            .is_some_and(|egress| egress.learn || !egress.rules.is_empty());
         egress || self.sandbox.network == Network::Host
     }
 
@@ -197,19 +200,29 @@ impl RunSpec {
         let sandbox = &mut self.sandbox;
         (sandbox.passing, sandbox.leads_everywhere) = (None, false);
         sandbox.doors.retain(|port| *port != crate::EGRESS_PORT);
-        sandbox.network = if sandbox.doors.is_empty() { Network::None } else { Network::Doors };
+        sandbox.network = if sandbox.doors.is_empty() {
+            Network::None
+        } else {
+            Network::Doors
+        };
     }
 }
 
 impl SandboxSpec {
     /// The box itself, whatever variables its program gets: what can be made ahead of a run.
     pub fn kind(&self) -> SandboxSpec {
-        SandboxSpec { env: BTreeMap::new(), image_env: BTreeMap::new(), ..self.clone() }
+        SandboxSpec {
+            env: BTreeMap::new(),
+            image_env: BTreeMap::new(),
+            ..self.clone()
+        }
     }
 
     /// Whether what was found at one of its host paths may be shown: always, or if it is what was admitted there.
     pub fn admits(&self, path: &Path, found: FileId) -> bool {
-        self.exact.as_ref().is_none_or(|exact| exact.get(path) == Some(&found))
+        self.exact
+            .as_ref()
+            .is_none_or(|exact| exact.get(path) == Some(&found))
     }
 
     /// A host path of Airlock's own joins those that were asked for.
@@ -293,7 +306,10 @@ pub enum Network {
 #[allow(missing_docs, reason = "the names say it")]
 pub enum InputSource {
     File(PathBuf),
-    Artifact { name: WorkspacePath, version: Option<u64> },
+    Artifact {
+        name: WorkspacePath,
+        version: Option<u64>,
+    },
     Given(Arc<[u8]>),
 }
 
@@ -348,7 +364,11 @@ const MOST_ENTRIES: usize = 4096;
 const MOST_MOUNTS: usize = 64;
 
 fn invalid(message: impl fmt::Display, hint: impl fmt::Display) -> SpecError {
-    SpecError { code: ErrorCode::InvalidSpec, message: message.to_string(), hint: hint.to_string() }
+    SpecError {
+        code: ErrorCode::InvalidSpec,
+        message: message.to_string(),
+        hint: hint.to_string(),
+    }
 }
 
 /// What a caller wrote, fit for one line of a message.
@@ -396,7 +416,10 @@ impl Policy {
                 backend,
                 root,
                 writable_root: request.writable_root,
-                copy_on_write: check_copy_on_write(request.copy_on_write, request.workspace.is_some())?,
+                copy_on_write: check_copy_on_write(
+                    request.copy_on_write,
+                    request.workspace.is_some(),
+                )?,
                 workspace: request.workspace,
                 allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
                 volumes: check_volumes(&request.volumes, &mounts)?,
@@ -439,7 +462,9 @@ impl Policy {
         if let Some((name, asked, most)) = self.maximum.exceeded_by(&request.limits) {
             return Err(invalid(
                 format!("{name} of {asked} is over the operator's maximum of {most}"),
-                format!("ask for {most} or less, or raise `{name}` under [maximum] in the configuration"),
+                format!(
+                    "ask for {most} or less, or raise `{name}` under [maximum] in the configuration"
+                ),
             ));
         }
         let zero = request.limits.pids == Some(0) || request.limits.open_files == Some(0);
@@ -449,7 +474,11 @@ impl Policy {
                 "give --pids and --open-files at least 1",
             ));
         }
-        let limits = profile.limits.clone().with(&request.limits).at_most(&self.maximum);
+        let limits = profile
+            .limits
+            .clone()
+            .with(&request.limits)
+            .at_most(&self.maximum);
         check_few(&limits)?;
         Ok(limits)
     }
@@ -457,7 +486,10 @@ impl Policy {
 
 /// Refuses what the kernel would not take, or what no program begins with.
 fn check_few(limits: &Limits) -> Result<(), SpecError> {
-    if limits.stack.is_some_and(|stack| stack < Limits::SMALLEST_STACK) {
+    if limits
+        .stack
+        .is_some_and(|stack| stack < Limits::SMALLEST_STACK)
+    {
         let smallest = Limits::SMALLEST_STACK;
         return Err(invalid(
             "the stack is too small for a program to begin",
@@ -467,7 +499,10 @@ fn check_few(limits: &Limits) -> Result<(), SpecError> {
     match limits.nice {
         Some(nice) if nice > Limits::NICEST => {
             let nicest = Limits::NICEST;
-            Err(invalid(format!("nice cannot be {nice}"), format!("give a number from 0 to {nicest}")))
+            Err(invalid(
+                format!("nice cannot be {nice}"),
+                format!("give a number from 0 to {nicest}"),
+            ))
         }
         Some(_) | None => Ok(()),
     }
@@ -492,20 +527,33 @@ fn backend_of(name: Option<&str>) -> Result<Backend, SpecError> {
 
 /// A folder is written as one, so that it is never mistaken for a name.
 fn root_of(image: Option<&Path>) -> Result<Root, SpecError> {
-    let Some(image) = image else { return Ok(Root::Host) };
-    if image.as_os_str().as_bytes().starts_with(b"/") || image.as_os_str().as_bytes().starts_with(b".") {
+    let Some(image) = image else {
+        return Ok(Root::Host);
+    };
+    if image.as_os_str().as_bytes().starts_with(b"/")
+        || image.as_os_str().as_bytes().starts_with(b".")
+    {
         return Ok(Root::Folder(image.to_owned()));
     }
     let text = image.to_str().unwrap_or("\u{fffd}");
     let hint = "write REPOSITORY[:TAG] or HOST/REPOSITORY[:TAG], or begin a folder with / or ./";
-    text.parse().map(Root::Image).map_err(|bad: crate::BadImageRef| invalid(bad, hint))
+    text.parse()
+        .map(Root::Image)
+        .map_err(|bad: crate::BadImageRef| invalid(bad, hint))
 }
 
 /// What only a container engine has, and what it has not.
-fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) -> Result<(), SpecError> {
+fn check_containers_only(
+    request: &RunRequest,
+    backend: Backend,
+    root: &Root,
+) -> Result<(), SpecError> {
     let native = backend == Backend::Native;
     let needs_engine = |option: &str| {
-        Err(invalid(format!("{option} needs a container engine"), "add --backend docker or --backend podman"))
+        Err(invalid(
+            format!("{option} needs a container engine"),
+            "add --backend docker or --backend podman",
+        ))
     };
     let no_image = "a container needs an image that its engine has: --image REF";
     match (native, root) {
@@ -515,27 +563,46 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
             "--writable-root needs an image",
             "add --image REF; the host's own /usr stays as it is",
         )),
-        (false, Root::Host) => {
-            Err(invalid(format!("the backend `{}` runs images only", backend.name()), no_image))
-        }
-        (false, Root::Folder(_)) => Err(invalid("a folder is not an image of a container engine", no_image)),
+        (false, Root::Host) => Err(invalid(
+            format!("the backend `{}` runs images only", backend.name()),
+            no_image,
+        )),
+        (false, Root::Folder(_)) => Err(invalid(
+            "a folder is not an image of a container engine",
+            no_image,
+        )),
         _ => Ok(()),
     }
 }
 
-pub(crate) fn check_command(command: Vec<OsString>, of_image: bool) -> Result<Vec<OsString>, SpecError> {
+pub(crate) fn check_command(
+    command: Vec<OsString>,
+    of_image: bool,
+) -> Result<Vec<OsString>, SpecError> {
     let usage = "put the command after `--`: airlock run -- python3 -c 'print(1)'";
-    if command.first().map_or(!of_image, |program| program.is_empty()) {
+    if command
+        .first()
+        .map_or(!of_image, |program| program.is_empty())
+    {
         return Err(invalid("there is no command to run", usage));
     }
-    if command.iter().any(|argument| argument.as_bytes().contains(&0)) {
-        return Err(invalid("an argument contains a NUL byte", "no program can be given one"));
+    if command
+        .iter()
+        .any(|argument| argument.as_bytes().contains(&0))
+    {
+        return Err(invalid(
+            "an argument contains a NUL byte",
+            "no program can be given one",
+        ));
     }
     let bytes: usize = command.iter().map(|argument| argument.len() + 1).sum();
     if bytes > MOST_ARGUMENT_BYTES || command.len() > MOST_ENTRIES {
         let hint = "put the data into a file (--input) or on standard input (--stdin)";
         return Err(invalid(
-            format!("the command is too long: {} arguments, {bytes} bytes", command.len()),
+            format!(
+                "the command is too long: {} arguments, {bytes} bytes",
+                command.len()
+            ),
             hint,
         ));
     }
@@ -557,7 +624,10 @@ fn check_copy_on_write(wanted: bool, has_folder: bool) -> Result<bool, SpecError
 
 fn workspace_paths(paths: &[PathBuf], option: &str) -> Result<Vec<WorkspacePath>, SpecError> {
     let hint = format!("give {option} a path relative to /workspace");
-    paths.iter().map(|path| WorkspacePath::new(path).map_err(|bad| invalid(bad, &hint))).collect()
+    paths
+        .iter()
+        .map(|path| WorkspacePath::new(path).map_err(|bad| invalid(bad, &hint)))
+        .collect()
 }
 
 fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
@@ -567,11 +637,17 @@ fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
             "mount a common parent folder instead",
         ));
     }
-    let mounts = texts.iter().map(|text| mount(text)).collect::<Result<Vec<_>, _>>()?;
+    let mounts = texts
+        .iter()
+        .map(|text| mount(text))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut seen = BTreeSet::new();
     match mounts.iter().find(|mount| !seen.insert(&mount.inside)) {
         Some(twice) => Err(invalid(
-            format!("`{}` is mounted twice", shown(twice.inside.as_path().as_os_str())),
+            format!(
+                "`{}` is mounted twice",
+                shown(twice.inside.as_path().as_os_str())
+            ),
             "give each --mount its own place inside",
         )),
         None => Ok(mounts),
@@ -580,13 +656,22 @@ fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
 
 fn check_volumes(texts: &[OsString], mounts: &[Mount]) -> Result<Vec<Volume>, SpecError> {
     if texts.len() > MOST_MOUNTS {
-        return Err(invalid(format!("more than {MOST_MOUNTS} volumes"), "use fewer"));
+        return Err(invalid(
+            format!("more than {MOST_MOUNTS} volumes"),
+            "use fewer",
+        ));
     }
-    let volumes = texts.iter().map(|text| volume(text)).collect::<Result<Vec<_>, _>>()?;
+    let volumes = texts
+        .iter()
+        .map(|text| volume(text))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut seen: BTreeSet<_> = mounts.iter().map(|mount| &mount.inside).collect();
     match volumes.iter().find(|volume| !seen.insert(&volume.inside)) {
         Some(twice) => Err(invalid(
-            format!("`{}` is mounted twice", shown(twice.inside.as_path().as_os_str())),
+            format!(
+                "`{}` is mounted twice",
+                shown(twice.inside.as_path().as_os_str())
+            ),
             "give each --mount and --volume its own place inside",
         )),
         None => Ok(volumes),
@@ -595,10 +680,19 @@ fn check_volumes(texts: &[OsString], mounts: &[Mount]) -> Result<Vec<Volume>, Sp
 
 /// `NAME:INSIDE[:ro|rw]`.
 fn volume(text: &OsStr) -> Result<Volume, SpecError> {
-    let Mount { host, inside, access } = mount(text)?;
+    let Mount {
+        host,
+        inside,
+        access,
+    } = mount(text)?;
     let name = host.to_str().unwrap_or("\u{fffd}");
-    let name = Id::new(name).map_err(|bad| invalid(bad, "write --volume NAME:INSIDE, or NAME:INSIDE:rw"))?;
-    Ok(Volume { name, inside, access })
+    let name = Id::new(name)
+        .map_err(|bad| invalid(bad, "write --volume NAME:INSIDE, or NAME:INSIDE:rw"))?;
+    Ok(Volume {
+        name,
+        inside,
+        access,
+    })
 }
 
 /// `HOST:INSIDE[:ro|rw]`. Split from the right, so that a colon in the host path needs no escape.
@@ -611,25 +705,49 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
         body => (body, Access::ReadOnly),
     };
     let bad = || invalid(format!("`{}` is not a mount", shown(text)), hint);
-    let colon = body.iter().rposition(|byte| *byte == b':').ok_or_else(bad)?;
+    let colon = body
+        .iter()
+        .rposition(|byte| *byte == b':')
+        .ok_or_else(bad)?;
     let (host, inside) = (&body[..colon], &body[colon + 1..]);
     if host.is_empty() {
         return Err(bad());
     }
-    let inside = InsidePath::new(Path::new(OsStr::from_bytes(inside)))
-        .map_err(|why| invalid(why, "give --mount a place of its own inside, such as HOST:/data"))?;
-    Ok(Mount { host: PathBuf::from(OsStr::from_bytes(host)), inside, access })
+    let inside = InsidePath::new(Path::new(OsStr::from_bytes(inside))).map_err(|why| {
+        invalid(
+            why,
+            "give --mount a place of its own inside, such as HOST:/data",
+        )
+    })?;
+    Ok(Mount {
+        host: PathBuf::from(OsStr::from_bytes(host)),
+        inside,
+        access,
+    })
 }
 
 fn inputs(request: &RunRequest) -> Result<Vec<(WorkspacePath, InputSource)>, SpecError> {
-    let path =
-        |name: &Path| WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"));
+    let path = |name: &Path| {
+        WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"))
+    };
     let given = request.inputs_given.iter();
     let given = given.map(|(name, bytes)| Ok((path(name)?, InputSource::Given(bytes.clone()))));
     let kept = request.inputs_kept.iter().map(|(name, artifact, version)| {
-        Ok((path(name)?, InputSource::Artifact { name: path(artifact)?, version: *version }))
+        Ok((
+            path(name)?,
+            InputSource::Artifact {
+                name: path(artifact)?,
+                version: *version,
+            },
+        ))
     });
-    request.inputs.iter().map(|text| input(text)).chain(given).chain(kept).collect()
+    request
+        .inputs
+        .iter()
+        .map(|text| input(text))
+        .chain(given)
+        .chain(kept)
+        .collect()
 }
 
 /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`.
@@ -637,8 +755,14 @@ fn input(text: &OsStr) -> Result<(WorkspacePath, InputSource), SpecError> {
     let hint = "write --input NAME=FILE, or NAME=artifact:NAME[@VERSION] for a kept artifact";
     let bytes = text.as_bytes();
     let bad = || invalid(format!("`{}` is not an input", shown(text)), hint);
-    let equals = bytes.iter().position(|byte| *byte == b'=').ok_or_else(bad)?;
-    let (name, source) = (OsStr::from_bytes(&bytes[..equals]), OsStr::from_bytes(&bytes[equals + 1..]));
+    let equals = bytes
+        .iter()
+        .position(|byte| *byte == b'=')
+        .ok_or_else(bad)?;
+    let (name, source) = (
+        OsStr::from_bytes(&bytes[..equals]),
+        OsStr::from_bytes(&bytes[equals + 1..]),
+    );
     let name = WorkspacePath::new(Path::new(name)).map_err(|why| invalid(why, hint))?;
     let source = match source.as_bytes().strip_prefix(b"artifact:") {
         Some(kept) => artifact(kept).ok_or_else(bad)?,
@@ -651,7 +775,10 @@ fn input(text: &OsStr) -> Result<(WorkspacePath, InputSource), SpecError> {
 fn artifact(text: &[u8]) -> Option<InputSource> {
     let at = text.iter().rposition(|byte| *byte == b'@');
     let (name, version) = match at {
-        Some(at) => (&text[..at], Some(std::str::from_utf8(&text[at + 1..]).ok()?.parse().ok()?)),
+        Some(at) => (
+            &text[..at],
+            Some(std::str::from_utf8(&text[at + 1..]).ok()?.parse().ok()?),
+        ),
         None => (text, None),
     };
     let name = WorkspacePath::new(Path::new(OsStr::from_bytes(name))).ok()?;
@@ -679,9 +806,15 @@ pub(crate) fn environment(
         }
         env.insert(EnvName::new(name)?, value.clone());
     }
-    let bytes: usize = env.iter().map(|(name, value)| name.0.len() + value.len() + 2).sum();
+    let bytes: usize = env
+        .iter()
+        .map(|(name, value)| name.0.len() + value.len() + 2)
+        .sum();
     if bytes > MOST_ARGUMENT_BYTES || env.len() > MOST_ENTRIES {
-        return Err(invalid("the environment is too large", "put the data into a file (--input)"));
+        return Err(invalid(
+            "the environment is too large",
+            "put the data into a file (--input)",
+        ));
     }
     Ok(env)
 }
@@ -698,11 +831,17 @@ fn check_contract(contract: Contract, tty: Option<TerminalSize>) -> Result<Contr
 }
 
 fn check_user(user: Option<User>) -> Result<User, SpecError> {
-    let user = user.unwrap_or(User { uid: DEFAULT_ID, gid: DEFAULT_ID });
+    let user = user.unwrap_or(User {
+        uid: DEFAULT_ID,
+        gid: DEFAULT_ID,
+    });
     // The all-ones id means "unchanged" to the kernel, and the one before is nobody's on 16-bit systems.
     match user.uid < u32::MAX - 1 && user.gid < u32::MAX - 1 {
         true => Ok(user),
-        false => Err(invalid("this user id cannot be used", "choose one below 4294967294")),
+        false => Err(invalid(
+            "this user id cannot be used",
+            "choose one below 4294967294",
+        )),
     }
 }
 
@@ -718,7 +857,10 @@ impl EnvName {
         }
         if RESERVED_ENV.iter().any(|reserved| name == *reserved) {
             let hint = "Airlock sets it itself; choose another name";
-            return Err(invalid(format!("the variable `{shown}` cannot be set by a caller"), hint));
+            return Err(invalid(
+                format!("the variable `{shown}` cannot be set by a caller"),
+                hint,
+            ));
         }
         Ok(EnvName(name.to_owned()))
     }
@@ -731,7 +873,12 @@ impl EnvName {
 
 impl Backend {
     /// All of them.
-    pub const ALL: [Backend; 4] = [Backend::Native, Backend::Docker, Backend::Podman, Backend::Container];
+    pub const ALL: [Backend; 4] = [
+        Backend::Native,
+        Backend::Docker,
+        Backend::Podman,
+        Backend::Container,
+    ];
 
     /// The public name.
     pub const fn name(self) -> &'static str {
@@ -763,7 +910,10 @@ impl FromStr for Network {
         let all = [Network::None, Network::Doors, Network::Open, Network::Host];
         let found = all.into_iter().find(|network| network.name() == text);
         found.ok_or_else(|| {
-            format!("no network mode is called `{}`; there are none, doors, open, host", text.escape_debug())
+            format!(
+                "no network mode is called `{}`; there are none, doors, open, host",
+                text.escape_debug()
+            )
         })
     }
 }
@@ -776,14 +926,21 @@ impl FromStr for User {
         let number = |part: &str| part.parse::<u32>().ok();
         match (number(uid), number(gid)) {
             (Some(uid), Some(gid)) => Ok(User { uid, gid }),
-            _ => Err(format!("`{}` is not a user: write UID or UID:GID, in numbers", text.escape_debug())),
+            _ => Err(format!(
+                "`{}` is not a user: write UID or UID:GID, in numbers",
+                text.escape_debug()
+            )),
         }
     }
 }
 
 impl From<SpecError> for ErrorInfo {
     fn from(error: SpecError) -> Self {
-        ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) }
+        ErrorInfo {
+            code: error.code,
+            message: error.message,
+            hint: Some(error.hint),
+        }
     }
 }
 
@@ -801,35 +958,66 @@ mod tests {
     use proptest::prelude::*;
 
     fn request(command: &[&str]) -> RunRequest {
-        RunRequest { command: command.iter().map(OsString::from).collect(), ..RunRequest::default() }
+        RunRequest {
+            command: command.iter().map(OsString::from).collect(),
+            ..RunRequest::default()
+        }
     }
 
     fn refused(change: impl FnOnce(&mut RunRequest)) -> SpecError {
         let mut request = request(&["true"]);
         change(&mut request);
-        Policy::default().admit(request).expect_err("must be refused")
+        Policy::default()
+            .admit(request)
+            .expect_err("must be refused")
     }
 
     #[test]
     fn a_plain_request_is_admitted_with_the_restrictive_profile() {
-        let spec = Policy::default().admit(request(&["echo", "a b", ";", "$(x)", "\n"])).unwrap();
+        let spec = Policy::default()
+            .admit(request(&["echo", "a b", ";", "$(x)", "\n"]))
+            .unwrap();
         assert_eq!(spec.command, ["echo", "a b", ";", "$(x)", "\n"]);
         assert_eq!(spec.sandbox.profile, "restrictive");
         assert_eq!(spec.sandbox.network, Network::None);
-        assert_eq!(spec.sandbox.user, User { uid: 1000, gid: 1000 });
+        assert_eq!(
+            spec.sandbox.user,
+            User {
+                uid: 1000,
+                gid: 1000
+            }
+        );
         assert!(spec.sandbox.env.is_empty());
     }
 
     #[test]
     fn refusals_name_the_thing_and_the_remedy() {
         let cases: [(SpecError, &str); 7] = [
-            (refused(|r| r.profile = Some("strict".into())), "no profile is called `strict`"),
+            (
+                refused(|r| r.profile = Some("strict".into())),
+                "no profile is called `strict`",
+            ),
             (refused(|r| r.command.clear()), "there is no command to run"),
-            (refused(|r| r.run_id = Some("../x".into())), "`../x` is not an identifier"),
-            (refused(|r| r.mounts = vec!["/x".into()]), "`/x` is not a mount"),
-            (refused(|r| r.env = vec![("HOME".into(), "/".into())]), "the variable `HOME` cannot be set"),
-            (refused(|r| r.inputs = vec!["../a=/x".into()]), "`../a` cannot be used as a path"),
-            (refused(|r| r.doors = vec![8080]), "a door needs the network mode `doors`"),
+            (
+                refused(|r| r.run_id = Some("../x".into())),
+                "`../x` is not an identifier",
+            ),
+            (
+                refused(|r| r.mounts = vec!["/x".into()]),
+                "`/x` is not a mount",
+            ),
+            (
+                refused(|r| r.env = vec![("HOME".into(), "/".into())]),
+                "the variable `HOME` cannot be set",
+            ),
+            (
+                refused(|r| r.inputs = vec!["../a=/x".into()]),
+                "`../a` cannot be used as a path",
+            ),
+            (
+                refused(|r| r.doors = vec![8080]),
+                "a door needs the network mode `doors`",
+            ),
         ];
         for (error, start) in cases {
             assert!(error.message.starts_with(start), "{}", error.message);
@@ -840,15 +1028,23 @@ mod tests {
 
     #[test]
     fn what_is_not_built_yet_is_refused_not_weakened() {
-        assert_eq!(refused(|r| r.backend = Some("microvm".into())).code, ErrorCode::BackendUnavailable);
+        assert_eq!(
+            refused(|r| r.backend = Some("microvm".into())).code,
+            ErrorCode::BackendUnavailable
+        );
     }
 
     #[test]
     fn only_named_variables_of_the_caller_pass() {
         let mut policy = Policy::default();
-        policy.profiles.get_mut("restrictive").unwrap().env_inherit = vec!["LANG".into(), "ABSENT".into()];
+        policy.profiles.get_mut("restrictive").unwrap().env_inherit =
+            vec!["LANG".into(), "ABSENT".into()];
         let mut asked = request(&["env"]);
-        asked.caller_env = [("LANG".into(), "C".into()), ("AWS_SECRET".into(), "x".into())].into();
+        asked.caller_env = [
+            ("LANG".into(), "C".into()),
+            ("AWS_SECRET".into(), "x".into()),
+        ]
+        .into();
         asked.env = vec![("A".into(), "1".into())];
         let env = policy.admit(asked).unwrap().sandbox.env;
         let names: Vec<_> = env.keys().map(|name| name.as_os_str().to_owned()).collect();
@@ -866,10 +1062,19 @@ mod tests {
         let policy = Policy::default();
         let denied = policy.admit(asked("restrictive", &["a=A"])).unwrap_err();
         assert_eq!(denied.code, ErrorCode::PolicyDenied);
-        assert_eq!(denied.message, "the profile `restrictive` lets no secret in");
-        let grants = policy.admit(asked("agent", &["a=A", "a=B"])).unwrap().grants;
+        assert_eq!(
+            denied.message,
+            "the profile `restrictive` lets no secret in"
+        );
+        let grants = policy
+            .admit(asked("agent", &["a=A", "a=B"]))
+            .unwrap()
+            .grants;
         let name = |text: &str| EnvName::new(OsStr::new(text)).unwrap();
-        assert_eq!(grants.secrets, [("a".to_owned(), name("A")), ("a".to_owned(), name("B"))]);
+        assert_eq!(
+            grants.secrets,
+            [("a".to_owned(), name("A")), ("a".to_owned(), name("B"))]
+        );
         for (secrets, message) in [
             (&["a"][..], "`a` is not a secret with its variable"),
             (&["../a=A"], "`../a` is not an identifier"),
@@ -885,8 +1090,15 @@ mod tests {
 
     #[test]
     fn a_terminal_takes_the_place_of_standard_input() {
-        let size = TerminalSize { rows: 24, columns: 80 };
-        let asked = |tty| RunRequest { stdin: true, tty, ..request(&["sh"]) };
+        let size = TerminalSize {
+            rows: 24,
+            columns: 80,
+        };
+        let asked = |tty| RunRequest {
+            stdin: true,
+            tty,
+            ..request(&["sh"])
+        };
         let plain = Policy::default().admit(asked(None)).unwrap();
         assert_eq!((plain.stdin, plain.sandbox.tty), (true, None));
         let terminal = Policy::default().admit(asked(Some(size))).unwrap();
@@ -895,12 +1107,25 @@ mod tests {
 
     #[test]
     fn a_contract_is_not_read_from_a_terminal() {
-        let tty = Some(TerminalSize { rows: 24, columns: 80 });
+        let tty = Some(TerminalSize {
+            rows: 24,
+            columns: 80,
+        });
         for contract in [Contract::Task, Contract::Envelope] {
-            let asked = |tty| RunRequest { contract, tty, ..request(&["sh"]) };
-            assert_eq!(Policy::default().admit(asked(None)).unwrap().contract, contract);
+            let asked = |tty| RunRequest {
+                contract,
+                tty,
+                ..request(&["sh"])
+            };
+            assert_eq!(
+                Policy::default().admit(asked(None)).unwrap().contract,
+                contract
+            );
             let refused = Policy::default().admit(asked(tty)).unwrap_err();
-            assert_eq!(refused.message, format!("the contract `{contract}` cannot be read from a terminal"));
+            assert_eq!(
+                refused.message,
+                format!("the contract `{contract}` cannot be read from a terminal")
+            );
         }
     }
 
@@ -921,17 +1146,40 @@ mod tests {
     #[test]
     fn a_colon_in_a_host_path_needs_no_escape() {
         let read = mount(OsStr::new("/a:b:/data:rw")).unwrap();
-        assert_eq!((read.host.as_path(), read.access), (Path::new("/a:b"), Access::ReadWrite));
+        assert_eq!(
+            (read.host.as_path(), read.access),
+            (Path::new("/a:b"), Access::ReadWrite)
+        );
     }
 
     #[test]
     fn nobody_gets_more_than_the_operators_maximum() {
-        let maximum = Maximum { memory: "256M".parse().ok(), ..Maximum::default() };
-        let policy = Policy { maximum, ..Policy::default() };
-        assert_eq!(policy.admit(request(&["true"])).unwrap().sandbox.limits.memory, "256M".parse().unwrap());
+        let maximum = Maximum {
+            memory: "256M".parse().ok(),
+            ..Maximum::default()
+        };
+        let policy = Policy {
+            maximum,
+            ..Policy::default()
+        };
+        assert_eq!(
+            policy
+                .admit(request(&["true"]))
+                .unwrap()
+                .sandbox
+                .limits
+                .memory,
+            "256M".parse().unwrap()
+        );
         let mut more = request(&["true"]);
         more.limits.memory = "512M".parse().ok();
-        assert!(policy.admit(more).unwrap_err().message.contains("over the operator's maximum of 256M"));
+        assert!(
+            policy
+                .admit(more)
+                .unwrap_err()
+                .message
+                .contains("over the operator's maximum of 256M")
+        );
     }
 
     proptest! {
@@ -958,12 +1206,21 @@ mod tests {
                     ..RunRequest::default()
                 };
                 let mut spec = Policy::default().admit(request).unwrap();
-                assert_eq!(spec.reaches_out(), ["standard", "permissive"].contains(&profile), "{profile}");
+                assert_eq!(
+                    spec.reaches_out(),
+                    ["standard", "permissive"].contains(&profile),
+                    "{profile}"
+                );
                 spec.close_egress();
                 assert!(
-                    !spec.reaches_out() && spec.sandbox.passing.is_none() && !spec.sandbox.leads_everywhere
+                    !spec.reaches_out()
+                        && spec.sandbox.passing.is_none()
+                        && !spec.sandbox.leads_everywhere
                 );
-                assert_eq!((spec.sandbox.network, &spec.sandbox.doors), (network, &spec.grants.ports()));
+                assert_eq!(
+                    (spec.sandbox.network, &spec.sandbox.doors),
+                    (network, &spec.grants.ports())
+                );
             }
         }
     }

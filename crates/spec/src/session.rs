@@ -62,7 +62,11 @@ pub struct ExecRequest {
 const TERMINAL: std::ops::RangeInclusive<u16> = 1..=4096;
 
 fn wrong(message: impl ToString, hint: &str) -> SpecError {
-    SpecError { code: ErrorCode::InvalidSpec, message: message.to_string(), hint: hint.to_owned() }
+    SpecError {
+        code: ErrorCode::InvalidSpec,
+        message: message.to_string(),
+        hint: hint.to_owned(),
+    }
 }
 
 impl ExecRequest {
@@ -74,51 +78,86 @@ impl ExecRequest {
         })?;
         environment(&self.env, &BTreeMap::new(), &[])?;
         let directory = self.directory.as_deref().map(folder_inside).transpose();
-        let directory =
-            directory.map_err(|bad| wrong(bad, "give a folder inside, as in /workspace/src or src"))?;
-        if self.tty.is_some_and(|size| !TERMINAL.contains(&size.rows) || !TERMINAL.contains(&size.columns)) {
-            return Err(wrong("a terminal has from 1 to 4096 rows and columns", "choose another size"));
+        let directory = directory
+            .map_err(|bad| wrong(bad, "give a folder inside, as in /workspace/src or src"))?;
+        if self
+            .tty
+            .is_some_and(|size| !TERMINAL.contains(&size.rows) || !TERMINAL.contains(&size.columns))
+        {
+            return Err(wrong(
+                "a terminal has from 1 to 4096 rows and columns",
+                "choose another size",
+            ));
         }
         if self.timeout.is_some_and(|time| time.is_zero()) {
-            return Err(wrong("a program without any time cannot run", "choose another time limit"));
+            return Err(wrong(
+                "a program without any time cannot run",
+                "choose another time limit",
+            ));
         }
         if self.background && self.timeout.is_some() {
             let message = "a program in the background runs for as long as its session";
-            return Err(wrong(message, "leave the time limit away, or do not put it into the background"));
+            return Err(wrong(
+                message,
+                "leave the time limit away, or do not put it into the background",
+            ));
         }
         // What is typed goes to the terminal anyway.
         let stdin = self.stdin || self.tty.is_some();
-        Ok(ExecRequest { command, directory, stdin, ..self })
+        Ok(ExecRequest {
+            command,
+            directory,
+            stdin,
+            ..self
+        })
     }
 }
 
 impl Policy {
     /// Checks everything about a session that can be checked without looking at the machine.
     pub fn admit_session(&self, request: SessionRequest) -> Result<SessionSpec, SpecError> {
-        let SessionRequest { mut run, idle, lifetime } = request;
+        let SessionRequest {
+            mut run,
+            idle,
+            lifetime,
+        } = request;
         let of_one_program = !run.command.is_empty()
             || run.stdin
             || run.tty.is_some()
             || !run.artifacts.is_empty()
             || run.entrypoint.is_some();
         if of_one_program {
-            let message = "a session has no command, standard input, terminal or artifacts of its own";
-            return Err(wrong(message, "give them to the programs that you start in it"));
+            let message =
+                "a session has no command, standard input, terminal or artifacts of its own";
+            return Err(wrong(
+                message,
+                "give them to the programs that you start in it",
+            ));
         }
         let lifetime = lifetime.unwrap_or(DEFAULT_LIFETIME);
         if lifetime.is_zero() || lifetime > LONGEST_LIFETIME {
-            return Err(wrong("a session lives from a moment to seven days", "choose another lifetime"));
+            return Err(wrong(
+                "a session lives from a moment to seven days",
+                "choose another lifetime",
+            ));
         }
         let idle = idle.unwrap_or(DEFAULT_IDLE).min(lifetime);
         if idle.is_zero() {
-            return Err(wrong("a session that may never be idle cannot be used", "choose another idle time"));
+            return Err(wrong(
+                "a session that may never be idle cannot be used",
+                "choose another idle time",
+            ));
         }
         // What is checked is a command; which one does not matter.
         run.command = vec!["session".into()];
         let mut run = self.admit(run)?;
         run.command.clear();
         run.sandbox.stays = true;
-        Ok(SessionSpec { run, idle, lifetime })
+        Ok(SessionSpec {
+            run,
+            idle,
+            lifetime,
+        })
     }
 }
 
@@ -128,7 +167,10 @@ mod tests {
     use std::path::Path;
 
     fn program() -> ExecRequest {
-        ExecRequest { command: vec!["make".into()], ..ExecRequest::default() }
+        ExecRequest {
+            command: vec!["make".into()],
+            ..ExecRequest::default()
+        }
     }
 
     #[test]
@@ -139,7 +181,10 @@ mod tests {
             ("/tmp/x", "/tmp/x"),
             (".", "/workspace"),
         ] {
-            let request = ExecRequest { directory: Some(given.into()), ..program() };
+            let request = ExecRequest {
+                directory: Some(given.into()),
+                ..program()
+            };
             let directory = request.checked().unwrap().directory.unwrap();
             assert_eq!(directory.components().as_path(), Path::new(becomes));
         }
@@ -152,27 +197,82 @@ mod tests {
         let second = Some(Duration::from_secs(1));
         let bad = [
             ExecRequest::default(),
-            ExecRequest { command: vec!["".into()], ..program() },
-            ExecRequest { command: vec!["a\0b".into()], ..program() },
-            ExecRequest { command: vec!["x".into(); 5000], ..program() },
-            ExecRequest { env: vec![("PATH".into(), "/evil".into())], ..program() },
-            ExecRequest { env: vec![("HOME".into(), "/evil".into())], ..program() },
-            ExecRequest { env: vec![("A=B".into(), "c".into())], ..program() },
-            ExecRequest { env: vec![("A".into(), "b\0c".into())], ..program() },
-            ExecRequest { directory: Some("../etc".into()), ..program() },
-            ExecRequest { directory: Some("/workspace/../etc".into()), ..program() },
-            ExecRequest { directory: Some("a\0b".into()), ..program() },
-            ExecRequest { tty: size(0), ..program() },
-            ExecRequest { tty: size(5000), ..program() },
-            ExecRequest { timeout: Some(Duration::ZERO), ..program() },
-            ExecRequest { timeout: second, background: true, ..program() },
+            ExecRequest {
+                command: vec!["".into()],
+                ..program()
+            },
+            ExecRequest {
+                command: vec!["a\0b".into()],
+                ..program()
+            },
+            ExecRequest {
+                command: vec!["x".into(); 5000],
+                ..program()
+            },
+            ExecRequest {
+                env: vec![("PATH".into(), "/evil".into())],
+                ..program()
+            },
+            ExecRequest {
+                env: vec![("HOME".into(), "/evil".into())],
+                ..program()
+            },
+            ExecRequest {
+                env: vec![("A=B".into(), "c".into())],
+                ..program()
+            },
+            ExecRequest {
+                env: vec![("A".into(), "b\0c".into())],
+                ..program()
+            },
+            ExecRequest {
+                directory: Some("../etc".into()),
+                ..program()
+            },
+            ExecRequest {
+                directory: Some("/workspace/../etc".into()),
+                ..program()
+            },
+            ExecRequest {
+                directory: Some("a\0b".into()),
+                ..program()
+            },
+            ExecRequest {
+                tty: size(0),
+                ..program()
+            },
+            ExecRequest {
+                tty: size(5000),
+                ..program()
+            },
+            ExecRequest {
+                timeout: Some(Duration::ZERO),
+                ..program()
+            },
+            ExecRequest {
+                timeout: second,
+                background: true,
+                ..program()
+            },
         ];
         for request in bad {
             let refused = request.clone().checked();
-            assert!(refused.is_err_and(|error| error.code == ErrorCode::InvalidSpec), "{request:?}");
+            assert!(
+                refused.is_err_and(|error| error.code == ErrorCode::InvalidSpec),
+                "{request:?}"
+            );
         }
         let env = vec![("A".into(), "b".into())];
-        assert!(ExecRequest { env, tty: size(24), timeout: second, ..program() }.checked().is_ok());
+        assert!(
+            ExecRequest {
+                env,
+                tty: size(24),
+                timeout: second,
+                ..program()
+            }
+            .checked()
+            .is_ok()
+        );
     }
 
     #[test]
@@ -181,14 +281,30 @@ mod tests {
         let spec = policy.admit_session(SessionRequest::default()).unwrap();
         assert!(spec.run.command.is_empty() && spec.run.sandbox.stays);
         assert_eq!((spec.idle, spec.lifetime), (DEFAULT_IDLE, DEFAULT_LIFETIME));
-        let run = RunRequest { command: vec!["true".into()], ..RunRequest::default() };
-        assert!(policy.admit_session(SessionRequest { run, ..SessionRequest::default() }).is_err());
+        let run = RunRequest {
+            command: vec!["true".into()],
+            ..RunRequest::default()
+        };
+        assert!(
+            policy
+                .admit_session(SessionRequest {
+                    run,
+                    ..SessionRequest::default()
+                })
+                .is_err()
+        );
         for lifetime in [Duration::ZERO, LONGEST_LIFETIME + Duration::from_secs(1)] {
-            let request = SessionRequest { lifetime: Some(lifetime), ..SessionRequest::default() };
+            let request = SessionRequest {
+                lifetime: Some(lifetime),
+                ..SessionRequest::default()
+            };
             assert!(policy.admit_session(request).is_err());
         }
         let short = Duration::from_secs(5);
-        let request = SessionRequest { lifetime: Some(short), ..SessionRequest::default() };
+        let request = SessionRequest {
+            lifetime: Some(short),
+            ..SessionRequest::default()
+        };
         assert_eq!(policy.admit_session(request).unwrap().idle, short);
     }
 }

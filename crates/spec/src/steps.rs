@@ -38,7 +38,12 @@ impl fmt::Display for BadJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.field.is_empty() {
             true => write!(f, "the document {}", self.why.escape_debug()),
-            false => write!(f, "`{}` {}", self.field.escape_debug(), self.why.escape_debug()),
+            false => write!(
+                f,
+                "`{}` {}",
+                self.field.escape_debug(),
+                self.why.escape_debug()
+            ),
         }
     }
 }
@@ -115,12 +120,30 @@ pub struct Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum StepAction {
-    RunCommand { argv: Vec<String>, cwd: Option<String> },
-    WriteFile { path: String, content: String },
-    ReadFile { path: String, start_line: Option<u64>, end_line: Option<u64> },
-    ApplyUnifiedDiff { diff: String },
-    ListTree { path: Option<String> },
-    SearchFiles { pattern: String, path: Option<String>, include: Option<String> },
+    RunCommand {
+        argv: Vec<String>,
+        cwd: Option<String>,
+    },
+    WriteFile {
+        path: String,
+        content: String,
+    },
+    ReadFile {
+        path: String,
+        start_line: Option<u64>,
+        end_line: Option<u64>,
+    },
+    ApplyUnifiedDiff {
+        diff: String,
+    },
+    ListTree {
+        path: Option<String>,
+    },
+    SearchFiles {
+        pattern: String,
+        path: Option<String>,
+        include: Option<String>,
+    },
 }
 
 impl StepAction {
@@ -190,14 +213,18 @@ impl StepJob {
         ];
         let job = Fields::of(document, String::new(), &KNOWN)?;
         let protocol_version = protocol(&job)?;
-        let job_id = identifier(&job, "job_id")?.ok_or_else(|| job.wrong("job_id", "is missing"))?;
+        let job_id =
+            identifier(&job, "job_id")?.ok_or_else(|| job.wrong("job_id", "is missing"))?;
         let task_id = identifier(&job, "task_id")?;
         let constraints = constraints(&job)?;
         let steps = steps(&job)?;
         let said = match job.text("execution_mode")? {
             None => None,
             Some(name) => Some(ExecutionMode::named(name).ok_or_else(|| {
-                job.wrong("execution_mode", "is neither `agent_inference` nor `direct_steps`")
+                job.wrong(
+                    "execution_mode",
+                    "is neither `agent_inference` nor `direct_steps`",
+                )
             })?),
         };
         let usual = match steps.is_empty() {
@@ -209,7 +236,16 @@ impl StepJob {
             return Err(job.wrong("steps", "is empty, and nothing else is to be carried out"));
         }
         let (inference, context) = (inference(&job)?, context(&job)?);
-        Ok(StepJob { protocol_version, job_id, task_id, mode, constraints, steps, inference, context })
+        Ok(StepJob {
+            protocol_version,
+            job_id,
+            task_id,
+            mode,
+            constraints,
+            steps,
+            inference,
+            context,
+        })
     }
 }
 
@@ -217,27 +253,46 @@ fn protocol(document: &Fields<'_>) -> Result<String, BadJob> {
     let version = document.required_text("protocol_version")?;
     let minor = |rest: &str| {
         let digits = rest.strip_prefix('.').unwrap_or_default();
-        rest.is_empty() || (1..=6).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
+        rest.is_empty()
+            || (1..=6).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
     };
     match version.strip_prefix('1').is_some_and(minor) {
         true => Ok(version.to_owned()),
-        false => Err(document.wrong("protocol_version", "is not 1.x, which is what is spoken here")),
+        false => Err(document.wrong(
+            "protocol_version",
+            "is not 1.x, which is what is spoken here",
+        )),
     }
 }
 
 fn identifier(document: &Fields<'_>, name: &str) -> Result<Option<Id>, BadJob> {
     let id = document.text(name)?.map(Id::new).transpose();
-    id.map_err(|_| document.wrong(name, "is not 1 to 128 of A-Z a-z 0-9 . _ - without a dot in front"))
+    id.map_err(|_| {
+        document.wrong(
+            name,
+            "is not 1 to 128 of A-Z a-z 0-9 . _ - without a dot in front",
+        )
+    })
 }
 
 fn constraints(job: &Fields<'_>) -> Result<Constraints, BadJob> {
     let known = ["max_runtime_seconds", "max_output_bytes", "ext_net_allowed"];
-    let read = Fields::of(job.required("constraints")?, job.place("constraints"), &known)?;
-    let needed = |name: &str| read.positive(name)?.ok_or_else(|| read.wrong(name, "is missing"));
+    let read = Fields::of(
+        job.required("constraints")?,
+        job.place("constraints"),
+        &known,
+    )?;
+    let needed = |name: &str| {
+        read.positive(name)?
+            .ok_or_else(|| read.wrong(name, "is missing"))
+    };
     let longest = LONGEST_LIFETIME - Duration::from_secs(3600);
     let seconds = needed("max_runtime_seconds")?;
     if seconds > longest.as_secs() {
-        return Err(read.wrong("max_runtime_seconds", format!("is more than {}", longest.as_secs())));
+        return Err(read.wrong(
+            "max_runtime_seconds",
+            format!("is more than {}", longest.as_secs()),
+        ));
     }
     Ok(Constraints {
         max_runtime: Duration::from_secs(seconds),
@@ -248,7 +303,11 @@ fn constraints(job: &Fields<'_>) -> Result<Constraints, BadJob> {
 
 fn steps(job: &Fields<'_>) -> Result<Vec<Step>, BadJob> {
     let one = |(index, value)| step(value, job.place(&format!("steps[{index}]")));
-    job.list("steps", MOST_STEPS)?.iter().enumerate().map(one).collect()
+    job.list("steps", MOST_STEPS)?
+        .iter()
+        .enumerate()
+        .map(one)
+        .collect()
 }
 
 fn step(value: &Json, place: String) -> Result<Step, BadJob> {
@@ -262,13 +321,18 @@ fn step(value: &Json, place: String) -> Result<Step, BadJob> {
         "write_file" => {
             let args = args(&["path", "content"])?;
             let content = args.required_text("content")?.to_owned();
-            StepAction::WriteFile { path: path(&args)?, content }
+            StepAction::WriteFile {
+                path: path(&args)?,
+                content,
+            }
         }
         "read_file" => read_file(&args(&["path", "start_line", "end_line"])?)?,
-        "apply_unified_diff" => {
-            StepAction::ApplyUnifiedDiff { diff: args(&["diff"])?.required_text("diff")?.to_owned() }
-        }
-        "list_tree" => StepAction::ListTree { path: args(&["path"])?.owned("path")? },
+        "apply_unified_diff" => StepAction::ApplyUnifiedDiff {
+            diff: args(&["diff"])?.required_text("diff")?.to_owned(),
+        },
+        "list_tree" => StepAction::ListTree {
+            path: args(&["path"])?.owned("path")?,
+        },
         "search_files" => search_files(&args(&["pattern", "path", "include"])?)?,
         _ => return Err(step.wrong("type", "is no type of step")),
     };
@@ -295,7 +359,10 @@ fn run_command(args: &Fields<'_>) -> Result<StepAction, BadJob> {
     if argv.iter().any(|word| word.contains('\0')) {
         return Err(args.wrong("argv", "has a NUL byte, which no program can be given"));
     }
-    Ok(StepAction::RunCommand { argv, cwd: args.owned("cwd")? })
+    Ok(StepAction::RunCommand {
+        argv,
+        cwd: args.owned("cwd")?,
+    })
 }
 
 fn read_file(args: &Fields<'_>) -> Result<StepAction, BadJob> {
@@ -303,7 +370,11 @@ fn read_file(args: &Fields<'_>) -> Result<StepAction, BadJob> {
     if end_line.is_some_and(|end| end < start_line.unwrap_or(1)) {
         return Err(args.wrong("end_line", "is before the first line"));
     }
-    Ok(StepAction::ReadFile { path: path(args)?, start_line, end_line })
+    Ok(StepAction::ReadFile {
+        path: path(args)?,
+        start_line,
+        end_line,
+    })
 }
 
 fn search_files(args: &Fields<'_>) -> Result<StepAction, BadJob> {
@@ -312,17 +383,29 @@ fn search_files(args: &Fields<'_>) -> Result<StepAction, BadJob> {
     if pattern.len() > LONGEST_PATTERN {
         return Err(args.wrong("pattern", format!("is longer than {LONGEST_PATTERN} bytes")));
     }
-    if include.as_ref().is_some_and(|glob| glob.len() > LONGEST_GLOB) {
+    if include
+        .as_ref()
+        .is_some_and(|glob| glob.len() > LONGEST_GLOB)
+    {
         return Err(args.wrong("include", format!("is longer than {LONGEST_GLOB} bytes")));
     }
-    Ok(StepAction::SearchFiles { pattern, path: args.owned("path")?, include })
+    Ok(StepAction::SearchFiles {
+        pattern,
+        path: args.owned("path")?,
+        include,
+    })
 }
 
 fn inference(job: &Fields<'_>) -> Result<Inference, BadJob> {
-    let Some(value) = job.get("inference") else { return Ok(Inference::default()) };
+    let Some(value) = job.get("inference") else {
+        return Ok(Inference::default());
+    };
     let read = Fields::of(value, job.place("inference"), &["allowed_models", "source"])?;
     let models = read.texts("allowed_models", MOST_LIST)?;
-    let patterns = models.iter().map(|model| model.parse()).collect::<Result<Vec<_>, _>>();
+    let patterns = models
+        .iter()
+        .map(|model| model.parse())
+        .collect::<Result<Vec<_>, _>>();
     let allowed_models =
         patterns.map_err(|_| read.wrong("allowed_models", "has a name that no model has"))?;
     let source = match read.text("source")? {
@@ -331,13 +414,20 @@ fn inference(job: &Fields<'_>) -> Result<Inference, BadJob> {
         Some("api_egress") => Some(InferenceSource::ApiEgress),
         Some(_) => return Err(read.wrong("source", "is neither `worker` nor `api_egress`")),
     };
-    Ok(Inference { allowed_models, source })
+    Ok(Inference {
+        allowed_models,
+        source,
+    })
 }
 
 fn context(job: &Fields<'_>) -> Result<JobContext, BadJob> {
     let (persona, persona_id) = (persona(job)?, job.owned("persona_id")?);
     let Some(value) = job.get("context") else {
-        return Ok(JobContext { persona, persona_id, ..JobContext::default() });
+        return Ok(JobContext {
+            persona,
+            persona_id,
+            ..JobContext::default()
+        });
     };
     let known = [
         "baseline_context",
@@ -372,7 +462,9 @@ fn context(job: &Fields<'_>) -> Result<JobContext, BadJob> {
 }
 
 fn persona(job: &Fields<'_>) -> Result<Option<(String, String)>, BadJob> {
-    let Some(value) = job.get("persona") else { return Ok(None) };
+    let Some(value) = job.get("persona") else {
+        return Ok(None);
+    };
     let read = Fields::of(value, job.place("persona"), &["title", "description"])?;
     let text = |name| Ok::<_, BadJob>(read.text(name)?.unwrap_or_default().to_owned());
     Ok(Some((text("title")?, text("description")?)))
@@ -380,7 +472,11 @@ fn persona(job: &Fields<'_>) -> Result<Option<(String, String)>, BadJob> {
 
 /// How a job or a step of one ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize),
+    serde(rename_all = "snake_case")
+)]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum StepStatus {
     Success,
@@ -432,7 +528,10 @@ pub struct StepResult {
 pub struct StepArtifact {
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
     pub path: Option<String>,
-    #[cfg_attr(feature = "serde", serde(rename = "ref", skip_serializing_if = "Option::is_none"))]
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "ref", skip_serializing_if = "Option::is_none")
+    )]
     pub reference: Option<String>,
 }
 
@@ -455,7 +554,11 @@ impl StepsResult {
     /// The same, failed. What is known of it stays.
     #[must_use]
     pub fn failed(self, code: &str, message: impl Into<String>) -> StepsResult {
-        let status = if code == "timeout" { StepStatus::Timeout } else { StepStatus::Failure };
+        let status = if code == "timeout" {
+            StepStatus::Timeout
+        } else {
+            StepStatus::Failure
+        };
         StepsResult {
             status,
             failure_code: Some(code.to_owned()),
@@ -485,7 +588,8 @@ impl StepsResult {
         let steps = read.list("steps", MOST_STEPS)?.iter().enumerate();
         let steps = steps.map(|(index, value)| step_result(value, format!("steps[{index}]")));
         let artifacts = read.list("artifacts", MOST_LIST)?.iter().enumerate();
-        let artifacts = artifacts.map(|(index, value)| artifact(value, format!("artifacts[{index}]")));
+        let artifacts =
+            artifacts.map(|(index, value)| artifact(value, format!("artifacts[{index}]")));
         let result = StepsResult {
             protocol_version,
             job_id: job.job_id.to_string(),
@@ -514,7 +618,11 @@ fn status(read: &Fields<'_>) -> Result<StepStatus, BadJob> {
 }
 
 fn step_result(value: &Json, place: String) -> Result<StepResult, BadJob> {
-    let read = Fields::of(value, place, &["index", "type", "status", "exit_code", "output", "error"])?;
+    let read = Fields::of(
+        value,
+        place,
+        &["index", "type", "status", "exit_code", "output", "error"],
+    )?;
     let index = match read.required("index")? {
         Json::Whole(index) => *index,
         _ => return Err(read.wrong("index", "is not a whole number")),
@@ -526,7 +634,9 @@ fn step_result(value: &Json, place: String) -> Result<StepResult, BadJob> {
     };
     let exit_code = match read.get("exit_code") {
         None => None,
-        Some(value) => Some(number(value).ok_or_else(|| read.wrong("exit_code", "is no exit code"))?),
+        Some(value) => {
+            Some(number(value).ok_or_else(|| read.wrong("exit_code", "is no exit code"))?)
+        }
     };
     Ok(StepResult {
         index,
@@ -540,7 +650,10 @@ fn step_result(value: &Json, place: String) -> Result<StepResult, BadJob> {
 
 fn artifact(value: &Json, place: String) -> Result<StepArtifact, BadJob> {
     let read = Fields::of(value, place, &["path", "ref"])?;
-    let found = StepArtifact { path: read.owned("path")?, reference: read.owned("ref")? };
+    let found = StepArtifact {
+        path: read.owned("path")?,
+        reference: read.owned("ref")?,
+    };
     match found == StepArtifact::default() {
         true => Err(read.wrong("path", "is missing, and so is `ref`")),
         false => Ok(found),

@@ -22,7 +22,14 @@ pub struct Quota {
 
 impl Default for Quota {
     fn default() -> Quota {
-        Quota { runs: None, sandboxes: None, jobs: None, cpu_day: None, storage: None, weight: 1 }
+        Quota {
+            runs: None,
+            sandboxes: None,
+            jobs: None,
+            cpu_day: None,
+            storage: None,
+            weight: 1,
+        }
     }
 }
 
@@ -48,9 +55,21 @@ mod tests {
 
     #[test]
     fn a_tenant_has_the_quota_of_its_name_or_that_of_all_others() {
-        let acme = Quota { runs: Some(2), ..Quota::default() };
-        let other = Quota { runs: Some(1), ..Quota::default() };
-        let tenants = Tenants { named: [("acme".to_owned(), acme.clone())].into(), other: other.clone() };
-        assert_eq!((tenants.quota("acme"), tenants.quota("else")), (&acme, &other));
+        let acme = Quota {
+            runs: Some(2),
+            ..Quota::default()
+        };
+        let other = Quota {
+            runs: Some(1),
+            ..Quota::default()
+        };
+        let tenants = Tenants {
+            named: [("acme".to_owned(), acme.clone())].into(),
+            other: other.clone(),
+        };
+        assert_eq!(
+            (tenants.quota("acme"), tenants.quota("else")),
+            (&acme, &other)
+        );
     }
 }

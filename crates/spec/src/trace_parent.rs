@@ -21,7 +21,10 @@ impl TraceParent {
     /// Reads a `traceparent`; nothing if it is none.
     pub fn read(text: &str) -> Option<TraceParent> {
         let bytes = text.as_bytes();
-        let (version, flags) = (hex::<1>(bytes.get(..2)?)?[0], hex::<1>(bytes.get(53..55)?)?[0]);
+        let (version, flags) = (
+            hex::<1>(bytes.get(..2)?)?[0],
+            hex::<1>(bytes.get(53..55)?)?[0],
+        );
         let dashes = [2, 35, 52].iter().all(|at| bytes.get(*at) == Some(&b'-'));
         // A later version may have more behind, and this one has not.
         let ends = match version {
@@ -31,12 +34,21 @@ impl TraceParent {
         };
         let (trace, span) = (hex::<16>(bytes.get(3..35)?)?, hex::<8>(bytes.get(36..52)?)?);
         let good = dashes && ends && trace != [0; 16] && span != [0; 8];
-        good.then_some(TraceParent { trace, span, flags: flags & 1, state: None })
+        good.then_some(TraceParent {
+            trace,
+            span,
+            flags: flags & 1,
+            state: None,
+        })
     }
 
     /// As it is passed on.
     pub fn written(trace: &[u8; 16], span: &[u8; 8], flags: u8) -> String {
-        format!("00-{}-{}-{flags:02x}", TraceParent::hex(trace), TraceParent::hex(span))
+        format!(
+            "00-{}-{}-{flags:02x}",
+            TraceParent::hex(trace),
+            TraceParent::hex(span)
+        )
     }
 
     /// Bytes as these words write them.
@@ -52,12 +64,20 @@ impl TraceParent {
 
 fn is_state(text: &str) -> bool {
     let plain = |byte: u8| (0x20..0x7f).contains(&byte);
-    let members: Vec<_> = text.split(',').map(str::trim).filter(|member| !member.is_empty()).collect();
-    let mut names: Vec<_> =
-        members.iter().filter_map(|member| member.split_once('=').map(|(name, _)| name)).collect();
+    let members: Vec<_> = text
+        .split(',')
+        .map(str::trim)
+        .filter(|member| !member.is_empty())
+        .collect();
+    let mut names: Vec<_> = members
+        .iter()
+        .filter_map(|member| member.split_once('=').map(|(name, _)| name))
+        .collect();
     let all_named = names.len() == members.len();
     let name = |name: &&str| {
-        let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-*/@".contains(&byte);
+        let known = |byte: u8| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-*/@".contains(&byte)
+        };
         (1..=256).contains(&name.len()) && name.bytes().all(known)
     };
     let good = all_named && names.iter().all(name);
@@ -93,7 +113,10 @@ mod tests {
     #[test]
     fn a_parent_is_read_as_it_is_written() {
         let parent = TraceParent::read(GOOD).unwrap();
-        assert_eq!(TraceParent::written(&parent.trace, &parent.span, parent.flags), GOOD);
+        assert_eq!(
+            TraceParent::written(&parent.trace, &parent.span, parent.flags),
+            GOOD
+        );
         let later = TraceParent::read(&format!("cc{}-what-the-future-brings", &GOOD[2..])).unwrap();
         assert_eq!((later.trace, later.span), (parent.trace, parent.span));
     }
@@ -120,12 +143,26 @@ mod tests {
 
     #[test]
     fn a_state_is_a_short_list_of_named_values() {
-        for good in ["a=1", "rojo=00f067,congo=t61", "fw529a3039@dt=x y ,b=", "a=1,,b=2"] {
+        for good in [
+            "a=1",
+            "rojo=00f067,congo=t61",
+            "fw529a3039@dt=x y ,b=",
+            "a=1,,b=2",
+        ] {
             assert!(is_state(good), "{good}");
         }
         let long = format!("a={}", "x".repeat(600));
         let many: Vec<_> = (0..33).map(|n| format!("k{n}=v")).collect();
-        for bad in ["", "a", "=1", "A=1", "a=1,a=2", "a=\u{7}", &long, &many.join(",")] {
+        for bad in [
+            "",
+            "a",
+            "=1",
+            "A=1",
+            "a=1,a=2",
+            "a=\u{7}",
+            &long,
+            &many.join(","),
+        ] {
             assert!(!is_state(bad), "{bad}");
         }
     }

@@ -4,8 +4,8 @@
 use crate::database::{Database, DatabaseError};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use spec::{
-    Admitted, AllowedImage, Capability, Digest, ImageFacts, ImagePattern, ImagePolicy, ImageRule, ImageUse,
-    Refused, Timestamp, Who,
+    Admitted, AllowedImage, Capability, Digest, ImageFacts, ImagePattern, ImagePolicy, ImageRule,
+    ImageUse, Refused, Timestamp, Who,
 };
 use std::{
     collections::BTreeSet,
@@ -113,11 +113,18 @@ impl AllowedImagesError {
 impl AllowedImages {
     /// Opens the list in a state folder; makes an empty one if there is none.
     pub fn open(state: &Path) -> Result<AllowedImages, DatabaseError> {
-        Ok(AllowedImages { database: Database::open(state)? })
+        Ok(AllowedImages {
+            database: Database::open(state)?,
+        })
     }
 
     /// Puts an entry on the list, or in the place of the one with the same pattern and pin.
-    pub fn allow(&self, policy: &ImagePolicy, new: &NewEntry, who: &Who) -> Result<(), AllowedImagesError> {
+    pub fn allow(
+        &self,
+        policy: &ImagePolicy,
+        new: &NewEntry,
+        who: &Who,
+    ) -> Result<(), AllowedImagesError> {
         self.check_who(policy, who)?;
         check_entry(new)?;
         let full = self.database.write(|transaction| {
@@ -128,11 +135,20 @@ impl AllowedImages {
             }
             put(transaction, new, who)?;
             let about = [pin_text(new.pin.as_ref()), &new.note].join(" ");
-            note(transaction, &who.to_string(), "allowed", &new.pattern.to_string(), about.trim())?;
+            note(
+                transaction,
+                &who.to_string(),
+                "allowed",
+                &new.pattern.to_string(),
+                about.trim(),
+            )?;
             Ok(false)
         })?;
         match full {
-            true => Err(wrong(new, format!("the list is full with {MOST_ENTRIES} entries"))),
+            true => Err(wrong(
+                new,
+                format!("the list is full with {MOST_ENTRIES} entries"),
+            )),
             false => Ok(()),
         }
     }
@@ -151,7 +167,13 @@ impl AllowedImages {
             let sql = "DELETE FROM allowed_image WHERE pattern = ?1 AND (?2 IS NULL OR pin = ?2)";
             let removed = transaction.execute(sql, params![pattern, pin])?;
             if removed > 0 {
-                note(transaction, &who.to_string(), "disallowed", &pattern, pin.unwrap_or_default())?;
+                note(
+                    transaction,
+                    &who.to_string(),
+                    "disallowed",
+                    &pattern,
+                    pin.unwrap_or_default(),
+                )?;
             }
             Ok(removed)
         })?;
@@ -172,18 +194,34 @@ impl AllowedImages {
             )?;
             select.query_map([], entry)?.collect::<rusqlite::Result<Vec<_>>>()
         })?;
-        rows.into_iter().map(|row| row.map_err(|entry| AllowedImagesError::Unreadable { entry })).collect()
+        rows.into_iter()
+            .map(|row| row.map_err(|entry| AllowedImagesError::Unreadable { entry }))
+            .collect()
     }
 
     /// Whether an image may be used; a refusal is noted. Where the list cannot be read, nothing may be.
-    pub fn check(&self, policy: &ImagePolicy, image: &ImageFacts, use_: ImageUse) -> Result<(), Refused> {
-        self.admit(policy, image, use_, &[]).map(drop).inspect_err(|refused| {
-            let image = image.reference.as_ref().map_or("a folder".to_owned(), ToString::to_string);
-            let who = Who { uid: rustix::process::getuid().as_raw(), name: None };
-            // Refused it is, noted or not.
-            let _ =
-                self.database.write(|transaction| note_refusal(transaction, &who, &image, &refused.message));
-        })
+    pub fn check(
+        &self,
+        policy: &ImagePolicy,
+        image: &ImageFacts,
+        use_: ImageUse,
+    ) -> Result<(), Refused> {
+        self.admit(policy, image, use_, &[])
+            .map(drop)
+            .inspect_err(|refused| {
+                let image = image
+                    .reference
+                    .as_ref()
+                    .map_or("a folder".to_owned(), ToString::to_string);
+                let who = Who {
+                    uid: rustix::process::getuid().as_raw(),
+                    name: None,
+                };
+                // Refused it is, noted or not.
+                let _ = self
+                    .database
+                    .write(|transaction| note_refusal(transaction, &who, &image, &refused.message));
+            })
     }
 
     /// The decision and its reason, for whoever merely asks.
@@ -207,11 +245,19 @@ impl AllowedImages {
     /// The last lines of the trail, the newest first.
     pub fn trail(&self) -> Result<Vec<TrailLine>, AllowedImagesError> {
         let lines = self.database.read(|connection| {
-            let mut select = connection
-                .prepare("SELECT at_ms, who, what, image, about FROM image_trail ORDER BY id DESC LIMIT ?")?;
+            let mut select = connection.prepare(
+                "SELECT at_ms, who, what, image, about FROM image_trail ORDER BY id DESC LIMIT ?",
+            )?;
             let line = |row: &Row<'_>| {
-                let (who, what, image, about) = (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);
-                Ok(TrailLine { at: time(row, 0)?, who, what, image, about })
+                let (who, what, image, about) =
+                    (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);
+                Ok(TrailLine {
+                    at: time(row, 0)?,
+                    who,
+                    what,
+                    image,
+                    about,
+                })
             };
             select.query_map([SHOWN_OF_TRAIL], line)?.collect()
         })?;
@@ -228,16 +274,32 @@ impl AllowedImages {
 
 fn check_entry(new: &NewEntry) -> Result<(), AllowedImagesError> {
     let many = new.capabilities.len() > MOST_CAPABILITIES;
-    match (new.pin.is_some() && new.pattern.is_path(), many, new.note.len() > LONGEST_NOTE) {
-        (true, _, _) => Err(wrong(new, "a digest is one image, this means many".to_owned())),
-        (_, true, _) => Err(wrong(new, format!("it has more than {MOST_CAPABILITIES} capabilities"))),
-        (_, _, true) => Err(wrong(new, format!("its note is longer than {LONGEST_NOTE} bytes"))),
+    match (
+        new.pin.is_some() && new.pattern.is_path(),
+        many,
+        new.note.len() > LONGEST_NOTE,
+    ) {
+        (true, _, _) => Err(wrong(
+            new,
+            "a digest is one image, this means many".to_owned(),
+        )),
+        (_, true, _) => Err(wrong(
+            new,
+            format!("it has more than {MOST_CAPABILITIES} capabilities"),
+        )),
+        (_, _, true) => Err(wrong(
+            new,
+            format!("its note is longer than {LONGEST_NOTE} bytes"),
+        )),
         (false, false, false) => Ok(()),
     }
 }
 
 fn wrong(new: &NewEntry, why: String) -> AllowedImagesError {
-    AllowedImagesError::Entry { pattern: new.pattern.clone(), why }
+    AllowedImagesError::Entry {
+        pattern: new.pattern.clone(),
+        why,
+    }
 }
 
 fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &Who) -> rusqlite::Result<usize> {
@@ -251,7 +313,10 @@ fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &Who) -> rusqlite::Re
 }
 
 fn key(new: &NewEntry) -> (String, String) {
-    (new.pattern.to_string(), pin_text(new.pin.as_ref()).to_owned())
+    (
+        new.pattern.to_string(),
+        pin_text(new.pin.as_ref()).to_owned(),
+    )
 }
 
 fn pin_text(pin: Option<&Digest>) -> &str {
@@ -266,24 +331,51 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
             "" => None,
             text => Some(Digest::new(text)?),
         };
-        let capabilities = words.split_whitespace().map(Capability::new).collect::<Option<_>>()?;
+        let capabilities = words
+            .split_whitespace()
+            .map(Capability::new)
+            .collect::<Option<_>>()?;
         Some((pattern.parse().ok()?, pin, capabilities))
     };
-    let Some((parsed, pin, capabilities)) = read() else { return Ok(Err(pattern)) };
+    let Some((parsed, pin, capabilities)) = read() else {
+        return Ok(Err(pattern));
+    };
     let (marked, note, added_by) = (row.get(3)?, row.get(4)?, row.get(5)?);
     let added_at = time(row, 6)?;
-    Ok(Ok(AllowedImage { pattern: parsed, pin, capabilities, marked, note, added_by, added_at }))
+    Ok(Ok(AllowedImage {
+        pattern: parsed,
+        pin,
+        capabilities,
+        marked,
+        note,
+        added_by,
+        added_at,
+    }))
 }
 
-fn note(connection: &Connection, who: &str, what: &str, image: &str, about: &str) -> rusqlite::Result<usize> {
+fn note(
+    connection: &Connection,
+    who: &str,
+    what: &str,
+    image: &str,
+    about: &str,
+) -> rusqlite::Result<usize> {
     let sql = "INSERT INTO image_trail (at_ms, who, what, image, about) VALUES (?, ?, ?, ?, ?)";
     connection.execute(sql, params![now(), who, what, image, about])
 }
 
 /// The last one there is room for says so.
-fn note_refusal(transaction: &Transaction<'_>, who: &Who, image: &str, why: &str) -> rusqlite::Result<()> {
+fn note_refusal(
+    transaction: &Transaction<'_>,
+    who: &Who,
+    image: &str,
+    why: &str,
+) -> rusqlite::Result<()> {
     let newest = "SELECT id FROM image_trail ORDER BY id DESC LIMIT 1";
-    let newest: i64 = transaction.query_row(newest, [], |row| row.get(0)).optional()?.unwrap_or(0);
+    let newest: i64 = transaction
+        .query_row(newest, [], |row| row.get(0))
+        .optional()?
+        .unwrap_or(0);
     let who = who.to_string();
     match newest + 1 {
         id if id < LONGEST_TRAIL => note(transaction, &who, "refused", image, why)?,
@@ -298,11 +390,15 @@ fn note_refusal(transaction: &Transaction<'_>, who: &Who, image: &str, why: &str
 
 /// SQLite's numbers have a sign.
 fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Timestamp> {
-    Ok(Timestamp(u64::try_from(row.get::<_, i64>(column)?).unwrap_or(0)))
+    Ok(Timestamp(
+        u64::try_from(row.get::<_, i64>(column)?).unwrap_or(0),
+    ))
 }
 
 fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis());
     i64::try_from(since).unwrap_or(i64::MAX)
 }
 

@@ -95,10 +95,18 @@ impl Audit {
     /// The same, kept as these settings say.
     pub fn open_with(state: &Path, settings: AuditSettings) -> io::Result<Audit> {
         let shared = Arc::new(Shared::open(state, settings)?);
-        let mut audit = Audit { shared, threads: Vec::new() };
-        for (name, work) in [("audit", tidy::work as fn(&Shared)), ("audit-marks", tidy::keep)] {
+        let mut audit = Audit {
+            shared,
+            threads: Vec::new(),
+        };
+        for (name, work) in [
+            ("audit", tidy::work as fn(&Shared)),
+            ("audit-marks", tidy::keep),
+        ] {
             let theirs = Arc::clone(&audit.shared);
-            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&theirs))?;
+            let thread = std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || work(&theirs))?;
             audit.threads.push(thread);
         }
         Ok(audit)
@@ -128,8 +136,17 @@ impl Audit {
 
     /// Why lines cannot be written, or no longer be made to last.
     pub fn trouble(&self) -> Option<String> {
-        let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.synced.as_ref().err().or(state.trouble.as_ref()).cloned()
+        let state = self
+            .shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        state
+            .synced
+            .as_ref()
+            .err()
+            .or(state.trouble.as_ref())
+            .cloned()
     }
 }
 

@@ -6,7 +6,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("airlock-audit-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-audit-{name}-{}", std::process::id()));
         _ = fs::remove_dir_all(&path);
         Scratch(path)
     }
@@ -16,8 +17,15 @@ impl Scratch {
     }
 
     fn files(&self) -> usize {
-        let names = fs::read_dir(self.0.join(FOLDER)).unwrap().map(|entry| entry.unwrap().path());
-        names.filter(|path| path.extension().is_some_and(|extension| extension == "jsonl")).count()
+        let names = fs::read_dir(self.0.join(FOLDER))
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        names
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|extension| extension == "jsonl")
+            })
+            .count()
     }
 
     fn wrong(&self) -> String {
@@ -32,11 +40,20 @@ impl Drop for Scratch {
 }
 
 fn run<'a>(id: &'a str, tenant: &'a str) -> Entry<'a> {
-    Entry { what: "run.end", run: id, tenant, about: "succeeded", ..Entry::default() }
+    Entry {
+        what: "run.end",
+        run: id,
+        tenant,
+        about: "succeeded",
+        ..Entry::default()
+    }
 }
 
 fn small() -> AuditSettings {
-    AuditSettings { file_bytes: 1000, ..AuditSettings::default() }
+    AuditSettings {
+        file_bytes: 1000,
+        ..AuditSettings::default()
+    }
 }
 
 /// Several files of lines of two tenants.
@@ -44,7 +61,12 @@ fn filled(name: &str) -> Scratch {
     let scratch = Scratch::new(name);
     let audit = Audit::open_with(&scratch.0, small()).unwrap();
     for index in 0..20 {
-        audit.note(&run(&format!("r{index}"), if index % 2 == 0 { "even" } else { "odd" })).unwrap();
+        audit
+            .note(&run(
+                &format!("r{index}"),
+                if index % 2 == 0 { "even" } else { "odd" },
+            ))
+            .unwrap();
     }
     drop(audit);
     assert!(scratch.files() > 3);
@@ -60,14 +82,21 @@ fn what_is_written_is_believed_and_goes_on() {
     let audit = Audit::open(&scratch.0).unwrap();
     assert!(Audit::open(&scratch.0).is_err(), "it has one owner");
     audit.note(&run("more", "even")).unwrap();
-    assert_eq!(verify(&scratch.0, None).unwrap().lines, 21, "while it is written, too");
+    assert_eq!(
+        verify(&scratch.0, None).unwrap().lines,
+        21,
+        "while it is written, too"
+    );
     drop(audit);
     assert!(
         verify(&scratch.0, Some(hash(&before.head).unwrap())).is_ok(),
         "a head from before is still there"
     );
     assert!(verify(&scratch.0, Some([7; 32])).is_err());
-    assert!(verify(&scratch.0, Some([0; 32])).is_err(), "no line has this hash");
+    assert!(
+        verify(&scratch.0, Some([0; 32])).is_err(),
+        "no line has this hash"
+    );
 }
 
 #[test]
@@ -80,7 +109,11 @@ fn whatever_is_cut_off_taken_away_or_put_back_is_found() {
     let line = whole.iter().rposition(|byte| *byte == b'{').unwrap();
     for length in [whole.len() - 3, line, 0] {
         fs::write(scratch.file(&last), &whole[..length]).unwrap();
-        assert!(scratch.wrong().contains(&last), "{length}: {}", scratch.wrong());
+        assert!(
+            scratch.wrong().contains(&last),
+            "{length}: {}",
+            scratch.wrong()
+        );
     }
     fs::remove_file(scratch.file(&last)).unwrap();
     assert!(scratch.wrong().contains("missing"), "{}", scratch.wrong());
@@ -110,18 +143,34 @@ fn a_tail_with_fitting_hashes_is_found_by_its_mark() {
     let scratch = Scratch::new("tail");
     for about in ["one", "two"] {
         let audit = Audit::open(&scratch.0).unwrap();
-        audit.note(&Entry { what: "key.make", about, ..Entry::default() }).unwrap();
+        audit
+            .note(&Entry {
+                what: "key.make",
+                about,
+                ..Entry::default()
+            })
+            .unwrap();
     }
     // Another history that is a chain as well.
     let other = Scratch::new("tail-other");
     let audit = Audit::open(&other.0).unwrap();
     for about in ["one", "another", "third"] {
-        audit.note(&Entry { what: "key.make", about, ..Entry::default() }).unwrap();
+        audit
+            .note(&Entry {
+                what: "key.make",
+                about,
+                ..Entry::default()
+            })
+            .unwrap();
     }
     drop(audit);
     verify(&other.0, None).unwrap();
     fs::copy(other.file("server.jsonl"), scratch.file("server.jsonl")).unwrap();
-    assert!(scratch.wrong().contains("was rewritten"), "{}", scratch.wrong());
+    assert!(
+        scratch.wrong().contains("was rewritten"),
+        "{}",
+        scratch.wrong()
+    );
 }
 
 #[test]
@@ -131,7 +180,10 @@ fn half_a_line_of_a_dead_owner_is_cut_off() {
     let whole = fs::read(&last).unwrap();
     fs::write(&last, [&whole[..], br#"{"n":21,"at":17"#].concat()).unwrap();
     assert!(scratch.wrong().contains("ends within it"));
-    Audit::open(&scratch.0).unwrap().note(&run("after", "even")).unwrap();
+    Audit::open(&scratch.0)
+        .unwrap()
+        .note(&run("after", "even"))
+        .unwrap();
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 21);
 }
 
@@ -155,31 +207,62 @@ fn half_a_line_before_files_that_were_only_begun_is_cut_off_too() {
     assert!(Audit::open(&scratch.0).is_err(), "somebody wrote there");
     begun(&whole, "");
     assert!(
-        scratch.wrong().contains("server.jsonl`, line 2: the file ends within it"),
+        scratch
+            .wrong()
+            .contains("server.jsonl`, line 2: the file ends within it"),
         "{}",
         scratch.wrong()
     );
-    Audit::open(&scratch.0).unwrap().note(&run("after", "t")).unwrap();
-    assert_eq!((scratch.files(), verify(&scratch.0, None).unwrap().lines), (1, 2));
+    Audit::open(&scratch.0)
+        .unwrap()
+        .note(&run("after", "t"))
+        .unwrap();
+    assert_eq!(
+        (scratch.files(), verify(&scratch.0, None).unwrap().lines),
+        (1, 2)
+    );
     // What the database knows was begun behind a line that was surely written.
     begun(&fs::read(&first).unwrap(), "");
-    let part = marks::Beginning { part: 2, ..known(&scratch)[0] };
-    marks::Marks::open(&scratch.0).unwrap().begin(NAME, &part).unwrap();
+    let part = marks::Beginning {
+        part: 2,
+        ..known(&scratch)[0]
+    };
+    marks::Marks::open(&scratch.0)
+        .unwrap()
+        .begin(NAME, &part)
+        .unwrap();
     let refused = Audit::open(&scratch.0).unwrap_err().to_string();
-    assert!(refused.contains("server.jsonl`, line 3: the file ends within it"), "{refused}");
+    assert!(
+        refused.contains("server.jsonl`, line 3: the file ends within it"),
+        "{refused}"
+    );
 }
 
 #[test]
 fn lines_of_which_the_database_knows_nothing_are_not_believed() {
     let scratch = filled("forgotten");
     fs::remove_file(scratch.0.join("airlock.db")).unwrap();
-    assert!(scratch.wrong().contains("airlock.db"), "{}", scratch.wrong());
-    assert!(!scratch.0.join("airlock.db").exists(), "whoever looks makes nothing");
+    assert!(
+        scratch.wrong().contains("airlock.db"),
+        "{}",
+        scratch.wrong()
+    );
+    assert!(
+        !scratch.0.join("airlock.db").exists(),
+        "whoever looks makes nothing"
+    );
     drop(crate::database::Database::open(&scratch.0).unwrap());
-    assert!(scratch.wrong().contains("the database knows nothing of it"), "{}", scratch.wrong());
+    assert!(
+        scratch.wrong().contains("the database knows nothing of it"),
+        "{}",
+        scratch.wrong()
+    );
     assert!(Audit::open(&scratch.0).is_err(), "nobody goes on with it");
     let copying = crate::Upkeep::shared(&scratch.0).unwrap();
-    assert!(set_aside(&scratch.0).is_err(), "while somebody copies it, it stays");
+    assert!(
+        set_aside(&scratch.0).is_err(),
+        "while somebody copies it, it stays"
+    );
     drop(copying);
     set_aside(&scratch.0).unwrap().expect("a place");
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 1);
@@ -188,17 +271,28 @@ fn lines_of_which_the_database_knows_nothing_are_not_believed() {
 #[test]
 fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
     let scratch = filled("old");
-    let settings = AuditSettings { keep_for: Duration::ZERO, ..small() };
+    let settings = AuditSettings {
+        keep_for: Duration::ZERO,
+        ..small()
+    };
     std::thread::sleep(Duration::from_millis(2));
     drop(Audit::open_with(&scratch.0, settings).unwrap());
     assert!(scratch.files() < 4, "{}", scratch.files());
     let verified = verify(&scratch.0, None).unwrap();
     assert!(verified.first > 1 && verified.last > 20, "{verified:?}");
-    let asked = Asked { what: Some("audit.remove".into()), limit: 100, ..Asked::default() };
+    let asked = Asked {
+        what: Some("audit.remove".into()),
+        limit: 100,
+        ..Asked::default()
+    };
     assert!(!page(&scratch.0, &asked).unwrap().rows.is_empty());
     // What nobody removed by the rules is missed.
-    let first = fs::read_dir(scratch.0.join(FOLDER)).unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> = first.filter(|path| path.extension().is_some_and(|e| e == "jsonl")).collect();
+    let first = fs::read_dir(scratch.0.join(FOLDER))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = first
+        .filter(|path| path.extension().is_some_and(|e| e == "jsonl"))
+        .collect();
     files.sort_by_key(|path| path.to_string_lossy().len());
     files.sort();
     fs::remove_file(&files[0]).unwrap();
@@ -208,7 +302,16 @@ fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
 #[test]
 fn bytes_are_bounded_too() {
     let scratch = filled("bytes");
-    drop(Audit::open_with(&scratch.0, AuditSettings { keep_bytes: 1500, ..small() }).unwrap());
+    drop(
+        Audit::open_with(
+            &scratch.0,
+            AuditSettings {
+                keep_bytes: 1500,
+                ..small()
+            },
+        )
+        .unwrap(),
+    );
     assert!(scratch.files() < 4, "{}", scratch.files());
     verify(&scratch.0, None).unwrap();
 }
@@ -217,7 +320,11 @@ fn bytes_are_bounded_too() {
 fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
     let scratch = filled("pages");
     for limit in [1, 3, 7, 1000] {
-        let mut asked = Asked { tenant: Some("odd".into()), limit, ..Asked::default() };
+        let mut asked = Asked {
+            tenant: Some("odd".into()),
+            limit,
+            ..Asked::default()
+        };
         let mut seen = Vec::new();
         loop {
             let page = page(&scratch.0, &asked).unwrap();
@@ -228,16 +335,41 @@ fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
                 None => break,
             }
         }
-        let expected: Vec<_> =
-            (0..20).rev().filter(|index| index % 2 == 1).map(|i| format!("r{i}")).collect();
+        let expected: Vec<_> = (0..20)
+            .rev()
+            .filter(|index| index % 2 == 1)
+            .map(|i| format!("r{i}"))
+            .collect();
         assert_eq!(seen, expected, "{limit}");
     }
-    let one = Asked { run: Some("r4".into()), limit: 9, ..Asked::default() };
+    let one = Asked {
+        run: Some("r4".into()),
+        limit: 9,
+        ..Asked::default()
+    };
     assert_eq!(page(&scratch.0, &one).unwrap().rows.len(), 1);
-    for wrong in ["", "x", "1", "1-5", "1-99999999", "-", "1--1", "4294967296-0"] {
-        let asked = Asked { before: Some(wrong.into()), limit: 1, ..Asked::default() };
+    for wrong in [
+        "",
+        "x",
+        "1",
+        "1-5",
+        "1-99999999",
+        "-",
+        "1--1",
+        "4294967296-0",
+    ] {
+        let asked = Asked {
+            before: Some(wrong.into()),
+            limit: 1,
+            ..Asked::default()
+        };
         let error = page(&scratch.0, &asked).unwrap_err();
-        assert!(error.get_ref().is_some_and(|cause| cause.is::<WrongPlace>()), "{wrong}");
+        assert!(
+            error
+                .get_ref()
+                .is_some_and(|cause| cause.is::<WrongPlace>()),
+            "{wrong}"
+        );
     }
 }
 
@@ -248,11 +380,15 @@ fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
     audit.note(&run("before", "t")).unwrap();
     let swap = |file| std::mem::replace(&mut audit.shared.state.lock().unwrap().writer.file, file);
     // A file that takes nothing, and can be cut back: the end of a write that failed is the same.
-    let limited = rustix::fs::memfd_create("limited", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    let limited =
+        rustix::fs::memfd_create("limited", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     let length = audit.shared.state.lock().unwrap().writer.length();
     rustix::fs::ftruncate(&limited, length).unwrap();
-    rustix::fs::fcntl_add_seals(&limited, rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::WRITE)
-        .unwrap();
+    rustix::fs::fcntl_add_seals(
+        &limited,
+        rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::WRITE,
+    )
+    .unwrap();
     let kept = swap(Arc::new(limited.into()));
     assert!(audit.note(&run("refused", "t")).is_err() && audit.trouble().is_some());
     audit.note_happened(&run("ended", "t"));
@@ -260,8 +396,16 @@ fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
     audit.note(&run("after", "t")).unwrap();
     assert_eq!(audit.trouble(), None);
     drop(audit);
-    let all = Asked { limit: 10, ..Asked::default() };
-    let runs: Vec<_> = page(&scratch.0, &all).unwrap().rows.into_iter().map(|row| row.run).collect();
+    let all = Asked {
+        limit: 10,
+        ..Asked::default()
+    };
+    let runs: Vec<_> = page(&scratch.0, &all)
+        .unwrap()
+        .rows
+        .into_iter()
+        .map(|row| row.run)
+        .collect();
     assert_eq!(runs, ["after", "ended", "before"]);
     verify(&scratch.0, None).unwrap();
 }
@@ -272,7 +416,11 @@ fn a_failed_sync_is_told_of_for_as_long_as_nothing_is_sure() {
     let audit = Audit::open(&scratch.0).unwrap();
     audit.note(&run("before", "t")).unwrap();
     audit.mark();
-    assert_eq!((audit.trouble(), head(&scratch.0).unwrap().unwrap().0), (None, 1), "the positive control");
+    assert_eq!(
+        (audit.trouble(), head(&scratch.0).unwrap().unwrap().0),
+        (None, 1),
+        "the positive control"
+    );
     audit.note(&run("unsure", "t")).unwrap();
     // What is no file on a disk cannot be synced.
     let (_reader, pipe) = std::io::pipe().unwrap();
@@ -293,7 +441,10 @@ fn a_failed_sync_is_told_of_for_as_long_as_nothing_is_sure() {
     drop(audit);
     let audit = Audit::open(&scratch.0).unwrap();
     audit.mark();
-    assert_eq!((audit.trouble(), head(&scratch.0).unwrap().unwrap().0), (None, 3));
+    assert_eq!(
+        (audit.trouble(), head(&scratch.0).unwrap().unwrap().0),
+        (None, 3)
+    );
 }
 
 #[test]
@@ -301,9 +452,24 @@ fn hostile_words_stay_in_their_line() {
     let scratch = Scratch::new("words");
     let audit = Audit::open(&scratch.0).unwrap();
     let words = "\"}\n{\"n\":1\u{0}\u{1b}[2J\u{7f}".repeat(1000);
-    audit.note(&Entry { what: &words, about: &words, tenant: &words, ..Entry::default() }).unwrap();
+    audit
+        .note(&Entry {
+            what: &words,
+            about: &words,
+            tenant: &words,
+            ..Entry::default()
+        })
+        .unwrap();
     drop(audit);
-    let rows = page(&scratch.0, &Asked { limit: 10, ..Asked::default() }).unwrap().rows;
+    let rows = page(
+        &scratch.0,
+        &Asked {
+            limit: 10,
+            ..Asked::default()
+        },
+    )
+    .unwrap()
+    .rows;
     assert_eq!((rows.len(), rows[0].what.as_str()), (1, "unknown"));
     assert!(words.starts_with(&rows[0].about) && rows[0].about.len() <= 512);
 }
@@ -311,7 +477,10 @@ fn hostile_words_stay_in_their_line() {
 #[test]
 fn power_is_waited_for_by_many_at_once() {
     let scratch = Scratch::new("power");
-    let settings = AuditSettings { durability: Durability::Power, ..AuditSettings::default() };
+    let settings = AuditSettings {
+        durability: Durability::Power,
+        ..AuditSettings::default()
+    };
     let audit = Audit::open_with(&scratch.0, settings).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -333,21 +502,36 @@ fn the_next_file_is_begun_within_a_transaction_of_the_database() {
         (0..20).for_each(|index| audit.note(&run(&format!("r{index}"), "t")).unwrap());
         Ok(begun.elapsed())
     });
-    assert!(within.unwrap() < Duration::from_secs(5), "nobody waited for the database");
+    assert!(
+        within.unwrap() < Duration::from_secs(5),
+        "nobody waited for the database"
+    );
     assert!(scratch.files() > 3);
     drop(audit);
     known_and_removable(&scratch);
 }
 
 fn known(scratch: &Scratch) -> Vec<marks::Beginning> {
-    marks::Marks::open(&scratch.0).unwrap().beginnings(NAME).unwrap()
+    marks::Marks::open(&scratch.0)
+        .unwrap()
+        .beginnings(NAME)
+        .unwrap()
 }
 
 /// Every file has its row, so the oldest can go, and what is left is believed.
 fn known_and_removable(scratch: &Scratch) {
     let known = known(scratch);
     assert_eq!(known.len(), scratch.files(), "{known:?}");
-    drop(Audit::open_with(&scratch.0, AuditSettings { keep_bytes: 1500, ..small() }).unwrap());
+    drop(
+        Audit::open_with(
+            &scratch.0,
+            AuditSettings {
+                keep_bytes: 1500,
+                ..small()
+            },
+        )
+        .unwrap(),
+    );
     assert!(scratch.files() < 4, "{}", scratch.files());
     verify(&scratch.0, None).unwrap();
 }
@@ -357,18 +541,29 @@ fn what_the_database_does_not_know_of_a_file_is_found_again() {
     let scratch = filled("unknown");
     let forget = |part: &str| {
         let database = crate::database::Database::open(&scratch.0).unwrap();
-        database.write(|all| all.execute("DELETE FROM audit_parts WHERE part = ?1", [part])).unwrap();
+        database
+            .write(|all| all.execute("DELETE FROM audit_parts WHERE part = ?1", [part]))
+            .unwrap();
     };
     ["1", "3"].into_iter().for_each(forget);
     drop(Audit::open_with(&scratch.0, small()).unwrap());
     known_and_removable(&scratch);
     // Nor does it keep a server that runs from removing.
     let scratch = Scratch::new("unknown-live");
-    let audit = Audit::open_with(&scratch.0, AuditSettings { keep_bytes: 1500, ..small() }).unwrap();
+    let audit = Audit::open_with(
+        &scratch.0,
+        AuditSettings {
+            keep_bytes: 1500,
+            ..small()
+        },
+    )
+    .unwrap();
     (0..20).for_each(|_| audit.note(&run("r", "t")).unwrap());
     audit.mark();
     let database = crate::database::Database::open(&scratch.0).unwrap();
-    database.write(|all| all.execute("DELETE FROM audit_parts", [])).unwrap();
+    database
+        .write(|all| all.execute("DELETE FROM audit_parts", []))
+        .unwrap();
     tidy::remove_old(&audit.shared).unwrap();
     drop(audit);
     assert!(scratch.files() < 4, "{}", scratch.files());

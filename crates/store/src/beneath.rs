@@ -12,7 +12,11 @@ const DISTURBED: usize = 64;
 /// Opens `path` beneath `folder`.
 pub(crate) fn open(folder: &OwnedFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let mode = if flags.contains(OFlags::CREATE) {
+        Mode::RUSR | Mode::WUSR
+    } else {
+        Mode::empty()
+    };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..DISTURBED {
         match rustix::fs::openat2(folder, path.as_ref(), flags, mode, resolve) {

@@ -3,7 +3,9 @@
 //!
 //! Several processes use it at once. SQLite's own locks are the only ones.
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig};
+use rusqlite::{
+    Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig,
+};
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags},
     io::Errno,
@@ -90,7 +92,9 @@ impl DatabaseError {
     /// Whether its disk has no room.
     pub fn is_full(&self) -> bool {
         match self {
-            DatabaseError::Sqlite { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
+            DatabaseError::Sqlite { source, .. } => {
+                source.sqlite_error_code() == Some(ErrorCode::DiskFull)
+            }
             DatabaseError::Place { .. } | DatabaseError::Newer { .. } => false,
         }
     }
@@ -144,28 +148,58 @@ impl Database {
             // What is wrong with it is said below.
             Ok(_) | Err(_) => {}
         }
-        let (path, owner) =
-            place(state).map_err(|error| DatabaseError::Place { path, why: error.to_string() })?;
-        let failed = |source| DatabaseError::Sqlite { path: path.clone(), source };
+        let (path, owner) = place(state).map_err(|error| DatabaseError::Place {
+            path,
+            why: error.to_string(),
+        })?;
+        let failed = |source| DatabaseError::Sqlite {
+            path: path.clone(),
+            source,
+        };
         let connection = patiently(|| connect(&path)).map_err(failed)?;
-        let found = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+        let found = connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))
+            .map_err(failed)?;
         match found > newest() {
-            true => Err(DatabaseError::Newer { path, found, known: newest() }),
-            false => Ok(Some(Database { path, owner, connection: Mutex::new(connection) })),
+            true => Err(DatabaseError::Newer {
+                path,
+                found,
+                known: newest(),
+            }),
+            false => Ok(Some(Database {
+                path,
+                owner,
+                connection: Mutex::new(connection),
+            })),
         }
     }
 
     fn open_with(state: &Path, migrations: &[&str]) -> Result<Database, DatabaseError> {
-        let (path, owner) = place(state)
-            .map_err(|error| DatabaseError::Place { path: state.join(NAME), why: error.to_string() })?;
+        let (path, owner) = place(state).map_err(|error| DatabaseError::Place {
+            path: state.join(NAME),
+            why: error.to_string(),
+        })?;
         let connection = patiently(|| connect(&path))
-            .and_then(|mut connection| match migrate(&mut connection, migrations)? {
-                Schema::Known => Ok(Ok(connection)),
-                Schema::Newer { found, known } => Ok(Err((found, known))),
-            })
-            .map_err(|source| DatabaseError::Sqlite { path: path.clone(), source })?
-            .map_err(|(found, known)| DatabaseError::Newer { path: path.clone(), found, known })?;
-        Ok(Database { path, owner, connection: Mutex::new(connection) })
+            .and_then(
+                |mut connection| match migrate(&mut connection, migrations)? {
+                    Schema::Known => Ok(Ok(connection)),
+                    Schema::Newer { found, known } => Ok(Err((found, known))),
+                },
+            )
+            .map_err(|source| DatabaseError::Sqlite {
+                path: path.clone(),
+                source,
+            })?
+            .map_err(|(found, known)| DatabaseError::Newer {
+                path: path.clone(),
+                found,
+                known,
+            })?;
+        Ok(Database {
+            path,
+            owner,
+            connection: Mutex::new(connection),
+        })
     }
 
     /// Whose folder it lies in.
@@ -178,7 +212,10 @@ impl Database {
         &self,
         read: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, DatabaseError> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         read(&connection).map_err(|source| self.failed(source))
     }
 
@@ -187,9 +224,13 @@ impl Database {
         &self,
         write: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, DatabaseError> {
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let all = || {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let done = write(&transaction)?;
             transaction.commit()?;
             Ok(done)
@@ -202,7 +243,10 @@ impl Database {
         &self,
         write: impl FnOnce(&Transaction<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let transaction = connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(|source| self.failed(source))?;
@@ -217,14 +261,20 @@ impl Database {
     }
 
     pub(crate) fn failed(&self, source: rusqlite::Error) -> DatabaseError {
-        DatabaseError::Sqlite { path: self.path.clone(), source }
+        DatabaseError::Sqlite {
+            path: self.path.clone(),
+            source,
+        }
     }
 }
 
 /// Finds the file, or makes an empty one, which SQLite takes for an empty database. It is never opened here: closing a
 /// second descriptor of it would take SQLite's locks away, which are those of the process.
 fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
-    DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(state)?;
     // SQLite takes a path, and refuses every symbolic link on it; those above the folder are the operator's own.
     let state = state.canonicalize()?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -234,10 +284,22 @@ fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
         return Err(io::Error::other("others may write to its folder"));
     }
     check_owner(found.st_uid, "its folder")?;
-    if state.join(crate::copy::RESTORING).symlink_metadata().is_ok() {
-        return Err(io::Error::other("a restore into it has not finished: empty it and restore again"));
+    if state
+        .join(crate::copy::RESTORING)
+        .symlink_metadata()
+        .is_ok()
+    {
+        return Err(io::Error::other(
+            "a restore into it has not finished: empty it and restore again",
+        ));
     }
-    match rustix::fs::mknodat(&folder, NAME, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0) {
+    match rustix::fs::mknodat(
+        &folder,
+        NAME,
+        FileType::RegularFile,
+        Mode::RUSR | Mode::WUSR,
+        0,
+    ) {
         // SQLite makes sure of what it makes itself; of this file we have to.
         Ok(()) => rustix::fs::fsync(&folder)?,
         Err(Errno::EXIST) => {}
@@ -274,13 +336,16 @@ fn check_owner(owner: u32, what: &str) -> io::Result<()> {
     let us = rustix::process::geteuid().as_raw();
     match owner == us {
         true => Ok(()),
-        false => Err(io::Error::other(format!("{what} belongs to user {owner}, not to {us}"))),
+        false => Err(io::Error::other(format!(
+            "{what} belongs to user {owner}, not to {us}"
+        ))),
     }
 }
 
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let flags =
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(PATIENCE)?;
     // What the file says about itself is data: it brings no functions, and nobody writes its schema by hand.
@@ -290,7 +355,8 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     // What nothing lies in any more can be given back in small pieces. Heard only by a database that is still empty.
     connection.pragma_update(None, "auto_vacuum", 2)?;
     // Readers and a writer do not wait for each other; what was confirmed outlasts a power cut.
-    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
+    let mode: String =
+        connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     if mode != "wal" {
         return Err(rusqlite::Error::SqliteFailure(
             rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR),
@@ -307,7 +373,8 @@ fn patiently<T>(mut attempt: impl FnMut() -> rusqlite::Result<T>) -> rusqlite::R
     loop {
         match attempt() {
             Err(busy)
-                if busy.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && Instant::now() < end =>
+                if busy.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                    && Instant::now() < end =>
             {
                 std::thread::sleep(BETWEEN_TRIES);
             }
@@ -332,7 +399,10 @@ fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let found = version(&transaction)?;
-    let Some(missing) = usize::try_from(found).ok().and_then(|found| migrations.get(found..)) else {
+    let Some(missing) = usize::try_from(found)
+        .ok()
+        .and_then(|found| migrations.get(found..))
+    else {
         return Ok(Schema::Newer { found, known });
     };
     for step in missing {

@@ -33,7 +33,9 @@ impl Place {
     fn refusal(&self) -> String {
         let refused = self.open(&[ONE]).expect_err("it is refused");
         assert!(!refused.hint().is_empty());
-        refused.to_string().replace(self.0.to_str().unwrap(), "STATE")
+        refused
+            .to_string()
+            .replace(self.0.to_str().unwrap(), "STATE")
     }
 
     fn file(&self) -> PathBuf {
@@ -56,7 +58,9 @@ fn numbers(database: &Database) -> Vec<i64> {
 }
 
 fn version(database: &Database) -> i64 {
-    database.read(|connection| connection.pragma_query_value(None, "user_version", |row| row.get(0))).unwrap()
+    database
+        .read(|connection| connection.pragma_query_value(None, "user_version", |row| row.get(0)))
+        .unwrap()
 }
 
 #[test]
@@ -73,7 +77,8 @@ fn it_is_ours_alone() {
 fn a_write_is_whole_or_not_at_all() {
     let place = Place::new();
     let database = place.open(&[ONE]).unwrap();
-    let insert = |transaction: &Transaction<'_>| transaction.execute("INSERT INTO t VALUES (2)", []);
+    let insert =
+        |transaction: &Transaction<'_>| transaction.execute("INSERT INTO t VALUES (2)", []);
     database.write(|transaction| insert(transaction)).unwrap();
     let failed = database.write(|transaction| {
         transaction.execute("INSERT INTO t VALUES (3)", [])?;
@@ -105,10 +110,14 @@ fn a_step_that_fails_leaves_the_schema_as_it_was() {
 fn a_newer_schema_is_refused_and_left_alone() {
     let place = Place::new();
     drop(place.open(&[ONE, TWO]).unwrap());
-    assert_eq!(place.refusal(), "the database `STATE/airlock.db` has schema 2; this Airlock knows up to 1");
+    assert_eq!(
+        place.refusal(),
+        "the database `STATE/airlock.db` has schema 2; this Airlock knows up to 1"
+    );
     assert_eq!(version(&place.open(&[ONE, TWO]).unwrap()), 2);
     let odd = place.open(&[ONE, TWO]).unwrap();
-    odd.write(|transaction| transaction.pragma_update(None, "user_version", -1)).unwrap();
+    odd.write(|transaction| transaction.pragma_update(None, "user_version", -1))
+        .unwrap();
     assert!(place.refusal().contains("has schema -1"));
 }
 
@@ -117,8 +126,9 @@ fn the_migrations_of_this_build_lead_from_nothing_to_the_newest() {
     let place = Place::new();
     let database = Database::open(&place.0).unwrap();
     assert_eq!(version(&database), MIGRATIONS.len() as i64);
-    let check: String =
-        database.read(|c| c.pragma_query_value(None, "integrity_check", |row| row.get(0))).unwrap();
+    let check: String = database
+        .read(|c| c.pragma_query_value(None, "integrity_check", |row| row.get(0)))
+        .unwrap();
     assert_eq!(check, "ok");
 }
 
@@ -127,9 +137,15 @@ fn a_file_that_is_no_database_is_an_error_that_says_so() {
     let place = Place::with_database();
     let whole = fs::read(place.file()).unwrap();
     fs::write(place.file(), "x".repeat(5000)).unwrap();
-    assert_eq!(place.refusal(), "cannot use the database `STATE/airlock.db`: file is not a database");
+    assert_eq!(
+        place.refusal(),
+        "cannot use the database `STATE/airlock.db`: file is not a database"
+    );
     let hint = place.open(&[ONE]).unwrap_err().hint();
-    assert!(hint.starts_with("put a copy from a backup in its place"), "{hint}");
+    assert!(
+        hint.starts_with("put a copy from a backup in its place"),
+        "{hint}"
+    );
     fs::write(place.file(), &whole).unwrap();
     assert_eq!(numbers(&place.open(&[ONE]).unwrap()), [1]);
 }
@@ -145,9 +161,16 @@ fn a_damaged_database_is_an_error_or_whole_and_no_panic() {
         fs::write(place.file(), &damaged).unwrap();
         let read = |connection: &Connection| {
             let mut select = connection.prepare("SELECT n FROM t")?;
-            select.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()
+            select
+                .query_map([], |row| row.get(0))?
+                .collect::<rusqlite::Result<Vec<i64>>>()
         };
-        errors += usize::from(place.open(&[ONE]).and_then(|database| database.read(read)).is_err());
+        errors += usize::from(
+            place
+                .open(&[ONE])
+                .and_then(|database| database.read(read))
+                .is_err(),
+        );
     }
     assert!(errors > 0, "the damage was to be felt");
     fs::write(place.file(), &whole[..whole.len() / 2]).unwrap();
@@ -170,10 +193,18 @@ fn a_file_that_leads_elsewhere_is_refused() {
     fs::hard_link(&elsewhere, place.file()).unwrap();
     assert!(place.refusal().ends_with("`airlock.db` has a second name"));
     fs::remove_file(&elsewhere).unwrap();
-    assert_eq!(numbers(&place.open(&[ONE]).unwrap()), [1], "with one name it is itself again");
+    assert_eq!(
+        numbers(&place.open(&[ONE]).unwrap()),
+        [1],
+        "with one name it is itself again"
+    );
     for companion in COMPANIONS {
         symlink("/etc/hostname", place.0.join(companion)).unwrap();
-        assert!(place.refusal().ends_with(&format!("`{companion}` is a symbolic link")));
+        assert!(
+            place
+                .refusal()
+                .ends_with(&format!("`{companion}` is a symbolic link"))
+        );
         fs::remove_file(place.0.join(companion)).unwrap();
     }
 }
@@ -182,19 +213,39 @@ fn a_file_that_leads_elsewhere_is_refused() {
 fn what_is_no_file_is_refused_at_once() {
     let place = Place::with_database();
     fs::remove_file(place.file()).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, place.file(), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    assert!(place.refusal().ends_with("`airlock.db` is not a regular file"));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        place.file(),
+        FileType::Fifo,
+        Mode::RUSR | Mode::WUSR,
+        0,
+    )
+    .unwrap();
+    assert!(
+        place
+            .refusal()
+            .ends_with("`airlock.db` is not a regular file")
+    );
     fs::remove_file(place.file()).unwrap();
     fs::create_dir(place.file()).unwrap();
-    assert!(place.refusal().ends_with("`airlock.db` is not a regular file"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("`airlock.db` is not a regular file")
+    );
 }
 
 #[test]
 fn a_file_or_folder_that_others_may_change_is_refused() {
     let place = Place::with_database();
-    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let set =
+        |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     set(&place.file(), 0o640);
-    assert!(place.refusal().ends_with("`airlock.db` is open to other users"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("`airlock.db` is open to other users")
+    );
     set(&place.file(), 0o600);
     set(&place.0, 0o770);
     assert!(place.refusal().ends_with("others may write to its folder"));
@@ -206,17 +257,30 @@ fn a_file_or_folder_that_others_may_change_is_refused() {
 fn what_belongs_to_another_is_refused() {
     if !rustix::process::geteuid().is_root() {
         // An ordinary user cannot give a file away, but everybody can see one of root's.
-        assert!(check_owner(0, "x").unwrap_err().to_string().starts_with("x belongs to user 0, not to "));
+        assert!(
+            check_owner(0, "x")
+                .unwrap_err()
+                .to_string()
+                .starts_with("x belongs to user 0, not to ")
+        );
         return;
     }
     let place = Place::with_database();
     let give = |path: &Path, user| std::os::unix::fs::chown(path, Some(user), None).unwrap();
     give(&place.file(), 65534);
-    assert!(place.refusal().ends_with("airlock.db belongs to user 65534, not to 0"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("airlock.db belongs to user 65534, not to 0")
+    );
     give(&place.file(), 0);
     assert!(place.open(&[ONE]).is_ok());
     give(&place.0, 65534);
-    assert!(place.refusal().ends_with("its folder belongs to user 65534, not to 0"));
+    assert!(
+        place
+            .refusal()
+            .ends_with("its folder belongs to user 65534, not to 0")
+    );
 }
 
 #[test]

@@ -23,7 +23,12 @@ struct Lent {
 impl Buffers {
     /// So many bytes of a file from there on, or fewer; none at its end.
     pub fn read(&self, file: impl AsFd, at: u64, length: usize) -> io::Result<Bytes> {
-        let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let mut bytes = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()
+            .unwrap_or_default();
         bytes.clear();
         bytes.reserve_exact(length);
         while let Err(error) = rustix::io::pread(&file, spare_capacity(&mut bytes), at) {
@@ -32,7 +37,10 @@ impl Buffers {
             }
         }
         bytes.truncate(length);
-        Ok(Bytes::from_owner(Lent { bytes, free: self.0.clone() }))
+        Ok(Bytes::from_owner(Lent {
+            bytes,
+            free: self.0.clone(),
+        }))
     }
 }
 
@@ -44,7 +52,10 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(std::mem::take(&mut self.bytes));
+        self.free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -58,14 +69,22 @@ mod tests {
     fn what_is_dropped_is_read_into_again_and_what_is_held_is_not() {
         let mut file = File::from(memfd_create("file", MemfdFlags::CLOEXEC).unwrap());
         file.write_all(b"0123456789").unwrap();
-        let (buffers, read) = (Buffers::default(), |buffers: &Buffers, file: &File, at, length| {
-            buffers.read(file, at, length).unwrap()
-        });
+        let (buffers, read) = (
+            Buffers::default(),
+            |buffers: &Buffers, file: &File, at, length| buffers.read(file, at, length).unwrap(),
+        );
         let held = read(&buffers, &file, 0, 4);
         let place = read(&buffers, &file, 4, 4).as_ptr();
         let again = read(&buffers, &file, 2, 3);
-        assert_eq!((again.as_ptr(), &again[..], &held[..]), (place, &b"234"[..], &b"0123"[..]));
-        assert_eq!(&read(&buffers, &file, 8, 100)[..], b"89", "not more than there is");
+        assert_eq!(
+            (again.as_ptr(), &again[..], &held[..]),
+            (place, &b"234"[..], &b"0123"[..])
+        );
+        assert_eq!(
+            &read(&buffers, &file, 8, 100)[..],
+            b"89",
+            "not more than there is"
+        );
         assert!(read(&buffers, &file, 10, 4).is_empty());
     }
 }

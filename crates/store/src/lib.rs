@@ -22,8 +22,8 @@ pub mod webhooks;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
 pub use artifacts::{
-    ArtifactSettings, Artifacts, Kept, Lineage, Listing, New, Owner, Part, Pieces, Place, Putting, Reading,
-    Remote, StoreError, Wanted,
+    ArtifactSettings, Artifacts, Kept, Lineage, Listing, New, Owner, Part, Pieces, Place, Putting,
+    Reading, Remote, StoreError, Wanted,
 };
 pub use database::DatabaseError;
 pub use lent::Buffers;

@@ -44,14 +44,25 @@ impl Place {
     /// A state folder with the database of this schema.
     fn of(schema: usize) -> Place {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("airlock-migrate-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-migrate-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let place = Place(std::env::temp_dir().join(name));
         fs::create_dir(&place.0).unwrap();
         fs::set_permissions(&place.0, fs::Permissions::from_mode(0o700)).unwrap();
         let file = place.0.join("airlock.db");
-        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file).unwrap();
+        fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&file)
+            .unwrap();
         let connection = Connection::open(&file).unwrap();
-        connection.execute_batch("PRAGMA journal_mode = wal").unwrap_or_default();
+        connection
+            .execute_batch("PRAGMA journal_mode = wal")
+            .unwrap_or_default();
         connection.execute_batch(RELEASED[schema - 1].0).unwrap();
         assert_eq!(version(&connection), schema as i64);
         place
@@ -66,8 +77,14 @@ impl Place {
         let this = std::env::current_exe().unwrap();
         let name = "migrations_tests::another_process_opens_it";
         let mut command = Command::new(this);
-        command.args(["--exact", name, "--ignored", "--quiet"]).env(FOLDER, &self.0);
-        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        command
+            .args(["--exact", name, "--ignored", "--quiet"])
+            .env(FOLDER, &self.0);
+        command
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
     }
 }
 
@@ -78,37 +95,78 @@ impl Drop for Place {
 }
 
 fn version(connection: &Connection) -> i64 {
-    connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap()
+    connection
+        .pragma_query_value(None, "user_version", |row| row.get(0))
+        .unwrap()
 }
 
 /// Everything that was there is there, asked as today's Airlock asks.
 fn is_intact(state: &Path, schema: usize) {
     let images = AllowedImages::open(state).unwrap();
-    let patterns: Vec<_> = images.list().unwrap().iter().map(|image| image.pattern.to_string()).collect();
-    assert_eq!(patterns, ["docker.io/library/alpine:3.19", "ghcr.io/acme/tool:1"]);
+    let patterns: Vec<_> = images
+        .list()
+        .unwrap()
+        .iter()
+        .map(|image| image.pattern.to_string())
+        .collect();
+    assert_eq!(
+        patterns,
+        ["docker.io/library/alpine:3.19", "ghcr.io/acme/tool:1"]
+    );
     assert_eq!(images.trail().unwrap().len(), 2);
-    let totals = Usage::open(state).unwrap().totals(By::Tenant, &Filter::default()).unwrap();
+    let totals = Usage::open(state)
+        .unwrap()
+        .totals(By::Tenant, &Filter::default())
+        .unwrap();
     if schema >= 2 {
-        assert_eq!((totals[0].key.as_str(), totals[0].calls, totals[0].money), ("acme", 2, 623));
-        assert_eq!((totals[0].input_tokens, totals[0].unsettled_money), (15, 500));
+        assert_eq!(
+            (totals[0].key.as_str(), totals[0].calls, totals[0].money),
+            ("acme", 2, 623)
+        );
+        assert_eq!(
+            (totals[0].input_tokens, totals[0].unsettled_money),
+            (15, 500)
+        );
     } else {
         assert!(totals.is_empty());
     }
     let served = Served::open(state).unwrap();
     let keys = served.keys().unwrap();
-    let runs = served.list(&RunFilter { limit: 10, ..RunFilter::default() }).unwrap();
+    let runs = served
+        .list(&RunFilter {
+            limit: 10,
+            ..RunFilter::default()
+        })
+        .unwrap();
     if schema >= 3 {
         let key = served.key("0123456789abcdef").unwrap().unwrap();
-        assert_eq!((key.name.as_str(), key.scopes.as_str(), key.hash), ("ci", "runs artifacts", [0x1d; 32]));
-        assert_eq!((keys.len(), keys[0].tenant.as_str()), (2, ""), "a key without a tenant is its own");
-        let runs: Vec<_> = runs.iter().map(|run| (run.id.as_str(), run.status.as_str())).collect();
+        assert_eq!(
+            (key.name.as_str(), key.scopes.as_str(), key.hash),
+            ("ci", "runs artifacts", [0x1d; 32])
+        );
+        assert_eq!(
+            (keys.len(), keys[0].tenant.as_str()),
+            (2, ""),
+            "a key without a tenant is its own"
+        );
+        let runs: Vec<_> = runs
+            .iter()
+            .map(|run| (run.id.as_str(), run.status.as_str()))
+            .collect();
         assert_eq!(runs, [("01JTWO", "running"), ("01JONE", "succeeded")]);
         assert_eq!(served.unfinished().unwrap().len(), 1);
     } else {
         assert!(keys.is_empty() && runs.is_empty());
     }
-    let remembered = Remembered { since_ms: 0, promised_since_ms: 0, of_one: 100, of_all: 100 };
-    let boxes = served.lost_sandboxes(1_700_000_002_000, &remembered).unwrap();
+    let remembered = Remembered {
+        since_ms: 0,
+        promised_since_ms: 0,
+        of_one: 100,
+        of_all: 100,
+    };
+    let boxes = served
+        .lost_sandboxes(1_700_000_002_000, &remembered)
+        .unwrap();
     assert_eq!(boxes.len(), if schema >= 4 { 2 } else { 0 });
 }
 
@@ -132,8 +190,11 @@ fn a_released_schema_that_was_brought_forward_is_as_a_new_one() {
                 "SELECT type, name, tbl_name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY 1, 2",
             )
             .unwrap();
-        let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
-        rows.collect::<Result<Vec<(String, String, String)>, _>>().unwrap()
+        let rows = rows
+            .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+            .unwrap();
+        rows.collect::<Result<Vec<(String, String, String)>, _>>()
+            .unwrap()
     };
     let columns = |state: &Path, table: &str| {
         let connection = Connection::open(state.join("airlock.db")).unwrap();
@@ -162,7 +223,11 @@ fn a_released_schema_that_was_brought_forward_is_as_a_new_one() {
         drop(Database::open(&old.0).unwrap());
         assert_eq!(shape(&old.0), shape(&new.0));
         for (_, name, _) in shape(&new.0).iter().filter(|(kind, ..)| kind == "table") {
-            assert_eq!(columns(&old.0, name), columns(&new.0, name), "{name} from {schema}");
+            assert_eq!(
+                columns(&old.0, name),
+                columns(&new.0, name),
+                "{name} from {schema}"
+            );
         }
     }
 }
@@ -173,7 +238,10 @@ fn what_was_released_is_never_changed() {
         let hash = Sha256::digest(step.as_bytes());
         let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
         let first = step.lines().next().unwrap_or_default();
-        assert_eq!(hash, wanted, "a step that users have is changed by adding another: {first}");
+        assert_eq!(
+            hash, wanted,
+            "a step that users have is changed by adding another: {first}"
+        );
     }
 }
 
@@ -183,32 +251,57 @@ fn a_copy_of_a_database_is_of_the_same_schema_and_a_later_one_is_refused() {
     let to = place.0.join("copy.db");
     fs::write(&to, "").unwrap();
     assert_eq!(crate::copy::copy(&place.0, &to).unwrap(), Some(2));
-    assert_eq!((version(&Connection::open(&to).unwrap()), place.version()), (2, 2));
+    assert_eq!(
+        (version(&Connection::open(&to).unwrap()), place.version()),
+        (2, 2)
+    );
     let connection = Connection::open(place.0.join("airlock.db")).unwrap();
-    connection.pragma_update(None, "user_version", 9999).unwrap();
+    connection
+        .pragma_update(None, "user_version", 9999)
+        .unwrap();
     let again = place.0.join("again.db");
     fs::write(&again, "").unwrap();
-    assert!(matches!(crate::copy::copy(&place.0, &again), Err(DatabaseError::Newer { found: 9999, .. })));
+    assert!(matches!(
+        crate::copy::copy(&place.0, &again),
+        Err(DatabaseError::Newer { found: 9999, .. })
+    ));
 }
 
 #[test]
 fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
     for schema in 1..=RELEASED.len() {
         let place = Place::of(schema);
-        assert_eq!(crate::copy::foreign(&place.0).unwrap(), None, "as released: {schema}");
+        assert_eq!(
+            crate::copy::foreign(&place.0).unwrap(),
+            None,
+            "as released: {schema}"
+        );
         drop(Database::open(&place.0).unwrap());
-        assert_eq!(crate::copy::foreign(&place.0).unwrap(), None, "brought forward: {schema}");
+        assert_eq!(
+            crate::copy::foreign(&place.0).unwrap(),
+            None,
+            "brought forward: {schema}"
+        );
         let connection = Connection::open(place.0.join("airlock.db")).unwrap();
         let odd = "CREATE TRIGGER odd AFTER INSERT ON gateway_key BEGIN UPDATE gateway_key SET scopes = 'admin'; END";
         connection.execute_batch(odd).unwrap();
-        assert_eq!(crate::copy::foreign(&place.0).unwrap().as_deref(), Some("trigger `odd`"));
+        assert_eq!(
+            crate::copy::foreign(&place.0).unwrap().as_deref(),
+            Some("trigger `odd`")
+        );
         // A name that SQLite itself would not let anybody take.
-        let rename = "UPDATE sqlite_schema SET name = 'sqlite_odd', sql = replace(sql, 'odd', 'sqlite_odd')
+        let rename =
+            "UPDATE sqlite_schema SET name = 'sqlite_odd', sql = replace(sql, 'odd', 'sqlite_odd')
             WHERE name = 'odd'";
-        connection.pragma_update(None, "writable_schema", true).unwrap();
+        connection
+            .pragma_update(None, "writable_schema", true)
+            .unwrap();
         assert_eq!(connection.execute(rename, []).unwrap(), 1);
         drop(connection);
-        assert_eq!(crate::copy::foreign(&place.0).unwrap().as_deref(), Some("trigger `sqlite_odd`"));
+        assert_eq!(
+            crate::copy::foreign(&place.0).unwrap().as_deref(),
+            Some("trigger `sqlite_odd`")
+        );
     }
 }
 
@@ -231,11 +324,21 @@ fn what_waited_when_it_was_backed_up_is_held_unless_it_may_run_again() {
     let held = crate::copy::hold(&place.0, "THEN", 100).unwrap();
     assert_eq!((held.jobs, held.notices), (3, 1));
     let mut ended = Vec::new();
-    crate::copy::each_held(&place.0, 100, |tenant, job| ended.push(format!("{tenant}/{job}"))).unwrap();
+    crate::copy::each_held(&place.0, 100, |tenant, job| {
+        ended.push(format!("{tenant}/{job}"))
+    })
+    .unwrap();
     assert_eq!(ended, ["t/once", "t/running", "t/behind"]);
-    let text = |query: &str| connection.query_row(query, [], |row| row.get::<_, String>(0)).unwrap();
+    let text = |query: &str| {
+        connection
+            .query_row(query, [], |row| row.get::<_, String>(0))
+            .unwrap()
+    };
     let status = |id: &str| text(&format!("SELECT status FROM job WHERE id = '{id}'"));
-    assert_eq!(["once", "running", "again", "behind"].map(status), ["lost", "lost", "queued", "lost"]);
+    assert_eq!(
+        ["once", "running", "again", "behind"].map(status),
+        ["lost", "lost", "queued", "lost"]
+    );
     assert!(text("SELECT error FROM job WHERE id = 'once'").contains("from a backup of THEN"));
     assert_eq!(text("SELECT state FROM webhook_notice"), "given_up");
     assert_eq!(
@@ -251,7 +354,9 @@ fn pages_that_nobody_needs_are_given_back() {
     let database = Database::open(&place.0).unwrap();
     let fill = "CREATE TABLE filler (x BLOB); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 24)
         INSERT INTO filler SELECT randomblob(1 << 20) FROM n; DROP TABLE filler;";
-    database.read(|connection| connection.execute_batch(fill)).unwrap();
+    database
+        .read(|connection| connection.execute_batch(fill))
+        .unwrap();
     drop(database);
     let size = || fs::metadata(place.0.join("airlock.db")).unwrap().len();
     let before = size();
@@ -263,7 +368,9 @@ fn pages_that_nobody_needs_are_given_back() {
 #[test]
 #[ignore = "a child of other tests"]
 fn another_process_opens_it() {
-    let Some(state) = std::env::var_os(FOLDER) else { return };
+    let Some(state) = std::env::var_os(FOLDER) else {
+        return;
+    };
     drop(Database::open(Path::new(&state)).unwrap());
 }
 
@@ -303,5 +410,8 @@ fn a_process_that_is_killed_while_it_brings_it_forward_leaves_the_old_or_the_new
         }
         is_intact(&place.0, 1);
     }
-    assert!(old > 0 && new > 0, "{old} times the old, {new} times the new");
+    assert!(
+        old > 0 && new > 0,
+        "{old} times the old, {new} times the new"
+    );
 }

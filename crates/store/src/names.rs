@@ -9,14 +9,19 @@ const LONGEST: usize = 200;
 pub(crate) fn folder_name(name: &[u8]) -> String {
     let plain = percent_encoded(name);
     // `~` is never plain, so that a digest cannot be mistaken for an encoded name.
-    if plain.len() > LONGEST { format!("~{}", hexadecimal(&Sha256::digest(name))) } else { plain }
+    if plain.len() > LONGEST {
+        format!("~{}", hexadecimal(&Sha256::digest(name)))
+    } else {
+        plain
+    }
 }
 
 /// Letters, digits, `.`, `_` and `-` stay; a leading dot does not: dot names are ours.
 pub(crate) fn percent_encoded(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for (at, byte) in bytes.iter().enumerate() {
-        let plain = byte.is_ascii_alphanumeric() || b"_-".contains(byte) || (*byte == b'.' && at > 0);
+        let plain =
+            byte.is_ascii_alphanumeric() || b"_-".contains(byte) || (*byte == b'.' && at > 0);
         match plain {
             true => text.push(char::from(*byte)),
             false => text.push_str(&format!("%{byte:02X}")),

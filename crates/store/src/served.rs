@@ -142,7 +142,16 @@ impl Served {
         durable.wait_at_most(PATIENCE)?;
         // A commit then costs microseconds, outlasts us, and may be missing after a power cut, as the run is.
         runs.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
-        Ok(Served { keys, reading, changes, runs, durable, jobs, telemetry, turn: Mutex::default() })
+        Ok(Served {
+            keys,
+            reading,
+            changes,
+            runs,
+            durable,
+            jobs,
+            telemetry,
+            turn: Mutex::default(),
+        })
     }
 
     /// Adds a key. False if its identifier is taken.
@@ -152,8 +161,16 @@ impl Served {
         self.changes.write(|transaction| {
             let (expires, revoked) = (key.expires_ms.map(number), key.revoked_ms.map(number));
             let created = number(key.created_ms);
-            let row =
-                params![key.id, key.name, &key.hash[..], key.scopes, created, expires, revoked, key.tenant];
+            let row = params![
+                key.id,
+                key.name,
+                &key.hash[..],
+                key.scopes,
+                created,
+                expires,
+                revoked,
+                key.tenant
+            ];
             Ok(transaction.execute(add, row)? == 1)
         })
     }
@@ -171,7 +188,8 @@ impl Served {
     /// All keys, the oldest first.
     pub fn keys(&self) -> Result<Vec<KeyRow>, DatabaseError> {
         self.changes.read(|connection| {
-            let mut rows = connection.prepare("SELECT * FROM gateway_key ORDER BY created_ms, id")?;
+            let mut rows =
+                connection.prepare("SELECT * FROM gateway_key ORDER BY created_ms, id")?;
             rows.query_map([], key_row)?.collect()
         })
     }
@@ -179,7 +197,8 @@ impl Served {
     /// Revokes a key, from now on and for ever. False if there is none.
     pub fn revoke_key(&self, id: &str, at_ms: u64) -> Result<bool, DatabaseError> {
         let revoke = "UPDATE gateway_key SET revoked_ms = coalesce(revoked_ms, ?) WHERE id = ?";
-        self.changes.write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
+        self.changes
+            .write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
     }
 
     /// Forgets keys that ended before this moment. Those of admins stay: a file may still offer one, which is not to be
@@ -187,17 +206,20 @@ impl Served {
     pub fn prune_keys(&self, before_ms: u64) -> Result<usize, DatabaseError> {
         let prune = "DELETE FROM gateway_key WHERE min(coalesce(revoked_ms, expires_ms), coalesce(expires_ms, revoked_ms)) < ?
                      AND ' ' || scopes || ' ' NOT LIKE '% admin %'";
-        self.changes.write(|transaction| transaction.execute(prune, [number(before_ms)]))
+        self.changes
+            .write(|transaction| transaction.execute(prune, [number(before_ms)]))
     }
 
     /// Writes a run down before it starts, unless it was promised before, its name is taken or there is no room.
     pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
-        self.runs.write(|transaction| accept(transaction, run, room))
+        self.runs
+            .write(|transaction| accept(transaction, run, room))
     }
 
     /// Writes down how a run ended. What is final stays as it is.
     pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
-        self.runs.write(|transaction| finish(transaction, id, status, result))
+        self.runs
+            .write(|transaction| finish(transaction, id, status, result))
     }
 
     /// Writes all that this does, or nothing of it.
@@ -222,7 +244,12 @@ impl Served {
         work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        database.together(|transaction| work(&Writing { transaction, database }))
+        database.together(|transaction| {
+            work(&Writing {
+                transaction,
+                database,
+            })
+        })
     }
 
     /// The connection that lists are read by.
@@ -256,8 +283,9 @@ impl Served {
     /// Every run that has no end yet. Whoever asks owns the state folder, so that nobody else can be at work on one.
     pub fn unfinished(&self) -> Result<Vec<RunRow>, DatabaseError> {
         self.runs.read(|connection| {
-            let mut rows = connection
-                .prepare(&format!("SELECT {RUN} FROM gateway_run WHERE is_final = 0 ORDER BY n"))?;
+            let mut rows = connection.prepare(&format!(
+                "SELECT {RUN} FROM gateway_run WHERE is_final = 0 ORDER BY n"
+            ))?;
             rows.query_map([], run_row)?.collect()
         })
     }
@@ -281,9 +309,12 @@ fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusq
     let old = "DELETE FROM gateway_promise WHERE at_ms < ?
         AND (name >= ' ' OR NOT EXISTS (SELECT 1 FROM gateway_run WHERE id = gateway_promise.run))";
     transaction.execute(old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
-    let mut too_many = transaction
-        .prepare("SELECT owner FROM gateway_promise WHERE name >= ' ' GROUP BY owner HAVING count(*) > ?")?;
-    let owners: Vec<String> = too_many.query_map([most], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    let mut too_many = transaction.prepare(
+        "SELECT owner FROM gateway_promise WHERE name >= ' ' GROUP BY owner HAVING count(*) > ?",
+    )?;
+    let owners: Vec<String> = too_many
+        .query_map([most], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
     for owner in owners {
         transaction.execute(
             "DELETE FROM gateway_promise WHERE owner = ?1 AND name >= ' ' AND at_ms <= (SELECT at_ms FROM gateway_promise
@@ -311,7 +342,11 @@ impl Writing<'_> {
     }
 }
 
-fn accept(transaction: &Transaction<'_>, run: &NewRun<'_>, room: bool) -> rusqlite::Result<Accepted> {
+fn accept(
+    transaction: &Transaction<'_>,
+    run: &NewRun<'_>,
+    room: bool,
+) -> rusqlite::Result<Accepted> {
     if let Some((name, body)) = run.promise
         && let Some(before) = promised(transaction, run, name, body)?
     {
@@ -324,20 +359,36 @@ fn accept(transaction: &Transaction<'_>, run: &NewRun<'_>, room: bool) -> rusqli
         "INSERT OR IGNORE INTO gateway_run (id, owner, task, job, status, is_final, accepted_ms)
          VALUES (?, ?, ?, ?, 'running', 0, ?)",
     )?;
-    if add.execute(params![run.id, run.owner, run.task, run.job, number(run.at_ms)])? == 0 {
+    if add.execute(params![
+        run.id,
+        run.owner,
+        run.task,
+        run.job,
+        number(run.at_ms)
+    ])? == 0
+    {
         return Ok(Accepted::NameTaken);
     }
     if let Some((name, body)) = run.promise {
         let promise = "INSERT OR REPLACE INTO gateway_promise VALUES (?, ?, ?, ?, ?)";
-        transaction.execute(promise, params![run.owner, name, &body[..], run.id, number(run.at_ms)])?;
+        transaction.execute(
+            promise,
+            params![run.owner, name, &body[..], run.id, number(run.at_ms)],
+        )?;
     }
     Ok(Accepted::New)
 }
 
-fn finish(transaction: &Transaction<'_>, id: &str, status: &str, result: &str) -> rusqlite::Result<()> {
-    let finish =
-        "UPDATE gateway_run SET status = ?2, result = ?3, is_final = 1 WHERE id = ?1 AND is_final = 0";
-    transaction.prepare_cached(finish)?.execute([id, status, result])?;
+fn finish(
+    transaction: &Transaction<'_>,
+    id: &str,
+    status: &str,
+    result: &str,
+) -> rusqlite::Result<()> {
+    let finish = "UPDATE gateway_run SET status = ?2, result = ?3, is_final = 1 WHERE id = ?1 AND is_final = 0";
+    transaction
+        .prepare_cached(finish)?
+        .execute([id, status, result])?;
     Ok(())
 }
 
@@ -356,7 +407,9 @@ fn promised(
         false => number(run.at_ms.saturating_sub(PROMISED_MS)),
     };
     let found: Option<(Vec<u8>, String)> = transaction
-        .query_row(find, params![run.owner, name, since], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row(find, params![run.owner, name, since], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
         .optional()?;
     Ok(found.map(|(before, run)| match before == body {
         true => Accepted::Before(run),

@@ -18,18 +18,34 @@ impl Drop for Folder {
 
 fn folder() -> Folder {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("airlock-served-{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name = format!(
+        "airlock-served-{}.{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
     let path = std::env::temp_dir().join(name);
     fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
     Folder(path)
 }
 
 fn run<'a>(id: &'a str, owner: &'a str) -> NewRun<'a> {
-    NewRun { id, owner, task: None, job: None, at_ms: 1000, promise: None }
+    NewRun {
+        id,
+        owner,
+        task: None,
+        job: None,
+        at_ms: 1000,
+        promise: None,
+    }
 }
 
 fn ids(served: &Served, filter: &RunFilter) -> Vec<String> {
-    served.list(filter).unwrap().into_iter().map(|run| run.id).collect()
+    served
+        .list(filter)
+        .unwrap()
+        .into_iter()
+        .map(|run| run.id)
+        .collect()
 }
 
 #[test]
@@ -56,7 +72,12 @@ fn keys_that_ended_long_ago_are_forgotten_but_not_those_of_admins() {
     ];
     assert!(rows.iter().all(|row| served.add_key(row).unwrap()));
     assert_eq!(served.prune_keys(100).unwrap(), 3);
-    let left: Vec<_> = served.keys().unwrap().into_iter().map(|row| row.id).collect();
+    let left: Vec<_> = served
+        .keys()
+        .unwrap()
+        .into_iter()
+        .map(|row| row.id)
+        .collect();
     assert_eq!(left, ["a-good", "b-later", "f-admin"]);
 }
 
@@ -74,32 +95,72 @@ fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
         expires_ms: Some(9),
         revoked_ms: None,
     };
-    assert!(served.add_key(&key).unwrap() && !served.add_key(&key).unwrap(), "an identifier serves once");
+    assert!(
+        served.add_key(&key).unwrap() && !served.add_key(&key).unwrap(),
+        "an identifier serves once"
+    );
     assert_eq!(served.key("a").unwrap(), Some(key.clone()));
     // Another process revokes it; no cache stands between.
     assert!(Served::open(&folder.0).unwrap().revoke_key("a", 7).unwrap());
     assert!(served.revoke_key("a", 8).unwrap() && !served.revoke_key("b", 8).unwrap());
-    assert_eq!(served.keys().unwrap(), [KeyRow { revoked_ms: Some(7), ..key }]);
+    assert_eq!(
+        served.keys().unwrap(),
+        [KeyRow {
+            revoked_ms: Some(7),
+            ..key
+        }]
+    );
 }
 
 #[test]
 fn the_same_promise_is_one_run_and_another_request_is_refused() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
-    let promised = |id, body, at_ms| NewRun { promise: Some(("k", [body; 32])), at_ms, ..run(id, "a") };
-    assert_eq!(served.accept(&promised("r1", 1, 0), true).unwrap(), Accepted::New);
-    assert_eq!(served.accept(&promised("r2", 1, 1), true).unwrap(), Accepted::Before("r1".into()));
-    assert_eq!(served.accept(&promised("r3", 2, 1), true).unwrap(), Accepted::OtherRequest);
-    assert_eq!(served.accept(&promised("r2", 1, 1), false).unwrap(), Accepted::Before("r1".into()));
-    assert_eq!(served.accept(&run("r6", "a"), false).unwrap(), Accepted::Full);
-    let others = NewRun { owner: "b", ..promised("r4", 2, 1) };
-    assert_eq!(served.accept(&others, true).unwrap(), Accepted::New, "another's keys are his own");
+    let promised = |id, body, at_ms| NewRun {
+        promise: Some(("k", [body; 32])),
+        at_ms,
+        ..run(id, "a")
+    };
     assert_eq!(
-        served.accept(&promised("r5", 2, PROMISED_MS + 1), true).unwrap(),
+        served.accept(&promised("r1", 1, 0), true).unwrap(),
+        Accepted::New
+    );
+    assert_eq!(
+        served.accept(&promised("r2", 1, 1), true).unwrap(),
+        Accepted::Before("r1".into())
+    );
+    assert_eq!(
+        served.accept(&promised("r3", 2, 1), true).unwrap(),
+        Accepted::OtherRequest
+    );
+    assert_eq!(
+        served.accept(&promised("r2", 1, 1), false).unwrap(),
+        Accepted::Before("r1".into())
+    );
+    assert_eq!(
+        served.accept(&run("r6", "a"), false).unwrap(),
+        Accepted::Full
+    );
+    let others = NewRun {
+        owner: "b",
+        ..promised("r4", 2, 1)
+    };
+    assert_eq!(
+        served.accept(&others, true).unwrap(),
+        Accepted::New,
+        "another's keys are his own"
+    );
+    assert_eq!(
+        served
+            .accept(&promised("r5", 2, PROMISED_MS + 1), true)
+            .unwrap(),
         Accepted::New,
         "a day is over"
     );
-    assert_eq!(served.accept(&run("r1", "b"), true).unwrap(), Accepted::NameTaken);
+    assert_eq!(
+        served.accept(&run("r1", "b"), true).unwrap(),
+        Accepted::NameTaken
+    );
 }
 
 #[test]
@@ -111,7 +172,10 @@ fn a_run_has_one_end() {
     served.finish("r", "succeeded", "{}").unwrap();
     served.finish("r", "lost", "{\"late\":1}").unwrap();
     let found = served.run("r").unwrap().unwrap();
-    assert_eq!((found.status.as_str(), found.result.as_deref()), ("succeeded", Some("{}")));
+    assert_eq!(
+        (found.status.as_str(), found.result.as_deref()),
+        ("succeeded", Some("{}"))
+    );
     assert!(served.unfinished().unwrap().is_empty());
 }
 
@@ -119,19 +183,74 @@ fn a_run_has_one_end() {
 fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
-    for (id, owner, task) in
-        [("1", "a", None), ("2", "b", Some("t")), ("3", "a", Some("t")), ("4", "a", None)]
-    {
-        served.accept(&NewRun { task, ..run(id, owner) }, true).unwrap();
+    for (id, owner, task) in [
+        ("1", "a", None),
+        ("2", "b", Some("t")),
+        ("3", "a", Some("t")),
+        ("4", "a", None),
+    ] {
+        served
+            .accept(
+                &NewRun {
+                    task,
+                    ..run(id, owner)
+                },
+                true,
+            )
+            .unwrap();
     }
     served.finish("3", "failed", "{}").unwrap();
-    let all = RunFilter { limit: 50, ..RunFilter::default() };
+    let all = RunFilter {
+        limit: 50,
+        ..RunFilter::default()
+    };
     assert_eq!(ids(&served, &all), ["4", "3", "2", "1"]);
-    assert_eq!(ids(&served, &RunFilter { owner: Some("a".into()), ..all.clone() }), ["4", "3", "1"]);
-    assert_eq!(ids(&served, &RunFilter { task: Some("t".into()), ..all.clone() }), ["3", "2"]);
-    assert_eq!(ids(&served, &RunFilter { status: Some("failed".into()), ..all.clone() }), ["3"]);
-    let first = served.list(&RunFilter { limit: 2, ..all.clone() }).unwrap();
-    assert_eq!(ids(&served, &RunFilter { before: Some(first[1].n), ..all }), ["2", "1"]);
+    assert_eq!(
+        ids(
+            &served,
+            &RunFilter {
+                owner: Some("a".into()),
+                ..all.clone()
+            }
+        ),
+        ["4", "3", "1"]
+    );
+    assert_eq!(
+        ids(
+            &served,
+            &RunFilter {
+                task: Some("t".into()),
+                ..all.clone()
+            }
+        ),
+        ["3", "2"]
+    );
+    assert_eq!(
+        ids(
+            &served,
+            &RunFilter {
+                status: Some("failed".into()),
+                ..all.clone()
+            }
+        ),
+        ["3"]
+    );
+    let first = served
+        .list(&RunFilter {
+            limit: 2,
+            ..all.clone()
+        })
+        .unwrap();
+    assert_eq!(
+        ids(
+            &served,
+            &RunFilter {
+                before: Some(first[1].n),
+                ..all
+            }
+        ),
+        ["2", "1"]
+    );
 }
 
 #[test]
@@ -139,13 +258,34 @@ fn what_is_too_old_or_too_much_is_forgotten_but_nothing_that_goes_on() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
     for (id, at_ms) in [("1", 10), ("2", 10), ("3", 2000), ("4", 2000), ("5", 2000)] {
-        served.accept(&NewRun { at_ms, ..run(id, "a") }, true).unwrap();
+        served
+            .accept(
+                &NewRun {
+                    at_ms,
+                    ..run(id, "a")
+                },
+                true,
+            )
+            .unwrap();
     }
     for id in ["2", "3", "4", "5"] {
         served.finish(id, "succeeded", "{}").unwrap();
     }
-    assert_eq!(served.prune(2000, 1000, 2).unwrap(), 2, "one is too old, one too many");
-    assert_eq!(ids(&served, &RunFilter { limit: 9, ..RunFilter::default() }), ["5", "4", "1"]);
+    assert_eq!(
+        served.prune(2000, 1000, 2).unwrap(),
+        2,
+        "one is too old, one too many"
+    );
+    assert_eq!(
+        ids(
+            &served,
+            &RunFilter {
+                limit: 9,
+                ..RunFilter::default()
+            }
+        ),
+        ["5", "4", "1"]
+    );
 }
 
 #[test]
@@ -162,35 +302,92 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
         promise: Some((id.to_uppercase(), vec![1; 32])),
         ended: None,
     };
-    let add = |row: SandboxRow| served.together(|writing| writing.add_sandbox(&row)).unwrap();
-    let end = |id: &str, why: &str, at| served.together(|writing| writing.end_sandbox(id, why, at)).unwrap();
-    let since = |since_ms| Remembered { since_ms, promised_since_ms: since_ms, of_one: 3, of_all: 4 };
+    let add = |row: SandboxRow| {
+        served
+            .together(|writing| writing.add_sandbox(&row))
+            .unwrap()
+    };
+    let end = |id: &str, why: &str, at| {
+        served
+            .together(|writing| writing.end_sandbox(id, why, at))
+            .unwrap()
+    };
+    let since = |since_ms| Remembered {
+        since_ms,
+        promised_since_ms: since_ms,
+        of_one: 3,
+        of_all: 4,
+    };
     assert!(add(row("lives", 1)) && add(row("ends", 2)));
     assert!(!add(row("lives", 3)), "a name serves one that lives");
     add(row("failed", 4));
-    served.together(|writing| writing.drop_sandbox("failed")).unwrap();
+    served
+        .together(|writing| writing.drop_sandbox("failed"))
+        .unwrap();
     end("ends", "idle", 50);
-    let after = Served::open(&folder.0).unwrap().lost_sandboxes(60, &since(0)).unwrap();
-    let lost = SandboxRow { ended: Some((60, "lost".into())), ..row("lives", 1) };
-    let ended = SandboxRow { ended: Some((50, "idle".into())), ..row("ends", 2) };
+    let after = Served::open(&folder.0)
+        .unwrap()
+        .lost_sandboxes(60, &since(0))
+        .unwrap();
+    let lost = SandboxRow {
+        ended: Some((60, "lost".into())),
+        ..row("lives", 1)
+    };
+    let ended = SandboxRow {
+        ended: Some((50, "idle".into())),
+        ..row("ends", 2)
+    };
     assert_eq!(after, [lost, ended.clone()]);
     assert!(add(row("lives", 5)), "and another one once it is gone");
-    assert_eq!(served.lost_sandboxes(70, &since(51)).unwrap().len(), 1, "what is too old is forgotten");
-    let rarely = SandboxRow { promise: None, ..row("rarely", 75) };
-    add(SandboxRow { owner: "somebody".into(), ..rarely });
+    assert_eq!(
+        served.lost_sandboxes(70, &since(51)).unwrap().len(),
+        1,
+        "what is too old is forgotten"
+    );
+    let rarely = SandboxRow {
+        promise: None,
+        ..row("rarely", 75)
+    };
+    add(SandboxRow {
+        owner: "somebody".into(),
+        ..rarely
+    });
     end("rarely", "asked", 75);
     for number in 0..9 {
         add(row(&format!("s{number}"), 80));
         end(&format!("s{number}"), "asked", 80 + number);
     }
     let names = |remembered: Remembered| -> Vec<_> {
-        served.lost_sandboxes(90, &remembered).unwrap().into_iter().map(|row| row.id).collect()
+        served
+            .lost_sandboxes(90, &remembered)
+            .unwrap()
+            .into_iter()
+            .map(|row| row.id)
+            .collect()
     };
-    assert_eq!(names(since(0)), ["rarely", "s6", "s7", "s8"], "of one owner no more than that");
-    let fewer = Remembered { of_all: 3, ..since(0) };
-    assert_eq!(names(fewer), ["rarely", "s7", "s8"], "whoever has the most loses first");
-    let later = Remembered { promised_since_ms: 80, ..since(89) };
-    assert_eq!(names(later), ["s7", "s8"], "what was promised is remembered for longer");
+    assert_eq!(
+        names(since(0)),
+        ["rarely", "s6", "s7", "s8"],
+        "of one owner no more than that"
+    );
+    let fewer = Remembered {
+        of_all: 3,
+        ..since(0)
+    };
+    assert_eq!(
+        names(fewer),
+        ["rarely", "s7", "s8"],
+        "whoever has the most loses first"
+    );
+    let later = Remembered {
+        promised_since_ms: 80,
+        ..since(89)
+    };
+    assert_eq!(
+        names(later),
+        ["s7", "s8"],
+        "what was promised is remembered for longer"
+    );
 }
 
 #[test]
@@ -202,16 +399,42 @@ fn one_owners_runs_and_promises_push_out_his_own_and_nobody_elses() {
     for (name, owner) in names.iter().zip(owners) {
         let promise = Some((name.as_str(), [1; 32]));
         let at_ms = 1000 + name.parse::<u64>().unwrap();
-        served.accept(&NewRun { promise, at_ms, ..run(name, owner) }, true).unwrap();
+        served
+            .accept(
+                &NewRun {
+                    promise,
+                    at_ms,
+                    ..run(name, owner)
+                },
+                true,
+            )
+            .unwrap();
         served.finish(name, "succeeded", "{}").unwrap();
     }
-    assert_eq!(served.prune(1000, 0, 5).unwrap(), 0, "the positive control: all of them fit");
+    assert_eq!(
+        served.prune(1000, 0, 5).unwrap(),
+        0,
+        "the positive control: all of them fit"
+    );
     assert_eq!(served.prune(1000, 0, 3).unwrap(), 2);
-    assert_eq!(ids(&served, &RunFilter { limit: 9, ..RunFilter::default() }), ["4", "3", "0"]);
-    served.runs.write(|transaction| prune_promises(transaction, 1000, 2)).unwrap();
+    assert_eq!(
+        ids(
+            &served,
+            &RunFilter {
+                limit: 9,
+                ..RunFilter::default()
+            }
+        ),
+        ["4", "3", "0"]
+    );
+    served
+        .runs
+        .write(|transaction| prune_promises(transaction, 1000, 2))
+        .unwrap();
     let left = |connection: &rusqlite::Connection| {
         let mut rows = connection.prepare("SELECT name FROM gateway_promise ORDER BY name")?;
-        rows.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()
+        rows.query_map([], |row| row.get::<_, String>(0))?
+            .collect::<Result<Vec<_>, _>>()
     };
     assert_eq!(served.runs.read(left).unwrap(), ["0", "3", "4"]);
 }
@@ -221,18 +444,35 @@ fn what_stands_for_a_job_outlasts_an_idempotency_key_and_ends_with_its_run() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
     let job = format!("{LASTING}job");
-    let promised = |id, at_ms, name| NewRun { at_ms, promise: Some((name, [1; 32])), ..run(id, "a") };
+    let promised = |id, at_ms, name| NewRun {
+        at_ms,
+        promise: Some((name, [1; 32])),
+        ..run(id, "a")
+    };
     for (id, name) in [("r1", job.as_str()), ("r2", "key")] {
-        assert_eq!(served.accept(&promised(id, 1000, name), true).unwrap(), Accepted::New);
+        assert_eq!(
+            served.accept(&promised(id, 1000, name), true).unwrap(),
+            Accepted::New
+        );
         served.finish(id, "succeeded", "{}").unwrap();
     }
     let later = 1000 + 2 * PROMISED_MS;
     served.prune(later, 0, 100).unwrap();
-    assert_eq!(served.accept(&promised("r3", later, &job), true).unwrap(), Accepted::Before("r1".into()));
-    assert_eq!(served.accept(&promised("r4", later, "key"), true).unwrap(), Accepted::New, "the control");
+    assert_eq!(
+        served.accept(&promised("r3", later, &job), true).unwrap(),
+        Accepted::Before("r1".into())
+    );
+    assert_eq!(
+        served.accept(&promised("r4", later, "key"), true).unwrap(),
+        Accepted::New,
+        "the control"
+    );
     served.prune(later, later, 100).unwrap();
     served.prune(later, later, 100).unwrap();
-    assert_eq!(served.accept(&promised("r5", later, &job), true).unwrap(), Accepted::New);
+    assert_eq!(
+        served.accept(&promised("r5", later, &job), true).unwrap(),
+        Accepted::New
+    );
 }
 
 fn wanted(task: &str, holder: &str, now_ms: u64) -> NewLease {
@@ -251,33 +491,75 @@ fn wanted(task: &str, holder: &str, now_ms: u64) -> NewLease {
 fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
-    let start = |holder, now| served.together(|w| w.start_workflow(&wanted("t", holder, now))).unwrap();
-    let resume = |holder, now| served.together(|w| w.resume_workflow(&wanted("t", holder, now))).unwrap();
-    let note = |holder, now, text| {
-        served.together(|w| w.checkpoint_workflow(&wanted("t", holder, now), text)).unwrap()
+    let start = |holder, now| {
+        served
+            .together(|w| w.start_workflow(&wanted("t", holder, now)))
+            .unwrap()
     };
-    let release = |holder| served.together(|w| w.release_workflow("a", "t", holder)).unwrap();
+    let resume = |holder, now| {
+        served
+            .together(|w| w.resume_workflow(&wanted("t", holder, now)))
+            .unwrap()
+    };
+    let note = |holder, now, text| {
+        served
+            .together(|w| w.checkpoint_workflow(&wanted("t", holder, now), text))
+            .unwrap()
+    };
+    let release = |holder| {
+        served
+            .together(|w| w.release_workflow("a", "t", holder))
+            .unwrap()
+    };
     assert_eq!(resume("one", 0), Taking::Unknown);
-    let Taking::Started(first) = start("one", 0) else { panic!("nobody had it") };
-    assert_eq!((start("two", 9), note("two", 9, "2"), release("two")), (Taking::Held, Taking::Held, false));
-    let Taking::AlreadyHis(again) = start("one", 9) else { panic!("it is his") };
+    let Taking::Started(first) = start("one", 0) else {
+        panic!("nobody had it")
+    };
+    assert_eq!(
+        (start("two", 9), note("two", 9, "2"), release("two")),
+        (Taking::Held, Taking::Held, false)
+    );
+    let Taking::AlreadyHis(again) = start("one", 9) else {
+        panic!("it is his")
+    };
     assert_eq!((&again.run, again.expires_ms), (&first.run, 19));
     assert!(matches!(note("one", 12, "1"), Taking::AlreadyHis(_)));
     assert_eq!(start("two", 21), Taking::Held, "a checkpoint renews it");
-    let Taking::Started(second) = start("two", 22) else { panic!("its time is over") };
+    let Taking::Started(second) = start("two", 22) else {
+        panic!("its time is over")
+    };
     assert!(second.run != first.run && second.checkpoint.as_deref() == Some("1"));
-    assert_eq!(note("one", 23, "late"), Taking::Held, "who lost it writes nothing");
-    let Taking::Started(third) = resume("one", 40) else { panic!("its time is over again") };
-    assert_eq!((&third.run, third.checkpoint.as_deref()), (&second.run, Some("1")));
-    let as_before = |now| NewLease { lease_ms: None, ..wanted("t", "one", now) };
-    let renewed = served.together(|w| w.checkpoint_workflow(&as_before(41), "2")).unwrap();
+    assert_eq!(
+        note("one", 23, "late"),
+        Taking::Held,
+        "who lost it writes nothing"
+    );
+    let Taking::Started(third) = resume("one", 40) else {
+        panic!("its time is over again")
+    };
+    assert_eq!(
+        (&third.run, third.checkpoint.as_deref()),
+        (&second.run, Some("1"))
+    );
+    let as_before = |now| NewLease {
+        lease_ms: None,
+        ..wanted("t", "one", now)
+    };
+    let renewed = served
+        .together(|w| w.checkpoint_workflow(&as_before(41), "2"))
+        .unwrap();
     assert!(
         matches!(renewed, Taking::AlreadyHis(Lease { expires_ms: 51, .. })),
         "as long as before: {renewed:?}"
     );
-    assert!(!release("two"), "what he does not have he cannot give back, whenever he asks");
+    assert!(
+        !release("two"),
+        "what he does not have he cannot give back, whenever he asks"
+    );
     assert!(release("one") && release("one"));
-    let Taking::Started(fresh) = start("two", 42) else { panic!("it was given back") };
+    let Taking::Started(fresh) = start("two", 42) else {
+        panic!("it was given back")
+    };
     assert_eq!(fresh.checkpoint, None);
 }
 
@@ -294,10 +576,22 @@ fn checkpoints_of_one_owner_have_a_bound_and_those_that_nobody_took_over_are_for
         })
     };
     for task in ["a", "b", "b"] {
-        assert!(matches!(note(task, &half).unwrap(), Taking::AlreadyHis(_)), "{task}");
+        assert!(
+            matches!(note(task, &half).unwrap(), Taking::AlreadyHis(_)),
+            "{task}"
+        );
     }
     assert_eq!(note("c", "x").unwrap(), Taking::TooMuch);
-    assert_eq!(served.together(|w| w.prune_workflows(1000)).unwrap(), 0, "somebody may take them over");
-    assert_eq!(served.together(|w| w.prune_workflows(8 * 24 * 3_600_000)).unwrap(), 3);
+    assert_eq!(
+        served.together(|w| w.prune_workflows(1000)).unwrap(),
+        0,
+        "somebody may take them over"
+    );
+    assert_eq!(
+        served
+            .together(|w| w.prune_workflows(8 * 24 * 3_600_000))
+            .unwrap(),
+        3
+    );
     assert!(matches!(note("c", "x").unwrap(), Taking::AlreadyHis(_)));
 }

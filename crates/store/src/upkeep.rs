@@ -35,7 +35,12 @@ impl Upkeep {
     }
 
     fn file(state: &Path) -> io::Result<File> {
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        Ok(File::from(rustix::fs::open(state.join(LOCK), flags, Mode::RUSR | Mode::WUSR)?))
+        let flags =
+            OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        Ok(File::from(rustix::fs::open(
+            state.join(LOCK),
+            flags,
+            Mode::RUSR | Mode::WUSR,
+        )?))
     }
 }

@@ -138,13 +138,16 @@ pub struct Total {
 impl Usage {
     /// Opens it in a state folder; empty if there was none.
     pub fn open(state: &Path) -> Result<Usage, DatabaseError> {
-        Ok(Usage { database: Database::open(state)? })
+        Ok(Usage {
+            database: Database::open(state)?,
+        })
     }
 
     /// How far each segment was read.
     pub fn segments(&self) -> Result<BTreeMap<String, Progress>, DatabaseError> {
         self.database.read(|connection| {
-            let mut rows = connection.prepare("SELECT segment, part, offset, n, hash FROM usage_segment")?;
+            let mut rows =
+                connection.prepare("SELECT segment, part, offset, n, hash FROM usage_segment")?;
             let all = rows.query_map([], |row| Ok((row.get(0)?, progress(row)?)))?;
             all.collect()
         })
@@ -178,7 +181,12 @@ impl Usage {
     }
 
     /// Writes that a segment, read to this end, is being taken away. False if it was read further meanwhile, or is going.
-    pub fn begin_to_retire(&self, segment: &str, end: Progress, now_ms: u64) -> Result<bool, DatabaseError> {
+    pub fn begin_to_retire(
+        &self,
+        segment: &str,
+        end: Progress,
+        now_ms: u64,
+    ) -> Result<bool, DatabaseError> {
         self.database.write(|transaction| {
             let read = "SELECT segment, part, offset, n, hash FROM usage_segment WHERE segment = ?";
             if transaction.query_row(read, [segment], progress).optional()? != Some(end) {
@@ -195,7 +203,8 @@ impl Usage {
     /// Segments whose files are going.
     pub fn retiring(&self) -> Result<Vec<String>, DatabaseError> {
         self.database.read(|connection| {
-            let mut rows = connection.prepare("SELECT segment FROM usage_retired WHERE done = 0")?;
+            let mut rows =
+                connection.prepare("SELECT segment FROM usage_retired WHERE done = 0")?;
             let all = rows.query_map([], |row| row.get(0))?;
             all.collect()
         })
@@ -205,8 +214,9 @@ impl Usage {
     pub fn retired(&self, segment: &str) -> Result<(), DatabaseError> {
         self.database.write(|transaction| {
             let find = "SELECT name FROM usage_retired WHERE segment = ? AND done = 0";
-            let Some(name) =
-                transaction.query_row(find, [segment], |row| row.get::<_, String>(0)).optional()?
+            let Some(name) = transaction
+                .query_row(find, [segment], |row| row.get::<_, String>(0))
+                .optional()?
             else {
                 return Ok(());
             };
@@ -236,15 +246,23 @@ impl Usage {
 
     /// Sums, the dearest first; days in their order.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, DatabaseError> {
-        self.database.read(|connection| totals(connection, by, filter))
+        self.database
+            .read(|connection| totals(connection, by, filter))
     }
 
     /// The same with what was begun and used beside models, as far as it is known by tenant and day, and with what may
     /// still change as of now.
-    pub fn statement(&self, by: By, filter: &Filter, now: Timestamp) -> Result<Vec<Total>, DatabaseError> {
+    pub fn statement(
+        &self,
+        by: By,
+        filter: &Filter,
+        now: Timestamp,
+    ) -> Result<Vec<Total>, DatabaseError> {
         let mut totals = self.totals(by, filter)?;
         if filter.run.is_none() && matches!(by, By::Tenant | By::Day) {
-            let all = self.database.read(|connection| activity(connection, by, filter))?;
+            let all = self
+                .database
+                .read(|connection| activity(connection, by, filter))?;
             add_activity(&mut totals, all, by);
         }
         let today = Day::of(now);
@@ -301,9 +319,21 @@ fn reserved(insert: &mut Statement<'_>, segment: &str, attempt: &Attempt) -> rus
 }
 
 fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite::Result<()> {
-    let [input, cache_read, write_5m, write_1h, audio_in, output, reasoning, audio_out, tools] =
-        ended.counts.map(|count| number(count, MOST_TOKENS));
-    let (money, overrun) = (number(ended.money, MOST_MONEY), number(ended.overrun, MOST_MONEY));
+    let [
+        input,
+        cache_read,
+        write_5m,
+        write_1h,
+        audio_in,
+        output,
+        reasoning,
+        audio_out,
+        tools,
+    ] = ended.counts.map(|count| number(count, MOST_TOKENS));
+    let (money, overrun) = (
+        number(ended.money, MOST_MONEY),
+        number(ended.overrun, MOST_MONEY),
+    );
     let duration = number(ended.duration_ms, u64::MAX);
     update.execute(params![
         segment,
@@ -328,18 +358,34 @@ fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite
 }
 
 /// Whole days: of the first and the last one, too, if only a part of them is asked for.
-fn activity(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<Vec<(String, DayUse)>> {
-    let key = if by == By::Day { "date(day * 86400, 'unixepoch')" } else { "tenant" };
+fn activity(
+    connection: &Connection,
+    by: By,
+    filter: &Filter,
+) -> rusqlite::Result<Vec<(String, DayUse)>> {
+    let key = if by == By::Day {
+        "date(day * 86400, 'unixepoch')"
+    } else {
+        "tenant"
+    };
     let question = format!(
         "SELECT {key} AS key, sum(runs) AS runs, sum(sandboxes) AS sandboxes, sum(cpu_ms) AS cpu_ms FROM tenant_day
          WHERE (?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR day >= ?2) AND (?3 IS NULL OR day < ?3) GROUP BY 1"
     );
-    let since = filter.since_ms.map(|since| number(Day::of(Timestamp(since)).0, u64::MAX));
-    let until = filter.until_ms.map(|until| number(until.div_ceil(MILLISECONDS_A_DAY), u64::MAX));
+    let since = filter
+        .since_ms
+        .map(|since| number(Day::of(Timestamp(since)).0, u64::MAX));
+    let until = filter
+        .until_ms
+        .map(|until| number(until.div_ceil(MILLISECONDS_A_DAY), u64::MAX));
     let mut rows = connection.prepare(&question)?;
     let all = rows.query_map(params![filter.tenant, since, until], |row| {
         let count = |name: &str| row.get::<_, i64>(name).map(back);
-        let used = DayUse { runs: count("runs")?, sandboxes: count("sandboxes")?, cpu_ms: count("cpu_ms")? };
+        let used = DayUse {
+            runs: count("runs")?,
+            sandboxes: count("sandboxes")?,
+            cpu_ms: count("cpu_ms")?,
+        };
         Ok((row.get("key")?, used))
     })?;
     all.collect()
@@ -347,21 +393,35 @@ fn activity(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Resul
 
 /// Whoever used no model has a line, too.
 fn add_activity(totals: &mut Vec<Total>, all: Vec<(String, DayUse)>, by: By) {
-    totals.iter_mut().for_each(|total| total.activity = Some(DayUse::default()));
-    let mut places: HashMap<String, usize> =
-        totals.iter().enumerate().map(|(place, total)| (total.key.clone(), place)).collect();
+    totals
+        .iter_mut()
+        .for_each(|total| total.activity = Some(DayUse::default()));
+    let mut places: HashMap<String, usize> = totals
+        .iter()
+        .enumerate()
+        .map(|(place, total)| (total.key.clone(), place))
+        .collect();
     for (key, used) in all {
         match places.get(&key) {
             Some(place) => totals[*place].activity = Some(used),
             None => {
                 places.insert(key.clone(), totals.len());
-                totals.push(Total { key, activity: Some(used), ..Total::default() });
+                totals.push(Total {
+                    key,
+                    activity: Some(used),
+                    ..Total::default()
+                });
             }
         }
     }
     match by {
         By::Day => totals.sort_by(|one, other| one.key.cmp(&other.key)),
-        _ => totals.sort_by(|one, other| other.money.cmp(&one.money).then_with(|| one.key.cmp(&other.key))),
+        _ => totals.sort_by(|one, other| {
+            other
+                .money
+                .cmp(&one.money)
+                .then_with(|| one.key.cmp(&other.key))
+        }),
     }
 }
 
@@ -385,8 +445,8 @@ fn totals(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<
             AND (?3 IS NULL OR at_ms < ?3) AND (?4 IS NULL OR tenant = ?4)
          GROUP BY 1 ORDER BY {order}"
     );
-    let [since, until] =
-        [filter.since_ms, filter.until_ms].map(|moment| moment.map(|moment| number(moment, u64::MAX)));
+    let [since, until] = [filter.since_ms, filter.until_ms]
+        .map(|moment| moment.map(|moment| number(moment, u64::MAX)));
     let mut rows = connection.prepare(&question)?;
     let all = rows.query_map(params![filter.run, since, until, filter.tenant], |row| {
         let count = |name: &str| row.get::<_, i64>(name).map(back);

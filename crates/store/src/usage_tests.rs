@@ -6,7 +6,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("airlock-usage-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-usage-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Scratch(path)
     }
@@ -22,22 +23,45 @@ const DAY: u64 = 86_400_000;
 
 fn attempt(n: u64, run: &str, model: &str, at_ms: u64) -> Change {
     let (run, model) = (run.to_owned(), model.to_owned());
-    Change::Reserved(Attempt { n, run, model, at_ms, reserved: 100, attempt: 1, ..Attempt::default() })
+    Change::Reserved(Attempt {
+        n,
+        run,
+        model,
+        at_ms,
+        reserved: 100,
+        attempt: 1,
+        ..Attempt::default()
+    })
 }
 
 fn ended(n: u64, source: &'static str, money: u64) -> Change {
-    Change::Settled(Ended { n, source, money, counts: [1, 2, 3, 4, 5, 6, 7, 8, 9], ..Ended::default() })
+    Change::Settled(Ended {
+        n,
+        source,
+        money,
+        counts: [1, 2, 3, 4, 5, 6, 7, 8, 9],
+        ..Ended::default()
+    })
 }
 
 fn place(n: u64) -> Progress {
-    Progress { part: 1, offset: n * 100, n, hash: [n as u8; 32] }
+    Progress {
+        part: 1,
+        offset: n * 100,
+        n,
+        hash: [n as u8; 32],
+    }
 }
 
 #[test]
 fn what_is_open_counts_in_full_and_what_is_settled_as_it_was() {
     let scratch = Scratch::new("open");
     let usage = Usage::open(&scratch.0).unwrap();
-    let first = [attempt(2, "a", "m", DAY), attempt(3, "a", "m", DAY), ended(2, "final", 30)];
+    let first = [
+        attempt(2, "a", "m", DAY),
+        attempt(3, "a", "m", DAY),
+        ended(2, "final", 30),
+    ];
     assert!(usage.add("owner", None, place(4), &first).unwrap());
     let total = |key: &str, calls, money, unsettled| Total {
         key: key.to_owned(),
@@ -52,46 +76,113 @@ fn what_is_open_counts_in_full_and_what_is_settled_as_it_was() {
         open: unsettled,
         ..Total::default()
     };
-    assert_eq!(usage.totals(By::Run, &Filter::default()).unwrap(), [total("a", 2, 130, 1)]);
-    assert!(usage.add("owner", Some(place(4)), place(5), &[ended(3, "reserved", 100)]).unwrap());
+    assert_eq!(
+        usage.totals(By::Run, &Filter::default()).unwrap(),
+        [total("a", 2, 130, 1)]
+    );
+    assert!(
+        usage
+            .add(
+                "owner",
+                Some(place(4)),
+                place(5),
+                &[ended(3, "reserved", 100)]
+            )
+            .unwrap()
+    );
     let sums = usage.totals(By::Day, &Filter::default()).unwrap();
-    assert_eq!((sums[0].key.as_str(), sums[0].money, sums[0].unsettled), ("1970-01-02", 130, 1));
+    assert_eq!(
+        (sums[0].key.as_str(), sums[0].money, sums[0].unsettled),
+        ("1970-01-02", 130, 1)
+    );
 }
 
 #[test]
 fn sums_are_made_by_what_was_asked_and_of_what_was_asked() {
     let scratch = Scratch::new("sums");
     let usage = Usage::open(&scratch.0).unwrap();
-    let changes = [attempt(1, "a", "m", 0), attempt(2, "b", "m", DAY), attempt(3, "b", "x", 2 * DAY)];
+    let changes = [
+        attempt(1, "a", "m", 0),
+        attempt(2, "b", "m", DAY),
+        attempt(3, "b", "x", 2 * DAY),
+    ];
     usage.add("owner", None, place(3), &changes).unwrap();
     let keys = |by, filter: &Filter| {
         let sums = usage.totals(by, filter).unwrap();
-        sums.into_iter().map(|total| (total.key, total.calls)).collect::<Vec<_>>()
+        sums.into_iter()
+            .map(|total| (total.key, total.calls))
+            .collect::<Vec<_>>()
     };
     let pairs = |pairs: &[(&str, u64)]| {
-        pairs.iter().map(|(key, calls)| ((*key).to_owned(), *calls)).collect::<Vec<_>>()
+        pairs
+            .iter()
+            .map(|(key, calls)| ((*key).to_owned(), *calls))
+            .collect::<Vec<_>>()
     };
     let all = Filter::default();
     assert_eq!(keys(By::Run, &all), pairs(&[("b", 2), ("a", 1)]));
     assert_eq!(keys(By::Model, &all), pairs(&[("m", 2), ("x", 1)]));
     assert_eq!(keys(By::Tenant, &all), pairs(&[("", 3)]));
-    assert_eq!(keys(By::Day, &all), pairs(&[("1970-01-01", 1), ("1970-01-02", 1), ("1970-01-03", 1)]));
     assert_eq!(
-        keys(By::Model, &Filter { run: Some("b".into()), ..all.clone() }),
+        keys(By::Day, &all),
+        pairs(&[("1970-01-01", 1), ("1970-01-02", 1), ("1970-01-03", 1)])
+    );
+    assert_eq!(
+        keys(
+            By::Model,
+            &Filter {
+                run: Some("b".into()),
+                ..all.clone()
+            }
+        ),
         pairs(&[("m", 1), ("x", 1)])
     );
-    assert_eq!(keys(By::Run, &Filter { since_ms: Some(DAY), ..all.clone() }), pairs(&[("b", 2)]));
-    assert_eq!(keys(By::Run, &Filter { run: Some("' OR 1=1 --".into()), ..all }), []);
+    assert_eq!(
+        keys(
+            By::Run,
+            &Filter {
+                since_ms: Some(DAY),
+                ..all.clone()
+            }
+        ),
+        pairs(&[("b", 2)])
+    );
+    assert_eq!(
+        keys(
+            By::Run,
+            &Filter {
+                run: Some("' OR 1=1 --".into()),
+                ..all
+            }
+        ),
+        []
+    );
 }
 
 #[test]
 fn of_two_that_copy_the_same_lines_one_is_believed() {
     let scratch = Scratch::new("two");
-    let (one, other) = (Usage::open(&scratch.0).unwrap(), Usage::open(&scratch.0).unwrap());
-    assert!(one.add("owner", None, place(1), &[attempt(1, "a", "m", 0)]).unwrap());
-    assert!(!other.add("owner", None, place(9), &[attempt(9, "a", "m", 0)]).unwrap());
-    assert_eq!(other.segments().unwrap(), BTreeMap::from([("owner".to_owned(), place(1))]));
-    assert_eq!(other.totals(By::Run, &Filter::default()).unwrap()[0].calls, 1);
+    let (one, other) = (
+        Usage::open(&scratch.0).unwrap(),
+        Usage::open(&scratch.0).unwrap(),
+    );
+    assert!(
+        one.add("owner", None, place(1), &[attempt(1, "a", "m", 0)])
+            .unwrap()
+    );
+    assert!(
+        !other
+            .add("owner", None, place(9), &[attempt(9, "a", "m", 0)])
+            .unwrap()
+    );
+    assert_eq!(
+        other.segments().unwrap(),
+        BTreeMap::from([("owner".to_owned(), place(1))])
+    );
+    assert_eq!(
+        other.totals(By::Run, &Filter::default()).unwrap()[0].calls,
+        1
+    );
 }
 
 #[test]
@@ -107,7 +198,12 @@ fn a_provider_that_lies_does_not_break_the_sums() {
             ..Ended::default()
         })
     };
-    let changes: Vec<Change> = (1..=100).flat_map(|n| [attempt(n, "a", "m", u64::MAX), lie(n)]).collect();
+    let changes: Vec<Change> = (1..=100)
+        .flat_map(|n| [attempt(n, "a", "m", u64::MAX), lie(n)])
+        .collect();
     usage.add("owner", None, place(1), &changes).unwrap();
-    assert_eq!(usage.totals(By::Day, &Filter::default()).unwrap()[0].money, 100 * MOST_MONEY);
+    assert_eq!(
+        usage.totals(By::Day, &Filter::default()).unwrap()[0].money,
+        100 * MOST_MONEY
+    );
 }

@@ -120,17 +120,26 @@ impl Progress {
     /// Of the notices of one job in their order, each as state, attempts and problem in a list of lists.
     pub(crate) fn read(text: &str) -> Option<Progress> {
         let notices: Vec<(String, u32, Option<String>)> = serde_json::from_str(text).ok()?;
-        notices.into_iter().fold(None, |before, (state, attempts, problem)| {
-            Some(match before {
-                Some(before) if before.state == "waiting" => {
-                    Progress { attempts: before.attempts.saturating_add(attempts), ..before }
-                }
-                Some(before) => {
-                    Progress { state, attempts: before.attempts.saturating_add(attempts), problem }
-                }
-                None => Progress { state, attempts, problem },
+        notices
+            .into_iter()
+            .fold(None, |before, (state, attempts, problem)| {
+                Some(match before {
+                    Some(before) if before.state == "waiting" => Progress {
+                        attempts: before.attempts.saturating_add(attempts),
+                        ..before
+                    },
+                    Some(before) => Progress {
+                        state,
+                        attempts: before.attempts.saturating_add(attempts),
+                        problem,
+                    },
+                    None => Progress {
+                        state,
+                        attempts,
+                        problem,
+                    },
+                })
             })
-        })
     }
 }
 
@@ -149,7 +158,15 @@ pub fn enqueue(writing: &Writing<'_>, notice: &NewNotice<'_>) -> Result<(), Data
 }
 
 fn enqueue_in(transaction: &Transaction<'_>, notice: &NewNotice<'_>) -> rusqlite::Result<()> {
-    let NewNotice { id, job, tenant, url, event, at_ms, body } = *notice;
+    let NewNotice {
+        id,
+        job,
+        tenant,
+        url,
+        event,
+        at_ms,
+        body,
+    } = *notice;
     make_room(transaction, job, tenant, body.len() as i64)?;
     let add = "INSERT INTO webhook_notice (id, job, tenant, url, event, at_ms, body, state, attempts, due_ms)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'waiting', 0,
@@ -159,12 +176,18 @@ fn enqueue_in(transaction: &Transaction<'_>, notice: &NewNotice<'_>) -> rusqlite
 }
 
 /// Drops what is too much, the oldest first.
-fn make_room(transaction: &Transaction<'_>, job: &str, tenant: &str, more: i64) -> rusqlite::Result<()> {
+fn make_room(
+    transaction: &Transaction<'_>,
+    job: &str,
+    tenant: &str,
+    more: i64,
+) -> rusqlite::Result<()> {
     let forget = "DELETE FROM webhook_notice WHERE job = ?1 AND state <> 'waiting' AND n <=
         (SELECT n FROM webhook_notice WHERE job = ?1 ORDER BY n DESC LIMIT 1 OFFSET ?2)";
-    transaction.prepare_cached(forget)?.execute(params![job, MOST_REMEMBERED - 1])?;
-    let of_job =
-        "SELECT n FROM webhook_notice WHERE job = ?1 AND state = 'waiting' ORDER BY n DESC LIMIT 1 OFFSET ?2";
+    transaction
+        .prepare_cached(forget)?
+        .execute(params![job, MOST_REMEMBERED - 1])?;
+    let of_job = "SELECT n FROM webhook_notice WHERE job = ?1 AND state = 'waiting' ORDER BY n DESC LIMIT 1 OFFSET ?2";
     let excess: Option<i64> = transaction
         .prepare_cached(of_job)?
         .query_row(params![job, MOST_OF_JOB - 1], |row| row.get(0))
@@ -176,14 +199,19 @@ fn make_room(transaction: &Transaction<'_>, job: &str, tenant: &str, more: i64) 
     let counts = "SELECT waiting >= ?2 OR bytes + ?3 > ?4 FROM webhook_tenant WHERE tenant = ?1";
     let counts = |transaction: &Transaction<'_>| {
         let row = params![tenant, MOST_OF_TENANT, more, MOST_BYTES_OF_TENANT];
-        transaction.prepare_cached(counts)?.query_row(row, |row| row.get(0)).optional()
+        transaction
+            .prepare_cached(counts)?
+            .query_row(row, |row| row.get(0))
+            .optional()
     };
     while counts(transaction)? == Some(true) {
-        let oldest =
-            "SELECT n, job FROM webhook_notice WHERE state = 'waiting' AND tenant = ? ORDER BY n LIMIT 1";
-        let (n, job): (i64, String) =
-            transaction.prepare_cached(oldest)?.query_row([tenant], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        let why = format!("more than {MOST_OF_TENANT} notices of this tenant waited, or more than 256 MiB");
+        let oldest = "SELECT n, job FROM webhook_notice WHERE state = 'waiting' AND tenant = ? ORDER BY n LIMIT 1";
+        let (n, job): (i64, String) = transaction
+            .prepare_cached(oldest)?
+            .query_row([tenant], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let why = format!(
+            "more than {MOST_OF_TENANT} notices of this tenant waited, or more than 256 MiB"
+        );
         give_up(transaction, &job, n, &why)?;
     }
     Ok(())
@@ -193,7 +221,10 @@ fn make_room(transaction: &Transaction<'_>, job: &str, tenant: &str, more: i64) 
 fn give_up(transaction: &Transaction<'_>, job: &str, n: i64, why: &str) -> rusqlite::Result<()> {
     let drop = "UPDATE webhook_notice SET state = 'given_up', body = '', problem = ?3
         WHERE job = ?1 AND n <= ?2 AND state = 'waiting'";
-    transaction.prepare_cached(drop)?.execute(params![job, n, why]).map(|_| ())
+    transaction
+        .prepare_cached(drop)?
+        .execute(params![job, n, why])
+        .map(|_| ())
 }
 
 /// What came of the job's last attempt, as far as this transaction knows: JSON.
@@ -207,12 +238,21 @@ pub fn result_of(writing: &Writing<'_>, job: &str) -> Result<Option<String>, Dat
 }
 
 /// Writes down what became of an attempt.
-pub fn settle(writing: &Writing<'_>, notice: &Notice, settled: &Settled) -> Result<(), DatabaseError> {
+pub fn settle(
+    writing: &Writing<'_>,
+    notice: &Notice,
+    settled: &Settled,
+) -> Result<(), DatabaseError> {
     writing.done(settle_in(writing.transaction, notice, settled))
 }
 
-fn settle_in(transaction: &Transaction<'_>, notice: &Notice, settled: &Settled) -> rusqlite::Result<()> {
-    let end = "UPDATE webhook_notice SET state = ?2, attempts = attempts + 1, body = '', problem = ?3
+fn settle_in(
+    transaction: &Transaction<'_>,
+    notice: &Notice,
+    settled: &Settled,
+) -> rusqlite::Result<()> {
+    let end =
+        "UPDATE webhook_notice SET state = ?2, attempts = attempts + 1, body = '', problem = ?3
          WHERE n = ?1 AND state = 'waiting'";
     match settled {
         Settled::Delivered => {
@@ -223,10 +263,10 @@ fn settle_in(transaction: &Transaction<'_>, notice: &Notice, settled: &Settled) 
             give_up(transaction, &notice.job, notice.n, problem)?;
         }
         Settled::PutOff { due_ms, problem } => {
-            let again = "UPDATE webhook_notice SET attempts = attempts + 1, problem = ?2 WHERE n = ?1";
+            let again =
+                "UPDATE webhook_notice SET attempts = attempts + 1, problem = ?2 WHERE n = ?1";
             transaction.execute(again, params![notice.n, problem])?;
-            let behind =
-                "UPDATE webhook_notice SET due_ms = max(due_ms, ?2) WHERE job = ?1 AND state = 'waiting'";
+            let behind = "UPDATE webhook_notice SET due_ms = max(due_ms, ?2) WHERE job = ?1 AND state = 'waiting'";
             transaction.execute(behind, params![notice.job, number(*due_ms)])?;
         }
     }
@@ -237,11 +277,17 @@ fn settle_in(transaction: &Transaction<'_>, notice: &Notice, settled: &Settled) 
 }
 
 /// A new secret of this tenant's from now on.
-pub fn rotate(writing: &Writing<'_>, tenant: &str, now_ms: u64) -> Result<Generation, DatabaseError> {
+pub fn rotate(
+    writing: &Writing<'_>,
+    tenant: &str,
+    now_ms: u64,
+) -> Result<Generation, DatabaseError> {
     let next = "INSERT INTO webhook_secret (tenant, generation, since_ms) VALUES (?1, 2, ?2)
          ON CONFLICT (tenant) DO UPDATE SET generation = generation + 1, since_ms = excluded.since_ms
          RETURNING generation, since_ms";
-    let rotated = writing.transaction.query_row(next, params![tenant, number(now_ms)], generation);
+    let rotated = writing
+        .transaction
+        .query_row(next, params![tenant, number(now_ms)], generation);
     writing.done(rotated)
 }
 
@@ -279,7 +325,14 @@ impl Served {
                     _ => break,
                 };
                 let room = most - found.len();
-                let of_one = due_of(connection, &tenant, now_ms, &mut round.places, room, &mut choose)?;
+                let of_one = due_of(
+                    connection,
+                    &tenant,
+                    now_ms,
+                    &mut round.places,
+                    room,
+                    &mut choose,
+                )?;
                 if !of_one.is_empty() {
                     round.last.clone_from(&tenant);
                 }
@@ -297,7 +350,10 @@ impl Served {
                 .prepare_cached("SELECT generation, since_ms FROM webhook_secret WHERE tenant = ?")?
                 .query_row([tenant], generation)
                 .optional()?;
-            Ok(found.unwrap_or(Generation { number: 1, since_ms: 0 }))
+            Ok(found.unwrap_or(Generation {
+                number: 1,
+                since_ms: 0,
+            }))
         })
     }
 }
@@ -320,13 +376,21 @@ fn due_of(
          ORDER BY due_ms, n",
     )?;
     let before = places.remove(tenant);
-    let mut place = before.unwrap_or(Place { due_ms: i64::MIN, n: 0, until_ms: number(now_ms) });
+    let mut place = before.unwrap_or(Place {
+        due_ms: i64::MIN,
+        n: 0,
+        until_ms: number(now_ms),
+    });
     let mut rows = due.query(params![tenant, place.until_ms, place.due_ms, place.n])?;
     let (mut found, mut seen) = (Vec::new(), 0);
     while let Some(row) = rows.next()? {
         let (job, url) = (row.get_ref("job")?.as_str()?, row.get_ref("url")?.as_str()?);
         let is_enough = seen == MOST_LOOKED_AT || found.len() == most;
-        let choice = if is_enough { Choice::NoRoom } else { choose(Waiting { job, tenant, url }) };
+        let choice = if is_enough {
+            Choice::NoRoom
+        } else {
+            choose(Waiting { job, tenant, url })
+        };
         match choice {
             Choice::Taken => found.push(notice(connection, row)?),
             Choice::PassedOver => {}
@@ -337,14 +401,21 @@ fn due_of(
                 break;
             }
         }
-        place = Place { due_ms: row.get("due_ms")?, n: row.get("n")?, ..place };
+        place = Place {
+            due_ms: row.get("due_ms")?,
+            n: row.get("n")?,
+            ..place
+        };
         seen += 1;
     }
     Ok(found)
 }
 
 fn generation(row: &Row<'_>) -> rusqlite::Result<Generation> {
-    Ok(Generation { number: back(row.get(0)?), since_ms: back(row.get(1)?) })
+    Ok(Generation {
+        number: back(row.get(0)?),
+        since_ms: back(row.get(1)?),
+    })
 }
 
 /// With its body, which is long, and so not read of those that are passed over.
@@ -357,7 +428,9 @@ fn notice(connection: &Connection, row: &Row<'_>) -> rusqlite::Result<Notice> {
         job: row.get("job")?,
         tenant: row.get("tenant")?,
         url: row.get("url")?,
-        body: connection.prepare_cached(body)?.query_row([n], |row| row.get(0))?,
+        body: connection
+            .prepare_cached(body)?
+            .query_row([n], |row| row.get(0))?,
         attempts: row.get("attempts")?,
     })
 }

@@ -91,12 +91,22 @@ impl Hub {
         user_properties: Written,
     ) -> Result<u64, String> {
         let id = self.last_message.fetch_add(1, Ordering::Relaxed) + 1;
-        let message = Delivered { message_id: id, topic, payload, user_properties: Some(user_properties) };
-        let written: Arc<RawValue> = to_raw_value(&message).map_err(|error| error.to_string())?.into();
+        let message = Delivered {
+            message_id: id,
+            topic,
+            payload,
+            user_properties: Some(user_properties),
+        };
+        let written: Arc<RawValue> = to_raw_value(&message)
+            .map_err(|error| error.to_string())?
+            .into();
         // It may be longer than it came; who gets a line that is too long breaks off.
         let size = written.get().len() + ENVELOPE;
         if size > lines::LONGEST {
-            return Err(format!("the message takes {size} bytes where it arrives; {} go", lines::LONGEST));
+            return Err(format!(
+                "the message takes {size} bytes where it arrives; {} go",
+                lines::LONGEST
+            ));
         }
         let clients: Vec<_> = locked(&self.clients).values().cloned().collect();
         for client in clients.iter().filter(|client| client.name != from.name) {
@@ -108,7 +118,10 @@ impl Hub {
 
 impl Client {
     fn offer(&self, topic: &str, message: &Arc<RawValue>) {
-        if !locked(&self.patterns).iter().any(|pattern| matches(pattern, topic, Rest::AlsoNothing)) {
+        if !locked(&self.patterns)
+            .iter()
+            .any(|pattern| matches(pattern, topic, Rest::AlsoNothing))
+        {
             return;
         }
         let mut waiting = locked(&self.waiting);
@@ -134,7 +147,10 @@ impl Client {
         }
         let message = waiting.messages.pop_front()?;
         waiting.bytes -= message.get().len();
-        Some(Reply { message: Some((*message).to_owned()), ..Reply::ok() })
+        Some(Reply {
+            message: Some((*message).to_owned()),
+            ..Reply::ok()
+        })
     }
 
     async fn receive(&self, patience: Duration) -> Reply {
@@ -146,7 +162,9 @@ impl Client {
                 self.woken.notified().await;
             }
         };
-        tokio::time::timeout(patience, wait).await.unwrap_or_else(|_| Reply::timeout())
+        tokio::time::timeout(patience, wait)
+            .await
+            .unwrap_or_else(|_| Reply::timeout())
     }
 }
 
@@ -195,10 +213,17 @@ fn invalid(why: &impl ToString) -> Reply {
 }
 
 async fn answer<'a>(command: Command, hub: &'a Hub, known: &mut Option<Known<'a>>) -> Reply {
-    if let Command::Connect { client_id, subscriptions, .. } = command {
+    if let Command::Connect {
+        client_id,
+        subscriptions,
+        ..
+    } = command
+    {
         return connect(client_id, subscriptions, hub, known);
     }
-    let Some(known) = known else { return Reply::error("NOT_CONNECTED", "send CONNECT first") };
+    let Some(known) = known else {
+        return Reply::error("NOT_CONNECTED", "send CONNECT first");
+    };
     let client = &known.client;
     match command {
         Command::Subscribe { topic_pattern } => match subscribe(client, topic_pattern) {
@@ -209,30 +234,52 @@ async fn answer<'a>(command: Command, hub: &'a Hub, known: &mut Option<Known<'a>
             locked(&client.patterns).remove(&topic_pattern);
             Reply::ok()
         }
-        Command::Publish { topic, .. } if !is_topic(&topic) => {
-            Reply::error("PUBLISH_FAILED", format!("a topic has 1 to {LONGEST_NAME} bytes and no `*` or `>`"))
-        }
-        Command::Publish { topic, payload, user_properties } => {
-            match hub.publish(client, topic, payload, user_properties) {
-                Ok(id) => Reply { message_id: Some(id), ..Reply::ok() },
-                Err(why) => Reply::error("PUBLISH_FAILED", why),
-            }
-        }
+        Command::Publish { topic, .. } if !is_topic(&topic) => Reply::error(
+            "PUBLISH_FAILED",
+            format!("a topic has 1 to {LONGEST_NAME} bytes and no `*` or `>`"),
+        ),
+        Command::Publish {
+            topic,
+            payload,
+            user_properties,
+        } => match hub.publish(client, topic, payload, user_properties) {
+            Ok(id) => Reply {
+                message_id: Some(id),
+                ..Reply::ok()
+            },
+            Err(why) => Reply::error("PUBLISH_FAILED", why),
+        },
         Command::Receive { timeout_ms } => {
-            client.receive(Duration::from_millis(timeout_ms).min(LONGEST_RECEIVE)).await
+            client
+                .receive(Duration::from_millis(timeout_ms).min(LONGEST_RECEIVE))
+                .await
         }
         Command::Ack | Command::Connect { .. } | Command::Disconnect => Reply::ok(),
     }
 }
 
-fn connect<'a>(name: String, patterns: Vec<String>, hub: &'a Hub, known: &mut Option<Known<'a>>) -> Reply {
+fn connect<'a>(
+    name: String,
+    patterns: Vec<String>,
+    hub: &'a Hub,
+    known: &mut Option<Known<'a>>,
+) -> Reply {
     if name.len() > LONGEST_NAME || known.is_some() {
         return Reply::error("INVALID_COMMAND", "CONNECT once, with a short client_id");
     }
     let id = hub.last_client.fetch_add(1, Ordering::Relaxed) + 1;
-    let name = if name.is_empty() { format!("client-{id}") } else { name };
+    let name = if name.is_empty() {
+        format!("client-{id}")
+    } else {
+        name
+    };
     let (waiting, woken) = (Mutex::default(), Notify::new());
-    let client = Arc::new(Client { name: name.clone(), patterns: Mutex::default(), waiting, woken });
+    let client = Arc::new(Client {
+        name: name.clone(),
+        patterns: Mutex::default(),
+        waiting,
+        woken,
+    });
     for pattern in patterns {
         if let Err(why) = subscribe(&client, pattern) {
             return Reply::error("SUBSCRIBE_FAILED", why);
@@ -240,12 +287,18 @@ fn connect<'a>(name: String, patterns: Vec<String>, hub: &'a Hub, known: &mut Op
     }
     let mut clients = locked(&hub.clients);
     if clients.len() >= MOST_CLIENTS {
-        return Reply::error("INTERNAL_ERROR", format!("there are {MOST_CLIENTS} clients already"));
+        return Reply::error(
+            "INTERNAL_ERROR",
+            format!("there are {MOST_CLIENTS} clients already"),
+        );
     }
     clients.insert(id, client.clone());
     drop(clients);
     *known = Some(Known { hub, id, client });
-    Reply { client_id: Some(name), ..Reply::ok() }
+    Reply {
+        client_id: Some(name),
+        ..Reply::ok()
+    }
 }
 
 fn subscribe(client: &Client, pattern: String) -> Result<(), String> {

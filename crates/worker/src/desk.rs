@@ -186,7 +186,11 @@ impl<T> Desk<T> {
             Some(Before::UnderWay) => return Arrival::Known(ticket.what),
             None => {}
         }
-        if self.cancelled.iter().any(|(_, name)| ticket.is_called(name)) {
+        if self
+            .cancelled
+            .iter()
+            .any(|(_, name)| ticket.is_called(name))
+        {
             return Arrival::Cancelled(ticket.what);
         }
         match self.objection(&ticket, now_ms) {
@@ -203,10 +207,15 @@ impl<T> Desk<T> {
         if self.is_closed {
             return Some("this worker is ending".to_owned());
         }
-        let Some(left) = left(ticket, now_ms) else { return Some(too_old(ticket, now_ms)) };
+        let Some(left) = left(ticket, now_ms) else {
+            return Some(too_old(ticket, now_ms));
+        };
         // For whom a slot is free, that is place enough.
         let free = self.bounds.slots.saturating_sub(self.under_way.len());
-        let bounds = Bounds { waiting: self.bounds.waiting.max(free), ..self.bounds };
+        let bounds = Bounds {
+            waiting: self.bounds.waiting.max(free),
+            ..self.bounds
+        };
         if let Some(why) = self.waiting.objection(ticket, bounds) {
             return Some(why);
         }
@@ -227,7 +236,9 @@ impl<T> Desk<T> {
         let under_way = self.under_way.values().map(|call| usual(&call.tool));
         let (count, sum) = waiting
             .chain(under_way)
-            .fold((0_usize, Duration::ZERO), |(count, sum), one| (count + 1, sum.saturating_add(one)));
+            .fold((0_usize, Duration::ZERO), |(count, sum), one| {
+                (count + 1, sum.saturating_add(one))
+            });
         let of = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         sum.saturating_mul(of(count / self.bounds.slots.max(1))) / of(count.max(1))
     }
@@ -242,7 +253,10 @@ impl<T> Desk<T> {
         }
         let ticket = self.waiting.next()?;
         let time = left(&ticket, now_ms).map(|left| left.min(ticket.timeout));
-        let call = UnderWay { names: ticket.names.clone(), tool: ticket.tool.clone() };
+        let call = UnderWay {
+            names: ticket.names.clone(),
+            tool: ticket.tool.clone(),
+        };
         self.under_way.insert(ticket.id.clone(), call);
         Some((ticket, time))
     }
@@ -264,18 +278,36 @@ impl<T> Desk<T> {
     /// A call that was under way is answered, in these words.
     pub fn answered(&mut self, id: &str, answer: Bytes, took: Option<Duration>, now_ms: u64) {
         let delayed = self.delayed.remove(id);
-        let (names, tool) = self.under_way.remove(id).map(|call| (call.names, call.tool)).unzip();
+        let (names, tool) = self
+            .under_way
+            .remove(id)
+            .map(|call| (call.names, call.tool))
+            .unzip();
         if let (Some(tool), Some(took)) = (tool, took) {
             self.learn(tool, took);
         }
         let names = names.or(delayed).unwrap_or_default();
-        self.remember(id, Answered { at_ms: now_ms, names, answer });
+        self.remember(
+            id,
+            Answered {
+                at_ms: now_ms,
+                names,
+                answer,
+            },
+        );
     }
 
     /// A call that was not begun is answered, in these words.
     pub fn refused(&mut self, id: &str, names: [String; 2], answer: Bytes, now_ms: u64) {
         self.under_way.remove(id);
-        self.remember(id, Answered { at_ms: now_ms, names, answer });
+        self.remember(
+            id,
+            Answered {
+                at_ms: now_ms,
+                names,
+                answer,
+            },
+        );
     }
 
     fn remember(&mut self, id: &str, answered: Answered) {
@@ -310,12 +342,20 @@ impl<T> Desk<T> {
         if let Some(ticket) = self.waiting.take(|ticket| ticket.is_called(name)) {
             return Cancelled::Waited(ticket);
         }
-        let is_called = |id: &String, names: &[String; 2]| id == name || names.iter().any(|one| one == name);
+        let is_called =
+            |id: &String, names: &[String; 2]| id == name || names.iter().any(|one| one == name);
         let under_way = self.under_way.iter().map(|(id, call)| (id, &call.names));
-        if let Some((id, _)) = under_way.chain(&self.delayed).find(|(id, names)| is_called(id, names)) {
+        if let Some((id, _)) = under_way
+            .chain(&self.delayed)
+            .find(|(id, names)| is_called(id, names))
+        {
             return Cancelled::UnderWay(id.clone());
         }
-        if !self.answered.iter().any(|(id, answered)| is_called(id, &answered.names)) {
+        if !self
+            .answered
+            .iter()
+            .any(|(id, answered)| is_called(id, &answered.names))
+        {
             if self.cancelled.len() >= MOST_CANCELLED {
                 self.cancelled.pop_front();
             }
@@ -328,8 +368,14 @@ impl<T> Desk<T> {
     fn forget(&mut self, now_ms: u64) {
         let since = now_ms.saturating_sub(millis(REMEMBERED));
         while let Some(oldest) = self.order.front() {
-            let is_old = self.answered.get(oldest).is_none_or(|answered| answered.at_ms < since);
-            if !is_old && self.order.len() <= MOST_ANSWERED && self.answered_bytes <= MOST_ANSWERED_BYTES {
+            let is_old = self
+                .answered
+                .get(oldest)
+                .is_none_or(|answered| answered.at_ms < since);
+            if !is_old
+                && self.order.len() <= MOST_ANSWERED
+                && self.answered_bytes <= MOST_ANSWERED_BYTES
+            {
                 break;
             }
             if let Some(answered) = self.answered.remove(oldest) {
@@ -351,7 +397,9 @@ impl<T> Ticket<T> {
 
 /// When nothing that is of use can be begun any more.
 fn until<T>(ticket: &Ticket<T>) -> u64 {
-    ticket.sent_ms.saturating_add(millis(ticket.timeout + PATIENCE - ON_THE_WAY))
+    ticket
+        .sent_ms
+        .saturating_add(millis(ticket.timeout + PATIENCE - ON_THE_WAY))
 }
 
 /// The time until then; none if it is over.

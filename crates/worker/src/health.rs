@@ -125,10 +125,17 @@ impl Health {
             async move { Ok::<_, Infallible>(answer) }
         });
         let mut builder = Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).keep_alive(false);
+        builder
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIME)
+            .keep_alive(false);
         builder.max_headers(MOST_HEADERS).max_buf_size(LARGEST_HEAD);
         // Whatever ended it: there is nobody to tell.
-        _ = timeout(WHOLE_TIME, builder.serve_connection(TokioIo::new(stream), service)).await;
+        _ = timeout(
+            WHOLE_TIME,
+            builder.serve_connection(TokioIo::new(stream), service),
+        )
+        .await;
     }
 
     /// hyper leaves the body away where the method is HEAD.
@@ -146,7 +153,9 @@ impl Health {
         };
         if !is_read {
             let mut refusal = empty(StatusCode::METHOD_NOT_ALLOWED);
-            refusal.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+            refusal
+                .headers_mut()
+                .insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
             return refusal;
         }
         let (status, body) = answer;
@@ -161,8 +170,9 @@ impl Health {
 
     fn ready(&self) -> (StatusCode, Value) {
         let broker = self.broker();
-        let is_ready =
-            broker == "connected" && !*self.is_draining.borrow() && *self.tools.borrow() != Tools::Pending;
+        let is_ready = broker == "connected"
+            && !*self.is_draining.borrow()
+            && *self.tools.borrow() != Tools::Pending;
         (code(is_ready), json!({"ok": is_ready, "broker": broker}))
     }
 
@@ -172,7 +182,10 @@ impl Health {
             Tools::Ready => (true, "ok"),
             Tools::SyncFailed => (true, "failed"),
         };
-        (code(is_complete), json!({"ok": is_complete, "startup_complete": is_complete, "tool_sync": sync}))
+        (
+            code(is_complete),
+            json!({"ok": is_complete, "startup_complete": is_complete, "tool_sync": sync}),
+        )
     }
 
     fn broker(&self) -> &'static str {
@@ -196,9 +209,11 @@ impl Health {
     fn numbers(&self) -> Response<Full<Bytes>> {
         self.metrics.parked((self.parked)());
         match self.metrics.text() {
-            Ok(text) => {
-                filled(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text)
-            }
+            Ok(text) => filled(
+                StatusCode::OK,
+                "application/openmetrics-text; version=1.0.0; charset=utf-8",
+                text,
+            ),
             Err(_) => empty(StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
@@ -212,7 +227,11 @@ fn newer(status: StatusCode, good: &str, bad: &str, why: &str) -> (StatusCode, V
 }
 
 fn code(is_well: bool) -> StatusCode {
-    if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+    if is_well {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    }
 }
 
 fn empty(status: StatusCode) -> Response<Full<Bytes>> {
@@ -224,7 +243,9 @@ fn empty(status: StatusCode) -> Response<Full<Bytes>> {
 fn filled(status: StatusCode, kind: &'static str, body: String) -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::from(body));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
     answer
 }
 

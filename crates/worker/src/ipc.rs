@@ -70,7 +70,10 @@ impl Settings {
         Settings {
             provider,
             model: model.into(),
-            budget: Budget { money: USUAL_BUDGET.parse().ok(), ..Budget::default() },
+            budget: Budget {
+                money: USUAL_BUDGET.parse().ok(),
+                ..Budget::default()
+            },
             questions: 64,
             output_tokens: 4096,
         }
@@ -114,7 +117,11 @@ const NOT_ANSWERED: i32 = -32002;
 const TOO_LARGE: i32 = -32003;
 
 fn refusal(code: i32, message: impl Into<String>) -> Refusal {
-    Refusal { code, message: message.into(), is_of_door: false }
+    Refusal {
+        code,
+        message: message.into(),
+        is_of_door: false,
+    }
 }
 
 /// What a tool asks of a model.
@@ -134,11 +141,19 @@ fn usual_temperature() -> f64 {
 /// Makes the socket in a work folder, for whoever owns what is in it. Nothing goes by a name twice but what cannot be led
 /// astray by a link: somebody inside may be at work there already.
 pub fn bind(workspace: BorrowedFd<'_>, owner: Option<(u32, u32)>) -> io::Result<UnixListener> {
-    let place = Path::new("/proc/self/fd").join(workspace.as_raw_fd().to_string()).join(SOCKET);
+    let place = Path::new("/proc/self/fd")
+        .join(workspace.as_raw_fd().to_string())
+        .join(SOCKET);
     let listener = UnixListener::bind(place)?;
     if let Some((user, group)) = owner {
         let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-        chownat(workspace, SOCKET, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+        chownat(
+            workspace,
+            SOCKET,
+            Some(user),
+            Some(group),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )?;
     }
     Ok(listener)
 }
@@ -147,10 +162,20 @@ impl Models {
     /// Models of this engine's doors. That the model's name is no pattern is checked: one model is meant.
     pub fn new(engine: Engine, settings: Settings) -> Result<Models, String> {
         if settings.model.is_empty() || settings.model.contains('*') {
-            return Err(format!("`{}` names no model: say the whole name of one", settings.model));
+            return Err(format!(
+                "`{}` names no model: say the whole name of one",
+                settings.model
+            ));
         }
-        let pattern = settings.model.parse::<ModelPattern>().map_err(|error| error.to_string())?;
-        Ok(Models(Arc::new(Inner { engine, settings, pattern })))
+        let pattern = settings
+            .model
+            .parse::<ModelPattern>()
+            .map_err(|error| error.to_string())?;
+        Ok(Models(Arc::new(Inner {
+            engine,
+            settings,
+            pattern,
+        })))
     }
 
     /// Serves a socket for one call of a tool, under this name in the ledger. Ends with what it gives back.
@@ -159,10 +184,17 @@ impl Models {
         let desk = Arc::new(Desk {
             models: self.0.clone(),
             call: door_id(call),
-            way: Mutex::new(Way { door: None, asked: 0, trouble: None }),
+            way: Mutex::new(Way {
+                door: None,
+                asked: 0,
+                trouble: None,
+            }),
         });
         let task = tokio::spawn(serve(desk, listener, stopped));
-        Listening { stop: Some(stop), task }
+        Listening {
+            stop: Some(stop),
+            task,
+        }
     }
 }
 
@@ -173,9 +205,17 @@ pub fn refused_anyway(catalogue: &Catalogue, provider: &str, model: &str) -> Opt
             "SAM_LLM_PROVIDER: the configuration file has no provider `{provider}`: every question of a tool will be refused"
         ));
     }
-    let own = [Target { provider: provider.to_owned(), model: model.to_owned() }];
+    let own = [Target {
+        provider: provider.to_owned(),
+        model: model.to_owned(),
+    }];
     let targets = catalogue.models.get(model).map_or(&own[..], Vec::as_slice);
-    let is_priced = |target: &Target| catalogue.prices.price(&target.provider, &target.model).is_some();
+    let is_priced = |target: &Target| {
+        catalogue
+            .prices
+            .price(&target.provider, &target.model)
+            .is_some()
+    };
     (!targets.iter().any(is_priced)).then(|| {
         format!(
             "SAM_LLM_MODEL: the price of `{model}` is not known, so that no budget can pay for it: every question of a tool \
@@ -239,7 +279,9 @@ async fn serve(desk: Arc<Desk>, listener: UnixListener, stopped: oneshot::Receiv
     let accepting = async {
         loop {
             // The others wait in the kernel until somebody leaves.
-            let Ok(place) = places.clone().acquire_owned().await else { return };
+            let Ok(place) = places.clone().acquire_owned().await else {
+                return;
+            };
             while lines.try_join_next().is_some() {}
             match listener.accept().await {
                 Ok((line, _)) => {
@@ -263,7 +305,12 @@ async fn serve(desk: Arc<Desk>, listener: UnixListener, stopped: oneshot::Receiv
         let mut way = desk.way.lock().await;
         (way.door.take(), way.trouble.take())
     };
-    let Some(door) = door else { return Spent { trouble, ..Spent::default() } };
+    let Some(door) = door else {
+        return Spent {
+            trouble,
+            ..Spent::default()
+        };
+    };
     let used = door.close().await.used;
     Spent {
         questions: used.calls,
@@ -281,7 +328,10 @@ async fn converse(desk: &Desk, line: UnixStream) -> io::Result<()> {
     loop {
         let mut line = Vec::new();
         let most = LONGEST_LINE as u64 + 1;
-        (&mut reading).take(most).read_until(b'\n', &mut line).await?;
+        (&mut reading)
+            .take(most)
+            .read_until(b'\n', &mut line)
+            .await?;
         if line.last() != Some(&b'\n') {
             if line.len() > LONGEST_LINE {
                 let message = format!("a line may have {LONGEST_LINE} bytes");
@@ -309,11 +359,19 @@ fn understood(line: &[u8]) -> Result<(Value, Question), (Value, Refusal)> {
     let bad = |code, message: String| (Value::Null, refusal(code, message));
     let said = plain::read(line).map_err(|error| bad(NO_JSON, format!("no JSON: {error}")))?;
     let Value::Object(mut said) = said else {
-        return Err(bad(NO_REQUEST, "a request is an object; lists of them are not taken".to_owned()));
+        return Err(bad(
+            NO_REQUEST,
+            "a request is an object; lists of them are not taken".to_owned(),
+        ));
     };
     let id = match said.remove("id") {
         Some(id @ (Value::String(_) | Value::Number(_))) => id,
-        _ => return Err(bad(NO_REQUEST, "a request has an `id`, a text or a number".to_owned())),
+        _ => {
+            return Err(bad(
+                NO_REQUEST,
+                "a request has an `id`, a text or a number".to_owned(),
+            ));
+        }
     };
     match said.get("method").and_then(Value::as_str) {
         Some("llm/call") => {}
@@ -323,7 +381,10 @@ fn understood(line: &[u8]) -> Result<(Value, Question), (Value, Refusal)> {
     let params = said.remove("params").unwrap_or_default();
     match serde_json::from_value(params) {
         Ok(question) => Ok((id, question)),
-        Err(error) => Err((id, refusal(BAD_PARAMS, format!("the parameters of llm/call: {error}")))),
+        Err(error) => Err((
+            id,
+            refusal(BAD_PARAMS, format!("the parameters of llm/call: {error}")),
+        )),
     }
 }
 
@@ -346,8 +407,10 @@ impl Desk {
         let settings = &self.models.settings;
         let mut way = self.way.lock().await;
         if way.asked >= settings.questions {
-            let message =
-                format!("this call has asked {} questions, which is all it may", settings.questions);
+            let message = format!(
+                "this call has asked {} questions, which is all it may",
+                settings.questions
+            );
             way.trouble = Some(message.clone());
             return Err(refusal(SPENT, message));
         }
@@ -361,13 +424,20 @@ impl Desk {
                 }
             }
         }
-        let Some(door) = &way.door else { return Err(refusal(NO_MODEL, NO_DOOR)) };
+        let Some(door) = &way.door else {
+            return Err(refusal(NO_MODEL, NO_DOOR));
+        };
         let asking = through(door, settings, question);
         let answer = match tokio::time::timeout(PATIENCE, asking).await {
             Ok(answer) => answer,
             Err(_) => Err(refusal(NOT_ANSWERED, "the model did not answer in time")),
         };
-        if let Err(Refusal { message, is_of_door: true, .. }) = &answer {
+        if let Err(Refusal {
+            message,
+            is_of_door: true,
+            ..
+        }) = &answer
+        {
             way.trouble = Some(format!("model `{}`: {message}", settings.model));
         }
         answer
@@ -375,25 +445,48 @@ impl Desk {
 
     /// Opens the door; that it cannot be opened may change.
     async fn open(&self) -> Result<ModelDoor, ErrorInfo> {
-        let Inner { engine, settings, pattern } = &*self.models;
-        let grant = LlmGrant { provider: settings.provider.clone(), models: vec![vec![pattern.clone()]] };
-        engine.model_door(&self.call, &grant, settings.budget.clone(), TENANT).await
+        let Inner {
+            engine,
+            settings,
+            pattern,
+        } = &*self.models;
+        let grant = LlmGrant {
+            provider: settings.provider.clone(),
+            models: vec![vec![pattern.clone()]],
+        };
+        engine
+            .model_door(&self.call, &grant, settings.budget.clone(), TENANT)
+            .await
     }
 }
 
 /// One question through the door.
-async fn through(door: &ModelDoor, settings: &Settings, question: &Question) -> Result<String, Refusal> {
+async fn through(
+    door: &ModelDoor,
+    settings: &Settings,
+    question: &Question,
+) -> Result<String, Refusal> {
     let dialect: Dialect = door.dialect();
     let asked = speech::request((dialect, door.output_cap()), settings, question);
     let line = door.connect().await.map_err(|error| not_answered(&error))?;
-    let speech::Answer { status, body, is_of_door } =
-        speech::exchange(line, asked).await.map_err(|error| match error {
-            speech::Broken::TooLarge => refusal(TOO_LARGE, "the model's answer is larger than may be"),
+    let speech::Answer {
+        status,
+        body,
+        is_of_door,
+    } = speech::exchange(line, asked)
+        .await
+        .map_err(|error| match error {
+            speech::Broken::TooLarge => {
+                refusal(TOO_LARGE, "the model's answer is larger than may be")
+            }
             speech::Broken::Line(error) => not_answered(&*error),
         })?;
     if status == 200 {
         return speech::text(dialect, &body).map_err(|why| match why {
-            NoText::NoJson => refusal(NOT_ANSWERED, "the model's answer is not what its dialect says"),
+            NoText::NoJson => refusal(
+                NOT_ANSWERED,
+                "the model's answer is not what its dialect says",
+            ),
             NoText::Empty => refusal(NOT_ANSWERED, "the model's answer has no text"),
         });
     }
@@ -405,7 +498,10 @@ async fn through(door: &ModelDoor, settings: &Settings, question: &Question) -> 
         413 => refusal(TOO_LARGE, message),
         _ => refusal(NOT_ANSWERED, format!("{message} (status {status})")),
     };
-    Err(Refusal { is_of_door, ..refused })
+    Err(Refusal {
+        is_of_door,
+        ..refused
+    })
 }
 
 fn held() -> String {
@@ -415,7 +511,10 @@ fn held() -> String {
 }
 
 fn not_answered(error: &dyn std::error::Error) -> Refusal {
-    refusal(NOT_ANSWERED, format!("the model's door does not answer: {error}"))
+    refusal(
+        NOT_ANSWERED,
+        format!("the model's door does not answer: {error}"),
+    )
 }
 
 #[cfg(test)]

@@ -35,14 +35,30 @@ fn desktop(dialect: Dialect) -> Desktop {
     let folder = std::env::temp_dir().join(format!("airlock-ipc-{}-{number}", std::process::id()));
     fs::create_dir_all(folder.join("work")).unwrap();
     fs::write(folder.join("key"), KEY).unwrap();
-    fs::set_permissions(folder.join("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let provider = Provider::start(Scripted { keys: vec![KEY.to_owned()], ..Scripted::default() });
+    fs::set_permissions(
+        folder.join("key"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o600),
+    )
+    .unwrap();
+    let provider = Provider::start(Scripted {
+        keys: vec![KEY.to_owned()],
+        ..Scripted::default()
+    });
     let settings = engine_settings(&provider, dialect, &folder, folder.join("state"));
     let engine = Engine::open(settings).unwrap();
-    Desktop { provider, engine, folder }
+    Desktop {
+        provider,
+        engine,
+        folder,
+    }
 }
 
-fn engine_settings(provider: &Provider, dialect: Dialect, folder: &Path, state: PathBuf) -> engine::Settings {
+fn engine_settings(
+    provider: &Provider,
+    dialect: Dialect,
+    folder: &Path,
+    state: PathBuf,
+) -> engine::Settings {
     let of_catalogue = catalogue::Provider {
         key: Some(KeySource::File(folder.join("key"))),
         allow_plain_http: true,
@@ -52,7 +68,11 @@ fn engine_settings(provider: &Provider, dialect: Dialect, folder: &Path, state: 
     };
     let mut settings = engine::Settings::new(state);
     settings.doors.catalogue.providers = BTreeMap::from([("p".to_owned(), Arc::new(of_catalogue))]);
-    let price = Price { input: 1_000_000, output: 2_000_000, ..Price::default() };
+    let price = Price {
+        input: 1_000_000,
+        output: 2_000_000,
+        ..Price::default()
+    };
     let prices = PriceBook::with(vec![("*".parse().unwrap(), price)], Unknown::default());
     settings.doors.catalogue.prices = Arc::new(prices);
     settings
@@ -81,7 +101,11 @@ impl Desktop {
     }
 
     async fn connect_to(&self, call: &str) -> BufReader<UnixStream> {
-        BufReader::new(UnixStream::connect(self.folder.join(call).join(SOCKET)).await.unwrap())
+        BufReader::new(
+            UnixStream::connect(self.folder.join(call).join(SOCKET))
+                .await
+                .unwrap(),
+        )
     }
 }
 
@@ -102,32 +126,68 @@ async fn heard(line: &mut BufReader<UnixStream>) -> Value {
 }
 
 async fn say(line: &mut BufReader<UnixStream>, what: &str) -> Value {
-    line.get_mut().write_all(format!("{what}\n").as_bytes()).await.unwrap();
+    line.get_mut()
+        .write_all(format!("{what}\n").as_bytes())
+        .await
+        .unwrap();
     heard(line).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_answers_in_every_dialect_and_the_key_is_put_in_outside() {
-    for dialect in [Dialect::OpenAi, Dialect::Anthropic, Dialect::Gemini, Dialect::Ollama] {
+    for dialect in [
+        Dialect::OpenAi,
+        Dialect::Anthropic,
+        Dialect::Gemini,
+        Dialect::Ollama,
+    ] {
         let desktop = desktop(dialect);
-        desktop.provider.set(Script { tokens: 3, input: Some(7), ..Script::default() });
+        desktop.provider.set(Script {
+            tokens: 3,
+            input: Some(7),
+            ..Script::default()
+        });
         let listening = desktop.listen(settings());
         let mut line = desktop.connect().await;
         for id in ["1", "2"] {
             let answer = say(&mut line, &question(id)).await;
-            let text = answer["result"]["text"].as_str().unwrap_or_else(|| panic!("{dialect:?}: {answer}"));
-            assert_eq!((&answer["id"], text.trim_end()), (&json!(id), "tok0 tok1 tok2"), "{dialect:?}");
+            let text = answer["result"]["text"]
+                .as_str()
+                .unwrap_or_else(|| panic!("{dialect:?}: {answer}"));
+            assert_eq!(
+                (&answer["id"], text.trim_end()),
+                (&json!(id), "tok0 tok1 tok2"),
+                "{dialect:?}"
+            );
         }
-        let served = desktop.provider.await_served(|served| served.count == 2 && served.open == 0);
+        let served = desktop
+            .provider
+            .await_served(|served| served.count == 2 && served.open == 0);
         assert!(
-            served.calls.iter().all(|call| call.keys == [KEY] || dialect == Dialect::Ollama),
+            served
+                .calls
+                .iter()
+                .all(|call| call.keys == [KEY] || dialect == Dialect::Ollama),
             "{served:?}"
         );
-        assert!(served.calls.iter().all(|call| call.cap == Some(4096)), "{dialect:?}: {served:?}");
+        assert!(
+            served.calls.iter().all(|call| call.cap == Some(4096)),
+            "{dialect:?}: {served:?}"
+        );
         let spent = listening.close().await;
-        assert_eq!((spent.questions, spent.input_tokens, spent.output_tokens), (2, 14, 6), "{dialect:?}");
-        assert_eq!(line.read(&mut [0]).await.unwrap(), 0, "the line ends with the call");
-        let left = fs::read_dir(desktop.folder.join("state/doors")).unwrap().count();
+        assert_eq!(
+            (spent.questions, spent.input_tokens, spent.output_tokens),
+            (2, 14, 6),
+            "{dialect:?}"
+        );
+        assert_eq!(
+            line.read(&mut [0]).await.unwrap(),
+            0,
+            "the line ends with the call"
+        );
+        let left = fs::read_dir(desktop.folder.join("state/doors"))
+            .unwrap()
+            .count();
         assert_eq!(left, 0, "nothing stays of the door");
     }
 }
@@ -145,17 +205,31 @@ async fn lines_that_make_no_sense_are_answered_and_the_next_is_served() {
         (r#"{"id":"a"}"#, json!("a"), NO_REQUEST),
         (r#"{"id":"a","method":"shell/run"}"#, json!("a"), NO_METHOD),
         (r#"{"id":7,"method":"llm/call"}"#, json!(7), BAD_PARAMS),
-        (r#"{"id":"a","method":"llm/call","params":{"user_prompt":5}}"#, json!("a"), BAD_PARAMS),
+        (
+            r#"{"id":"a","method":"llm/call","params":{"user_prompt":5}}"#,
+            json!("a"),
+            BAD_PARAMS,
+        ),
     ] {
         let answer = say(&mut line, said).await;
-        assert_eq!((&answer["id"], &answer["error"]["code"]), (&id, &json!(code)), "{said}: {answer}");
+        assert_eq!(
+            (&answer["id"], &answer["error"]["code"]),
+            (&id, &json!(code)),
+            "{said}: {answer}"
+        );
         assert_eq!(answer["jsonrpc"], "2.0");
     }
-    assert!(say(&mut line, &question("9")).await["result"]["text"].is_string(), "the control");
+    assert!(
+        say(&mut line, &question("9")).await["result"]["text"].is_string(),
+        "the control"
+    );
     let long = "x".repeat(LONGEST_LINE + 10);
     let answer = say(&mut line, &long).await;
     assert_eq!(answer["error"]["code"], TOO_LARGE);
-    assert!(matches!(line.read(&mut [0]).await, Ok(0) | Err(_)), "behind it nothing can be understood");
+    assert!(
+        matches!(line.read(&mut [0]).await, Ok(0) | Err(_)),
+        "behind it nothing can be understood"
+    );
     let mut half = desktop.connect().await;
     half.get_mut().write_all(b"{\"half\"").await.unwrap();
     drop(half);
@@ -165,50 +239,99 @@ async fn lines_that_make_no_sense_are_answered_and_the_next_is_served() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_spent_is_spent_and_says_so() {
     let desktop = desktop(Dialect::OpenAi);
-    let budget = Budget { requests: Some(1), ..Budget::default() };
-    let listening = desktop.listen(Settings { budget, ..settings() });
+    let budget = Budget {
+        requests: Some(1),
+        ..Budget::default()
+    };
+    let listening = desktop.listen(Settings {
+        budget,
+        ..settings()
+    });
     let mut line = desktop.connect().await;
-    assert!(say(&mut line, &question("1")).await["result"]["text"].is_string(), "the control");
+    assert!(
+        say(&mut line, &question("1")).await["result"]["text"].is_string(),
+        "the control"
+    );
     let answer = say(&mut line, &question("2")).await;
     assert_eq!(answer["error"]["code"], SPENT, "{answer}");
-    assert!(answer["error"]["message"].as_str().unwrap().contains("requests"), "{answer}");
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("requests"),
+        "{answer}"
+    );
     let told = listening.close().await.trouble;
-    assert!(told.as_ref().is_some_and(|told| told.contains("requests")), "the log names it: {told:?}");
-    let _listening = desktop.listen(Settings { questions: 2, ..settings() });
+    assert!(
+        told.as_ref().is_some_and(|told| told.contains("requests")),
+        "the log names it: {told:?}"
+    );
+    let _listening = desktop.listen(Settings {
+        questions: 2,
+        ..settings()
+    });
     let mut line = desktop.connect().await;
     for id in ["1", "2"] {
         assert!(say(&mut line, &question(id)).await["result"]["text"].is_string());
     }
     assert_eq!(say(&mut line, &question("3")).await["error"]["code"], SPENT);
-    desktop.provider.await_served(|served| served.count == 3 && served.open == 0);
+    desktop
+        .provider
+        .await_served(|served| served.count == 3 && served.open == 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_has_so_much_money_and_all_of_a_day_have() {
     let mut desktop = desktop(Dialect::OpenAi);
     let usual = settings().budget.money.unwrap();
-    assert_eq!(usual, "1.00".parse().unwrap(), "nobody has all the money that there is");
+    assert_eq!(
+        usual,
+        "1.00".parse().unwrap(),
+        "nobody has all the money that there is"
+    );
     let asked = async |desktop: &Desktop, money: &str| {
-        let budget = Budget { money: money.parse().ok(), ..Budget::default() };
-        let listening = desktop.listen(Settings { budget, ..settings() });
+        let budget = Budget {
+            money: money.parse().ok(),
+            ..Budget::default()
+        };
+        let listening = desktop.listen(Settings {
+            budget,
+            ..settings()
+        });
         let mut line = desktop.connect().await;
         let answer = say(&mut line, &question("1")).await;
         (answer, listening.close().await)
     };
     let (answer, _) = asked(&desktop, "100").await;
-    assert!(answer["result"]["text"].is_string(), "the control: {answer}");
+    assert!(
+        answer["result"]["text"].is_string(),
+        "the control: {answer}"
+    );
     let (answer, spent) = asked(&desktop, "0.000000001").await;
     assert_eq!(answer["error"]["code"], SPENT, "{answer}");
-    assert!(spent.trouble.is_some_and(|told| told.contains("run_usd")), "{answer}");
+    assert!(
+        spent.trouble.is_some_and(|told| told.contains("run_usd")),
+        "{answer}"
+    );
     // With one ledger for all.
     for (day, code) in [("100", Value::Null), ("0.000000001", json!(SPENT))] {
         desktop.engine = with_day(&desktop, day);
         let (answer, spent) = asked(&desktop, "100").await;
         assert_eq!(answer["error"]["code"], code, "{day}: {answer}");
-        assert_eq!(spent.trouble.is_some_and(|told| told.contains("tenant_day_usd")), !code.is_null());
+        assert_eq!(
+            spent
+                .trouble
+                .is_some_and(|told| told.contains("tenant_day_usd")),
+            !code.is_null()
+        );
         let runs = fs::read_dir(desktop.folder.join(format!("state-{day}/ledger"))).unwrap();
-        let runs =
-            runs.filter(|file| file.as_ref().unwrap().file_name().to_string_lossy().starts_with("run-"));
+        let runs = runs.filter(|file| {
+            file.as_ref()
+                .unwrap()
+                .file_name()
+                .to_string_lossy()
+                .starts_with("run-")
+        });
         assert_eq!(runs.count(), 0, "no ledger of its own");
     }
 }
@@ -226,8 +349,14 @@ async fn calls_at_once_hold_of_a_day_what_their_answers_may_cost_and_no_more() {
         listening.push(desktop.listen_to(&call, settings()));
         let mut line = desktop.connect_to(&call).await;
         asking.spawn(async move { say(&mut line, &question("1")).await });
-        let served = desktop.provider.await_served(|served| served.held == number);
-        let whole = served.calls.iter().filter(|call| call.cap == Some(4096)).count();
+        let served = desktop
+            .provider
+            .await_served(|served| served.held == number);
+        let whole = served
+            .calls
+            .iter()
+            .filter(|call| call.cap == Some(4096))
+            .count();
         assert_eq!(whole as u64, number.min(5), "{served:?}");
     }
     let _listening = desktop.listen(settings());
@@ -240,7 +369,10 @@ async fn calls_at_once_hold_of_a_day_what_their_answers_may_cost_and_no_more() {
         assert!(answer.unwrap()["result"]["text"].is_string(), "the control");
     }
     let answer = say(&mut desktop.connect().await, &question("2")).await;
-    assert!(answer["result"]["text"].is_string(), "what was not spent came back: {answer}");
+    assert!(
+        answer["result"]["text"].is_string(),
+        "what was not spent came back: {answer}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,7 +387,9 @@ async fn the_longest_answer_is_told_by_the_name_that_the_server_knows() {
         let _listening = desktop.listen(self::settings());
         let answer = say(&mut desktop.connect().await, &question("1")).await;
         assert!(answer["result"]["text"].is_string(), "{answer}");
-        let served = desktop.provider.await_served(|served| served.count == 1 && served.open == 0);
+        let served = desktop
+            .provider
+            .await_served(|served| served.count == 1 && served.open == 0);
         let body: Value = serde_json::from_slice(&served.calls[0].body).unwrap();
         let told = names.map(|one| (one == name).then_some(4096));
         assert_eq!(names.map(|one| body[one].as_u64()), told, "{body}");
@@ -267,10 +401,17 @@ async fn the_longest_answer_is_told_by_the_name_that_the_server_knows() {
 fn with_day(desktop: &Desktop, day: &str) -> Engine {
     let state = desktop.folder.join(format!("state-{day}"));
     fs::create_dir_all(state.join("ledger")).unwrap();
-    let ledger = doors::ledger::Ledger::open(&state.join("ledger"), doors::ledger::OWNER, Default::default());
+    let ledger = doors::ledger::Ledger::open(
+        &state.join("ledger"),
+        doors::ledger::OWNER,
+        Default::default(),
+    );
     let mut settings = desktop.settings(state);
     settings.doors.till = Some(doors::till::Till::new(Arc::new(ledger.unwrap())));
-    let terms = doors::till::Terms { day: day.parse().ok(), ..Default::default() };
+    let terms = doors::till::Terms {
+        day: day.parse().ok(),
+        ..Default::default()
+    };
     settings.doors.tenants.insert(TENANT.to_owned(), terms);
     Engine::open(settings).unwrap()
 }
@@ -289,11 +430,18 @@ async fn what_the_provider_refuses_is_told_without_the_key() {
         desktop.provider.next(fault.clone());
         let answer = say(&mut line, &question("1")).await;
         assert_eq!(answer["error"]["code"], NOT_ANSWERED, "{fault:?}: {answer}");
-        assert!(say(&mut line, &question("2")).await["result"]["text"].is_string(), "the control");
+        assert!(
+            say(&mut line, &question("2")).await["result"]["text"].is_string(),
+            "the control"
+        );
         let told = listening.close().await.trouble;
-        let is_it =
-            |told: &str| trouble.is_some_and(|words| told.contains("model `m`") && told.contains(words));
-        assert!(told.as_deref().map_or(trouble.is_none(), is_it), "{fault:?}: the log has {told:?}");
+        let is_it = |told: &str| {
+            trouble.is_some_and(|words| told.contains("model `m`") && told.contains(words))
+        };
+        assert!(
+            told.as_deref().map_or(trouble.is_none(), is_it),
+            "{fault:?}: the log has {told:?}"
+        );
     }
 }
 
@@ -301,15 +449,24 @@ async fn what_the_provider_refuses_is_told_without_the_key() {
 fn reserved(state: &Path) -> usize {
     let files = fs::read_dir(state.join("ledger")).unwrap();
     let texts = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap());
-    texts.map(|text| text.matches("\"kind\":\"reserve\"").count()).sum()
+    texts
+        .map(|text| text.matches("\"kind\":\"reserve\"").count())
+        .sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_questions_do_not_fill_the_ledger() {
     let desktop = desktop(Dialect::OpenAi);
     for (money, written) in [("0.000000001", 0), ("100", 3)] {
-        let budget = Budget { money: money.parse().ok(), ..Budget::default() };
-        let listening = desktop.listen(Settings { questions: 3, budget, ..settings() });
+        let budget = Budget {
+            money: money.parse().ok(),
+            ..Budget::default()
+        };
+        let listening = desktop.listen(Settings {
+            questions: 3,
+            budget,
+            ..settings()
+        });
         let mut line = desktop.connect().await;
         for number in 0..50 {
             if number < written {
@@ -328,11 +485,17 @@ async fn another_day_has_another_ledger_and_the_old_one_goes_when_it_is_old() {
     desktop.engine = with_day(&desktop, "100");
     let state = desktop.folder.join("state-100");
     let today = spec::Day::of(engine::now());
-    let file = |day| state.join("ledger").join(format!("{}.jsonl", doors::ledger::of_day(day)));
+    let file = |day| {
+        state
+            .join("ledger")
+            .join(format!("{}.jsonl", doors::ledger::of_day(day)))
+    };
     for day in [today, spec::Day(today.0 + 1)] {
         desktop.engine.begin_day(day).unwrap();
         let listening = desktop.listen(settings());
-        assert!(say(&mut desktop.connect().await, &question("1")).await["result"]["text"].is_string());
+        assert!(
+            say(&mut desktop.connect().await, &question("1")).await["result"]["text"].is_string()
+        );
         listening.close().await;
         let text = fs::read_to_string(file(day)).unwrap();
         assert_eq!(text.matches("\"kind\":\"reserve\"").count(), 1, "{text}");
@@ -343,8 +506,15 @@ async fn another_day_has_another_ledger_and_the_old_one_goes_when_it_is_old() {
     books.refresh().unwrap();
     let later = spec::Day(today.0 + 2).start().0;
     assert_eq!(books.retire(&state, 0, later).unwrap(), 0, "nothing is old");
-    assert_eq!(books.retire(&state, later, later).unwrap(), 1, "that of now is in use");
-    assert_eq!((file(today).exists(), file(spec::Day(today.0 + 1)).exists()), (false, true));
+    assert_eq!(
+        books.retire(&state, later, later).unwrap(),
+        1,
+        "that of now is in use"
+    );
+    assert_eq!(
+        (file(today).exists(), file(spec::Day(today.0 + 1)).exists()),
+        (false, true)
+    );
 }
 
 #[test]
@@ -352,19 +522,41 @@ fn what_no_question_can_be_answered_for_is_seen_from_what_is_configured() {
     let mut catalogue = Catalogue::default();
     let base = "http://127.0.0.1:9".parse().unwrap();
     let provider = catalogue::Provider::new("p", Dialect::OpenAi, base);
-    catalogue.providers.insert("p".to_owned(), Arc::new(provider));
-    let price = Price { input: 1, output: 1, ..Price::default() };
+    catalogue
+        .providers
+        .insert("p".to_owned(), Arc::new(provider));
+    let price = Price {
+        input: 1,
+        output: 1,
+        ..Price::default()
+    };
     let prices = PriceBook::with(vec![("known".parse().unwrap(), price)], Unknown::default());
     catalogue.prices = Arc::new(prices);
-    let target = |model: &str| vec![Target { provider: "p".to_owned(), model: model.to_owned() }];
+    let target = |model: &str| {
+        vec![Target {
+            provider: "p".to_owned(),
+            model: model.to_owned(),
+        }]
+    };
     catalogue.models.insert("ours".to_owned(), target("known"));
-    catalogue.models.insert("odd".to_owned(), target("nobody-knows"));
-    for (model, is_fine) in [("known", true), ("ours", true), ("nobody-knows", false), ("odd", false)] {
+    catalogue
+        .models
+        .insert("odd".to_owned(), target("nobody-knows"));
+    for (model, is_fine) in [
+        ("known", true),
+        ("ours", true),
+        ("nobody-knows", false),
+        ("odd", false),
+    ] {
         let why = refused_anyway(&catalogue, "p", model);
         assert_eq!(why.is_none(), is_fine, "{model}: {why:?}");
         assert!(why.is_none_or(|why| why.contains("the price of") && why.contains(model)));
     }
-    assert!(refused_anyway(&catalogue, "q", "known").unwrap().contains("no provider `q`"));
+    assert!(
+        refused_anyway(&catalogue, "q", "known")
+            .unwrap()
+            .contains("no provider `q`")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -374,7 +566,10 @@ async fn without_a_provider_it_says_so_and_a_pattern_is_no_model() {
     let answer = say(&mut desktop.connect().await, &question("1")).await;
     assert_eq!(answer["error"]["code"], NO_MODEL, "{answer}");
     for model in ["", "claude-*", "a b"] {
-        assert!(Models::new(desktop.engine.clone(), Settings::new(None, model)).is_err(), "{model}");
+        assert!(
+            Models::new(desktop.engine.clone(), Settings::new(None, model)).is_err(),
+            "{model}"
+        );
     }
 }
 
@@ -396,7 +591,10 @@ async fn a_fifth_line_waits_until_another_leaves() {
             assert_eq!(say(line, "{}").await["error"]["code"], NO_REQUEST);
         }
     }
-    assert!(fifth.get_ref().try_read(&mut [0]).is_err(), "nobody has answered it");
+    assert!(
+        fifth.get_ref().try_read(&mut [0]).is_err(),
+        "nobody has answered it"
+    );
     lines.pop();
     assert_eq!(heard(&mut fifth).await["error"]["code"], NO_REQUEST);
 }
@@ -404,11 +602,21 @@ async fn a_fifth_line_waits_until_another_leaves() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_dropped_leaves_nobody_waiting() {
     let desktop = desktop(Dialect::OpenAi);
-    desktop.provider.set(Script { fault: Some(Fault::Silence), ..Script::default() });
+    desktop.provider.set(Script {
+        fault: Some(Fault::Silence),
+        ..Script::default()
+    });
     let listening = desktop.listen(settings());
     let mut line = desktop.connect().await;
-    line.get_mut().write_all(format!("{}\n", question("1")).as_bytes()).await.unwrap();
-    tokio::task::block_in_place(|| desktop.provider.await_served(|served| served.connections >= 1));
+    line.get_mut()
+        .write_all(format!("{}\n", question("1")).as_bytes())
+        .await
+        .unwrap();
+    tokio::task::block_in_place(|| {
+        desktop
+            .provider
+            .await_served(|served| served.connections >= 1)
+    });
     drop(listening);
     assert_eq!(line.read(&mut [0]).await.unwrap(), 0);
 }
@@ -418,7 +626,10 @@ fn a_link_in_the_way_of_the_socket_is_neither_followed_nor_replaced() {
     let desktop = desktop(Dialect::OpenAi);
     let work = desktop.folder.join("work");
     std::os::unix::fs::symlink(desktop.folder.join("elsewhere"), work.join(SOCKET)).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let _inside = runtime.enter();
     let folder = fs::File::open(&work).unwrap();
     assert!(bind(folder.as_fd(), None).is_err());
@@ -427,8 +638,11 @@ fn a_link_in_the_way_of_the_socket_is_neither_followed_nor_replaced() {
 
 #[test]
 fn temperatures_are_kept_within_what_providers_take() {
-    let asked =
-        |temperature| Question { system_prompt: String::new(), user_prompt: "a".to_owned(), temperature };
+    let asked = |temperature| Question {
+        system_prompt: String::new(),
+        user_prompt: "a".to_owned(),
+        temperature,
+    };
     for (dialect, given, sent) in [
         (Dialect::OpenAi, 9.0, 2.0),
         (Dialect::Anthropic, 1.5, 1.0),
@@ -444,7 +658,9 @@ fn temperatures_are_kept_within_what_providers_take() {
 
 fn futures_body(request: hyper::Request<http_body_util::Full<bytes::Bytes>>) -> Value {
     use http_body_util::BodyExt;
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
     let whole = runtime.block_on(request.into_body().collect()).unwrap();
     serde_json::from_slice(&whole.to_bytes()).unwrap()
 }
@@ -486,8 +702,15 @@ def tool(ctx):
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tool_in_a_box_has_a_model_and_no_key() {
     let desktop = desktop(Dialect::Anthropic);
-    desktop.provider.set(Script { tokens: 2, ..Script::default() });
-    let request = spec::SessionRequest { run: spec::RunRequest::default(), idle: None, lifetime: None };
+    desktop.provider.set(Script {
+        tokens: 2,
+        ..Script::default()
+    });
+    let request = spec::SessionRequest {
+        run: spec::RunRequest::default(),
+        idle: None,
+        lifetime: None,
+    };
     let admitted = spec::Policy::default().admit_session(request).unwrap();
     let session = desktop.engine.open_session(admitted).await.unwrap();
     let (folder, owner) = session.workspace().unwrap();
@@ -501,12 +724,18 @@ async fn a_tool_in_a_box_has_a_model_and_no_key() {
     });
     // Not whole in the file itself, or in what Python makes of it: these are looked into, too.
     let (begin, end) = KEY.split_at(5);
-    fs::write(place.join("tool.py"), format!("KEY = ''.join(['{begin}', '{end}'])\n{TOOL}")).unwrap();
+    fs::write(
+        place.join("tool.py"),
+        format!("KEY = ''.join(['{begin}', '{end}'])\n{TOOL}"),
+    )
+    .unwrap();
     fs::write(place.join("runner.py"), include_str!("runner/runner.py")).unwrap();
     fs::write(place.join("args.json"), order.to_string()).unwrap();
     let exec = session
         .exec(spec::ExecRequest {
-            command: ["python3", "/workspace/runner.py", "/workspace/args.json"].map(Into::into).to_vec(),
+            command: ["python3", "/workspace/runner.py", "/workspace/args.json"]
+                .map(Into::into)
+                .to_vec(),
             env: vec![("PYTHONPATH".into(), "/workspace".into())],
             beginning: 4096,
             ..Default::default()
@@ -518,9 +747,16 @@ async fn a_tool_in_a_box_has_a_model_and_no_key() {
     let result = fs::read_to_string(place.join("result.json"))
         .unwrap_or_else(|error| panic!("{error}: {ended:?} {said}"));
     let result: Value = serde_json::from_str(&result).unwrap();
-    assert_eq!(result["result"]["text"].as_str().map(str::trim_end), Some("tok0 tok1"), "{result} {said}");
+    assert_eq!(
+        result["result"]["text"].as_str().map(str::trim_end),
+        Some("tok0 tok1"),
+        "{result} {said}"
+    );
     assert_eq!(result["result"]["has key"], json!(false), "{result}");
-    assert!(result["result"]["files"].as_u64() >= Some(4), "the control: it looked somewhere: {result}");
+    assert!(
+        result["result"]["files"].as_u64() >= Some(4),
+        "the control: it looked somewhere: {result}"
+    );
     assert_eq!(listening.close().await.questions, 1);
     session.end().await;
 }

@@ -10,7 +10,10 @@ struct Kept(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Kept {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -21,7 +24,11 @@ impl Write for Kept {
 impl Kept {
     fn lines(&self) -> Vec<String> {
         let bytes = self.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+        String::from_utf8(bytes)
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -32,14 +39,24 @@ fn log(format: LogFormat) -> (Log, Kept) {
 
 fn about() -> About {
     let some = |text: &str| Some(text.to_owned());
-    About { trace: some("t-1"), task: some("k-2"), correlation: some("c-3"), tool: some("echo") }
+    About {
+        trace: some("t-1"),
+        task: some("k-2"),
+        correlation: some("c-3"),
+        tool: some("echo"),
+    }
 }
 
 #[test]
 fn a_line_has_the_ids_that_the_mesh_knows_a_call_by() {
     let (log, kept) = log(LogFormat::Json);
-    let line = Line::new(Level::Info, "answered").about(&about()).took(Duration::from_millis(12));
-    log.tell(Line { at: UNIX_EPOCH + Duration::from_millis(1_700_000_000_123), ..line.message("done") });
+    let line = Line::new(Level::Info, "answered")
+        .about(&about())
+        .took(Duration::from_millis(12));
+    log.tell(Line {
+        at: UNIX_EPOCH + Duration::from_millis(1_700_000_000_123),
+        ..line.message("done")
+    });
     log.flush();
     let read: Value = serde_json::from_str(&kept.lines()[0]).unwrap();
     let expected = serde_json::json!({
@@ -51,20 +68,32 @@ fn a_line_has_the_ids_that_the_mesh_knows_a_call_by() {
 #[test]
 fn a_stranger_s_words_stay_within_their_line() {
     let (log, kept) = log(LogFormat::Text);
-    let evil = About { task: Some("a\nERROR forged \u{1b}[2J\u{202e}".to_owned()), ..About::default() };
-    log.tell(Line::new(Level::Warn, "refused").about(&evil).with("why", "x".repeat(100_000)));
+    let evil = About {
+        task: Some("a\nERROR forged \u{1b}[2J\u{202e}".to_owned()),
+        ..About::default()
+    };
+    log.tell(
+        Line::new(Level::Warn, "refused")
+            .about(&evil)
+            .with("why", "x".repeat(100_000)),
+    );
     log.flush();
     let lines = kept.lines();
     assert_eq!(lines.len(), 1);
     assert!(
-        lines[0].len() < 2 * LONGEST_TEXT && !lines[0].contains('\u{1b}') && !lines[0].contains('\u{202e}')
+        lines[0].len() < 2 * LONGEST_TEXT
+            && !lines[0].contains('\u{1b}')
+            && !lines[0].contains('\u{202e}')
     );
 }
 
 #[test]
 fn what_a_tool_prints_is_told_by_lines_cleaned_and_bounded() {
     let (log, kept) = log(LogFormat::Json);
-    let hidden = vec![PathBuf::from("/srv/secret-place"), PathBuf::from("/srv/secret-place/deep")];
+    let hidden = vec![
+        PathBuf::from("/srv/secret-place"),
+        PathBuf::from("/srv/secret-place/deep"),
+    ];
     let mut output = ToolOutput::new(log.clone(), about(), hidden);
     output.take(Stream::Stdout, b"one\ntw");
     output.take(Stream::Stderr, b"at /srv/secret-place/deep/x.py\n");
@@ -73,11 +102,21 @@ fn what_a_tool_prints_is_told_by_lines_cleaned_and_bounded() {
     log.flush();
     let told = |line: &String| {
         let value: Value = serde_json::from_str(line).unwrap();
-        (value["stream"].as_str().unwrap().to_owned(), value["msg"].as_str().unwrap().to_owned())
+        (
+            value["stream"].as_str().unwrap().to_owned(),
+            value["msg"].as_str().unwrap().to_owned(),
+        )
     };
     let told: Vec<(String, String)> = kept.lines().iter().map(told).collect();
-    let expected = [("stdout", "one"), ("stderr", "at …/x.py"), ("stdout", "two [31m")];
-    assert_eq!(told, expected.map(|(stream, text)| (stream.to_owned(), text.to_owned())));
+    let expected = [
+        ("stdout", "one"),
+        ("stderr", "at …/x.py"),
+        ("stdout", "two [31m"),
+    ];
+    assert_eq!(
+        told,
+        expected.map(|(stream, text)| (stream.to_owned(), text.to_owned()))
+    );
 }
 
 #[test]
@@ -92,7 +131,13 @@ fn a_tool_that_prints_without_end_is_cut_and_that_is_told() {
     let lines = kept.lines();
     let bytes: usize = lines.iter().map(String::len).sum();
     assert!(bytes < 2 * MOST_OUTPUT, "{bytes}");
-    assert_eq!(lines.iter().filter(|line| line.contains("tool_output_cut")).count(), 1);
+    assert_eq!(
+        lines
+            .iter()
+            .filter(|line| line.contains("tool_output_cut"))
+            .count(),
+        1
+    );
     assert!(lines.iter().filter(|line| line.contains("xxx")).count() >= MOST_OUTPUT / 2048);
 }
 
@@ -124,6 +169,9 @@ fn dates_are_those_of_the_calendar() {
         (4_102_444_800, "2100-01-01T00:00:00.000Z"),
         (4_107_542_400, "2100-03-01T00:00:00.000Z"),
     ] {
-        assert_eq!(iso_8601(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        assert_eq!(
+            iso_8601(UNIX_EPOCH + Duration::from_secs(seconds)),
+            expected
+        );
     }
 }

@@ -170,28 +170,65 @@ impl Metrics {
         registry.register_with_unit("call_duration", help, Unit::Seconds, self.durations.clone());
         let help = "How long calls waited for a slot";
         registry.register_with_unit("queue_wait", help, Unit::Seconds, self.queue_wait.clone());
-        registry.register("calls_waiting", "Calls that wait for a slot", self.waiting.clone());
-        registry.register("calls_under_way", "Calls that have one", self.under_way.clone());
-        registry.register("statuses", "Statuses that tools sent", self.statuses.clone());
+        registry.register(
+            "calls_waiting",
+            "Calls that wait for a slot",
+            self.waiting.clone(),
+        );
+        registry.register(
+            "calls_under_way",
+            "Calls that have one",
+            self.under_way.clone(),
+        );
+        registry.register(
+            "statuses",
+            "Statuses that tools sent",
+            self.statuses.clone(),
+        );
         let help = "Artifacts that were given to tools";
         registry.register_with_unit("artifacts_in", help, Unit::Bytes, self.artifacts_in.clone());
         let help = "Artifacts that tools made";
-        registry.register_with_unit("artifacts_out", help, Unit::Bytes, self.artifacts_out.clone());
-        registry.register("parked_interpreters", "Interpreters that are kept ready", self.parked.clone());
-        registry.register("starts", "Calls by whether an interpreter was ready", self.warm.clone());
+        registry.register_with_unit(
+            "artifacts_out",
+            help,
+            Unit::Bytes,
+            self.artifacts_out.clone(),
+        );
+        registry.register(
+            "parked_interpreters",
+            "Interpreters that are kept ready",
+            self.parked.clone(),
+        );
+        registry.register(
+            "starts",
+            "Calls by whether an interpreter was ready",
+            self.warm.clone(),
+        );
     }
 
     fn register_rest(&mut self) {
         let Metrics { registry, .. } = self;
-        registry.register("broker_connected", "1 while the broker is connected", self.connected.clone());
+        registry.register(
+            "broker_connected",
+            "1 while the broker is connected",
+            self.connected.clone(),
+        );
         let help = "Connections to the broker after the first";
         registry.register("broker_reconnects", help, self.reconnects.clone());
-        registry.register("messages_lost", "Messages without effect, by reason", self.lost.clone());
+        registry.register(
+            "messages_lost",
+            "Messages without effect, by reason",
+            self.lost.clone(),
+        );
         registry.register("tools", "Tools that are served", self.served.clone());
         let help = "Lines of the log that found no room since the start";
         registry.register("log_lines_dropped", help, self.log_dropped.clone());
         let build = Family::<Build, Gauge>::default();
-        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+        build
+            .get_or_create(&Build {
+                version: env!("CARGO_PKG_VERSION"),
+            })
+            .set(1);
         registry.register("build_info", "Which Airlock this is", build);
     }
 
@@ -211,9 +248,16 @@ impl Metrics {
     /// An invocation was answered; how long it took, if it had a slot.
     pub fn ended(&self, tool: &str, end: End, took: Option<Duration>) {
         let tool = self.label(tool);
-        self.invocations.get_or_create(&Called { tool: tool.clone(), outcome: end.name() }).inc();
+        self.invocations
+            .get_or_create(&Called {
+                tool: tool.clone(),
+                outcome: end.name(),
+            })
+            .inc();
         if let Some(took) = took {
-            self.durations.get_or_create(&OfTool { tool }).observe(took.as_secs_f64());
+            self.durations
+                .get_or_create(&OfTool { tool })
+                .observe(took.as_secs_f64());
         }
     }
 
@@ -281,7 +325,8 @@ impl Metrics {
 
     /// So many lines of the log found no room.
     pub fn log_dropped(&self, lines: u64) {
-        self.log_dropped.set(i64::try_from(lines).unwrap_or(i64::MAX));
+        self.log_dropped
+            .set(i64::try_from(lines).unwrap_or(i64::MAX));
     }
 
     /// All of it, in the text format of OpenMetrics.
@@ -293,7 +338,11 @@ impl Metrics {
 
     fn label(&self, tool: &str) -> String {
         let known = self.tools.read().unwrap_or_else(PoisonError::into_inner);
-        if known.contains(tool) { tool.to_owned() } else { OTHER.to_owned() }
+        if known.contains(tool) {
+            tool.to_owned()
+        } else {
+            OTHER.to_owned()
+        }
     }
 }
 
@@ -330,22 +379,38 @@ mod tests {
     fn strangers_make_no_labels() {
         let metrics = Metrics::new();
         for number in 0..3000 {
-            metrics.ended(&format!("made-up-{number}"), End::Refused(Code::ToolNotAvailable), None);
+            metrics.ended(
+                &format!("made-up-{number}"),
+                End::Refused(Code::ToolNotAvailable),
+                None,
+            );
         }
         let text = metrics.text().unwrap();
-        assert!(text.contains("{tool=\"other\",outcome=\"TOOL_NOT_AVAILABLE\"} 3000"), "{text}");
+        assert!(
+            text.contains("{tool=\"other\",outcome=\"TOOL_NOT_AVAILABLE\"} 3000"),
+            "{text}"
+        );
         assert!(!text.contains("made-up"));
         let many: Vec<String> = (0..3000).map(|number| format!("tool-{number}")).collect();
         metrics.tools(many.iter().map(String::as_str));
-        many.iter().for_each(|tool| metrics.ended(tool, End::Success, None));
-        let series = metrics.text().unwrap().lines().filter(|line| line.contains("success")).count();
+        many.iter()
+            .for_each(|tool| metrics.ended(tool, End::Success, None));
+        let series = metrics
+            .text()
+            .unwrap()
+            .lines()
+            .filter(|line| line.contains("success"))
+            .count();
         assert_eq!(series, MOST_TOOLS + 1);
     }
 
     #[test]
     fn only_a_connection_after_the_first_is_a_reconnect() {
         let metrics = Metrics::new();
-        let connecting = LinkState::Connecting { why: String::new(), after: 0 };
+        let connecting = LinkState::Connecting {
+            why: String::new(),
+            after: 0,
+        };
         for state in [&connecting, &LinkState::Connected, &LinkState::Connected] {
             metrics.link(state);
         }
@@ -354,16 +419,30 @@ mod tests {
         assert_eq!(metrics.connected.get(), 0);
         metrics.link(&LinkState::Connected);
         assert_eq!(metrics.reconnects.get(), 1);
-        metrics.link(&LinkState::Connecting { why: String::new(), after: 2 });
+        metrics.link(&LinkState::Connecting {
+            why: String::new(),
+            after: 2,
+        });
         assert_eq!(metrics.reconnects.get(), 1);
-        metrics.link(&LinkState::Connecting { why: String::new(), after: 3 });
+        metrics.link(&LinkState::Connecting {
+            why: String::new(),
+            after: 3,
+        });
         assert_eq!(metrics.reconnects.get(), 2, "one that nobody saw");
     }
 
     #[test]
     fn an_outcome_has_the_name_that_the_mesh_gives_it() {
-        for code in [Code::ToolError, Code::ResourceExhausted, Code::ImportError, Code::SandboxTimeout] {
-            assert_eq!(serde_json::to_value(code).unwrap(), End::Refused(code).name());
+        for code in [
+            Code::ToolError,
+            Code::ResourceExhausted,
+            Code::ImportError,
+            Code::SandboxTimeout,
+        ] {
+            assert_eq!(
+                serde_json::to_value(code).unwrap(),
+                End::Refused(code).name()
+            );
         }
     }
 }

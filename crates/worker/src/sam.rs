@@ -91,7 +91,10 @@ pub struct Hands {
 impl Hands {
     /// With this interpreter, as it is inside.
     pub fn new(caller: Caller, python: PathBuf) -> Hands {
-        Hands { cards: Arc::new(Cards::new(Arc::new(caller.clone()), python)), caller }
+        Hands {
+            cards: Arc::new(Cards::new(Arc::new(caller.clone()), python)),
+            caller,
+        }
     }
 }
 
@@ -105,7 +108,11 @@ impl Calls for Hands {
         Called::from(self.caller.carry_out(order, cancelled, statuses).await)
     }
 
-    async fn describe(&self, tool: Arc<Tool>, config: Map<String, Value>) -> Result<ToolCard, Refusal> {
+    async fn describe(
+        &self,
+        tool: Arc<Tool>,
+        config: Map<String, Value>,
+    ) -> Result<ToolCard, Refusal> {
         self.cards.describe(&tool, &config).await
     }
 
@@ -129,20 +136,44 @@ pub struct Called {
 
 impl From<call::Done> for Called {
     fn from(done: call::Done) -> Called {
-        let call::Done { outcome, stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in, unsaid } =
-            done;
+        let call::Done {
+            outcome,
+            stdout,
+            stderr,
+            limits_hit,
+            notes,
+            spent,
+            was_warm,
+            bytes_in,
+            unsaid,
+        } = done;
         let bytes_out = match &outcome {
-            Outcome::Success { artifacts, .. } => artifacts.iter().map(|artifact| artifact.size_bytes).sum(),
+            Outcome::Success { artifacts, .. } => {
+                artifacts.iter().map(|artifact| artifact.size_bytes).sum()
+            }
             Outcome::TimedOut { .. } | Outcome::Refused(_) | Outcome::Cancelled => 0,
         };
-        let seen = Seen { stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in, bytes_out, unsaid };
+        let seen = Seen {
+            stdout,
+            stderr,
+            limits_hit,
+            notes,
+            spent,
+            was_warm,
+            bytes_in,
+            bytes_out,
+            unsaid,
+        };
         Called { outcome, seen }
     }
 }
 
 impl From<Outcome> for Called {
     fn from(outcome: Outcome) -> Called {
-        Called { outcome, seen: Seen::default() }
+        Called {
+            outcome,
+            seen: Seen::default(),
+        }
     }
 }
 
@@ -178,7 +209,9 @@ pub struct Worker<C> {
 
 impl<C> fmt::Debug for Worker<C> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Worker").field("base", &self.base).finish_non_exhaustive()
+        out.debug_struct("Worker")
+            .field("base", &self.base)
+            .finish_non_exhaustive()
     }
 }
 
@@ -233,15 +266,27 @@ pub enum Failed {
 
 /// Whether a folder's disk has too little room for another call. One that says nothing has room.
 pub fn is_short_of_room(folder: &Path) -> bool {
-    rustix::fs::statvfs(folder).is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LEAST_FREE)
+    rustix::fs::statvfs(folder)
+        .is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LEAST_FREE)
 }
 
 /// Serves until it is told to end, or the broker is lost for good.
-pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> Result<Ended, Failed> {
+pub async fn serve<C: Calls>(
+    worker: Worker<C>,
+    stop: watch::Receiver<Stop>,
+) -> Result<Ended, Failed> {
     let (closes, closing) = watch::channel(false);
     let (strays, astray) = mpsc::channel(MOST_STRAYS);
     let calls = worker.calls.clone();
-    let Link { arrived, state, reach, task, notices, releases, .. } = worker.link;
+    let Link {
+        arrived,
+        state,
+        reach,
+        task,
+        notices,
+        releases,
+        ..
+    } = worker.link;
     let keeps_listening = worker.is_kept && !releases;
     tokio::spawn(tell_notices(notices, worker.note.clone()));
     let forgetting = tokio::spawn(forget_old(worker.calls.clone(), worker.catalog.clone()));
@@ -309,7 +354,10 @@ async fn forget_old<C: Calls>(calls: C, mut catalog: watch::Receiver<Catalog>) {
     while catalog.changed().await.is_ok() {
         let now = catalog.borrow_and_update().clone();
         let codes: BTreeSet<_> = now.values().map(|tool| &tool.code).collect();
-        known.values().filter(|tool| !codes.contains(&tool.code)).for_each(|tool| calls.forget(&tool.code));
+        known
+            .values()
+            .filter(|tool| !codes.contains(&tool.code))
+            .for_each(|tool| calls.forget(&tool.code));
         known = now;
     }
 }

@@ -4,7 +4,9 @@
 use super::*;
 use crate::{
     tools::{Code as ToolCode, Limits, Tool, What},
-    transport::{Connection, Connector, Event, Outgoing, Patience, Properties, Subscription, Trouble},
+    transport::{
+        Connection, Connector, Event, Outgoing, Patience, Properties, Subscription, Trouble,
+    },
     wire::{
         answer::ToolCard,
         code::Refusal,
@@ -92,7 +94,10 @@ impl Default for Setup {
 fn tool(name: &str, description: &str) -> Arc<Tool> {
     Arc::new(Tool {
         name: name.to_owned(),
-        what: What::Function { module: "m".to_owned(), function: "f".to_owned() },
+        what: What::Function {
+            module: "m".to_owned(),
+            function: "f".to_owned(),
+        },
         code: ToolCode::default(),
         card: ToolCard {
             tool_name: name.to_owned(),
@@ -107,13 +112,21 @@ fn tool(name: &str, description: &str) -> Arc<Tool> {
 }
 
 fn catalog(names: &[&str]) -> Catalog {
-    Arc::new(names.iter().map(|name| ((*name).to_owned(), tool(name, "d"))).collect())
+    Arc::new(
+        names
+            .iter()
+            .map(|name| ((*name).to_owned(), tool(name, "d")))
+            .collect(),
+    )
 }
 
 impl World {
     async fn new(setup: Setup) -> World {
         let broker = Broker::new(setup.has_receipts, setup.releases);
-        let patience = Patience { tries: setup.tries, pause: Duration::from_secs(3) };
+        let patience = Patience {
+            tries: setup.tries,
+            pause: Duration::from_secs(3),
+        };
         let calls = FakeCalls::default();
         let (tells, told) = watch::channel(catalog(&setup.tools));
         let base = Base::new("ns", "x").unwrap();
@@ -133,7 +146,11 @@ impl World {
             catalog: told,
             undiscovered: undiscovereds,
             calls: calls.clone(),
-            bounds: Bounds { slots: setup.slots, waiting: setup.waiting, waiting_bytes: 1 << 20 },
+            bounds: Bounds {
+                slots: setup.slots,
+                waiting: setup.waiting,
+                waiting_bytes: 1 << 20,
+            },
             defaults: Defaults {
                 timeout: Duration::from_secs(30),
                 profile: Profile::Restrictive,
@@ -148,7 +165,15 @@ impl World {
             },
         };
         let served = tokio::spawn(serve(worker, stop));
-        let world = World { broker, calls, catalog: tells, stop: stops, undiscovered, noted, served };
+        let world = World {
+            broker,
+            calls,
+            catalog: tells,
+            stop: stops,
+            undiscovered,
+            noted,
+            served,
+        };
         world.idle().await;
         world
     }
@@ -177,11 +202,16 @@ impl World {
             ("statusTo".to_owned(), status_topic(id)),
             ("traceId".to_owned(), format!("trace-{id}")),
         ]);
-        self.broker.deliver(&topic(&format!("invoke/{tool}")), &body, properties);
+        self.broker
+            .deliver(&topic(&format!("invoke/{tool}")), &body, properties);
     }
 
     fn cancel(&self, id: &str) {
-        self.broker.deliver(&topic(&format!("cancel/{id}")), &json!({}), Properties::new());
+        self.broker.deliver(
+            &topic(&format!("cancel/{id}")),
+            &json!({}),
+            Properties::new(),
+        );
     }
 
     /// All answers to this id so far.
@@ -197,15 +227,24 @@ impl World {
     }
 
     fn code(&self, id: &str) -> String {
-        self.answer(id)["error"]["code"].as_str().unwrap_or("none").to_owned()
+        self.answer(id)["error"]["code"]
+            .as_str()
+            .unwrap_or("none")
+            .to_owned()
     }
 
     fn count(&self, is_meant: impl Fn(&Noted) -> bool) -> usize {
-        locked(&self.noted).iter().filter(|noted| is_meant(noted)).count()
+        locked(&self.noted)
+            .iter()
+            .filter(|noted| is_meant(noted))
+            .count()
     }
 
     async fn ends(self) -> Result<Ended, Failed> {
-        tokio::time::timeout(LONG, self.served).await.expect("it ends").expect("it does not panic")
+        tokio::time::timeout(LONG, self.served)
+            .await
+            .expect("it ends")
+            .expect("it does not panic")
     }
 }
 

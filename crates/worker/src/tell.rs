@@ -49,8 +49,13 @@ impl Teller {
                 metrics.artifacts_in(seen.bytes_in);
                 metrics.artifacts_out(seen.bytes_out);
             }
-            Noted::Answered { which, how, took, .. } => metrics.ended(&which.tool, end(how), Some(*took)),
-            Noted::Duplicate { which, is_answered: true } => metrics.ended(&which.tool, End::Again, None),
+            Noted::Answered {
+                which, how, took, ..
+            } => metrics.ended(&which.tool, end(how), Some(*took)),
+            Noted::Duplicate {
+                which,
+                is_answered: true,
+            } => metrics.ended(&which.tool, End::Again, None),
             Noted::Status(_) => metrics.status(),
             Noted::Unanswerable { .. } => metrics.lost(Lost::Unanswerable),
             Noted::PublishFailed { .. } => metrics.lost(Lost::Unsent),
@@ -58,7 +63,9 @@ impl Teller {
             Noted::Notice(Notice::PassedOver(_)) => metrics.lost(Lost::Oversize),
             Noted::Load { waiting, running } => metrics.load(*waiting, *running),
             Noted::Received(_)
-            | Noted::Duplicate { is_answered: false, .. }
+            | Noted::Duplicate {
+                is_answered: false, ..
+            }
             | Noted::Cancelled(_)
             | Noted::UnknownProfile { .. }
             | Noted::ProfileTooWide { .. }
@@ -107,38 +114,60 @@ fn line(noted: Noted) -> Option<Line> {
             let line = of(Level::Warn, "refused", &which).message(refusal.message);
             line.with("outcome", End::Refused(refusal.code).name())
         }
-        Noted::Started { which, profile, time, queued } => of(Level::Info, "started", &which)
+        Noted::Started {
+            which,
+            profile,
+            time,
+            queued,
+        } => of(Level::Info, "started", &which)
             .with("profile", format!("{profile:?}").to_lowercase())
             .with("timeout_ms", millis(time))
             .with("queue_ms", millis(queued)),
         Noted::Ran { which, seen } => return ran(&which, &seen),
-        Noted::Answered { which, how, took, queued } => answered(&which, how, took, queued),
+        Noted::Answered {
+            which,
+            how,
+            took,
+            queued,
+        } => answered(&which, how, took, queued),
         Noted::Duplicate { which, is_answered } => {
             of(Level::Info, "duplicate", &which).with("is_answered", is_answered)
         }
         Noted::Cancelled(which) => of(Level::Info, "cancelled", &which),
-        Noted::UnknownProfile { which, name, instead } => of(Level::Warn, "unknown_profile", &which)
+        Noted::UnknownProfile {
+            which,
+            name,
+            instead,
+        } => of(Level::Warn, "unknown_profile", &which)
             .message("nobody knows this profile; that of SANDBOX_DEFAULT_PROFILE is used")
             .with("profile", name)
             .with("instead", instead.name()),
-        Noted::ProfileTooWide { which, name, instead } => of(Level::Info, "profile_too_wide", &which)
+        Noted::ProfileTooWide {
+            which,
+            name,
+            instead,
+        } => of(Level::Info, "profile_too_wide", &which)
             .message("a request gets no wider profile than SANDBOX_DEFAULT_PROFILE; a manifest may")
             .with("profile", name)
             .with("instead", instead.name()),
         Noted::StatusesDropped { which, count } => {
             of(Level::Warn, "statuses_dropped", &which).with("count", count)
         }
-        Noted::Unanswerable { topic, refusal } => {
-            Line::new(Level::Warn, "unanswerable").message(refusal.message).with("topic", topic)
-        }
+        Noted::Unanswerable { topic, refusal } => Line::new(Level::Warn, "unanswerable")
+            .message(refusal.message)
+            .with("topic", topic),
         Noted::PublishFailed { which, topic, why } => {
-            let line = Line::new(Level::Error, "publish_failed").message(why).with("topic", topic);
+            let line = Line::new(Level::Error, "publish_failed")
+                .message(why)
+                .with("topic", topic);
             which.map_or(line.clone(), |which| line.about(&about(&which)))
         }
         Noted::Delayed { which, why } => of(Level::Warn, "answer_delayed", &which).message(why),
         Noted::Announced { tools } => Line::new(Level::Info, "announced").with("tools", tools),
         Noted::Link(state) => link(state),
-        Noted::Notice(Notice::PassedOver(what)) => Line::new(Level::Warn, "passed_over").message(what),
+        Noted::Notice(Notice::PassedOver(what)) => {
+            Line::new(Level::Warn, "passed_over").message(what)
+        }
         Noted::Notice(Notice::Weaker(what)) => Line::new(Level::Warn, "weaker").message(what),
         Noted::Draining { running } => Line::new(Level::Info, "draining").with("running", running),
         Noted::Cutting { running } => Line::new(Level::Warn, "cutting").with("running", running),
@@ -157,20 +186,34 @@ fn ran(which: &Which, seen: &Seen) -> Option<Line> {
         (false, _) => Level::Warn,
     };
     let limits = serde_json::to_value(&seen.limits_hit).unwrap_or_default();
-    let line = Line::new(level, "ran")
-        .about(&about(which))
-        .message(seen.notes.iter().chain(&trouble).cloned().collect::<Vec<_>>().join("; "));
+    let line = Line::new(level, "ran").about(&about(which)).message(
+        seen.notes
+            .iter()
+            .chain(&trouble)
+            .cloned()
+            .collect::<Vec<_>>()
+            .join("; "),
+    );
     let line = line.with("limits_hit", limits);
     Some(match spent {
-        Some(spent) => line.with("model_questions", spent.questions).with("model_usd", spent.usd.clone()),
+        Some(spent) => line
+            .with("model_questions", spent.questions)
+            .with("model_usd", spent.usd.clone()),
         None => line,
     })
 }
 
 fn answered(which: &Which, how: How, took: Duration, queued: Duration) -> Line {
     let outcome = end(&how).name();
-    let level = if matches!(how, How::Success { .. }) { Level::Info } else { Level::Warn };
-    let line = Line::new(level, "answered").about(&about(which)).with("outcome", outcome).took(took);
+    let level = if matches!(how, How::Success { .. }) {
+        Level::Info
+    } else {
+        Level::Warn
+    };
+    let line = Line::new(level, "answered")
+        .about(&about(which))
+        .with("outcome", outcome)
+        .took(took);
     let line = line.with("queue_ms", millis(queued));
     match how {
         How::Success { artifacts } => line.with("artifacts", artifacts),
@@ -182,8 +225,12 @@ fn answered(which: &Which, how: How, took: Duration, queued: Duration) -> Line {
 fn link(state: LinkState) -> Line {
     match state {
         LinkState::Connected => Line::new(Level::Info, "broker_connected"),
-        LinkState::Connecting { why, .. } if why.is_empty() => Line::new(Level::Info, "broker_connecting"),
-        LinkState::Connecting { why, .. } => Line::new(Level::Warn, "broker_connecting").message(why),
+        LinkState::Connecting { why, .. } if why.is_empty() => {
+            Line::new(Level::Info, "broker_connecting")
+        }
+        LinkState::Connecting { why, .. } => {
+            Line::new(Level::Warn, "broker_connecting").message(why)
+        }
         LinkState::Lost { why } => Line::new(Level::Error, "broker_lost").message(why),
     }
 }
@@ -208,7 +255,10 @@ mod tests {
 
     impl Write for Kept {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().map_err(|_| io::Error::from(io::ErrorKind::Other))?.write(bytes)
+            self.0
+                .lock()
+                .map_err(|_| io::Error::from(io::ErrorKind::Other))?
+                .write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -221,7 +271,11 @@ mod tests {
         let kept = Kept::default();
         let log = Log::new(LogFormat::Json, kept.clone()).unwrap();
         let hidden = Arc::new(vec![PathBuf::from("/srv/work")]);
-        let teller = Teller { metrics: Arc::new(Metrics::new()), log: log.clone(), hidden };
+        let teller = Teller {
+            metrics: Arc::new(Metrics::new()),
+            log: log.clone(),
+            hidden,
+        };
         teller.metrics.tools(["echo"]);
         let text = |text: &str| text.to_owned();
         let which = Arc::new(Which {
@@ -231,17 +285,37 @@ mod tests {
             correlation: text("c"),
             trace: Some(text("t")),
         });
-        let seen = Seen { stderr: b"at /srv/work/x\n".to_vec(), was_warm: true, ..Seen::default() };
+        let seen = Seen {
+            stderr: b"at /srv/work/x\n".to_vec(),
+            was_warm: true,
+            ..Seen::default()
+        };
         let (took, queued) = (Duration::from_millis(7), Duration::from_millis(2));
         let refusal = Refusal::new(Code::ToolError, "it broke");
-        teller.tell(Noted::Ran { which: which.clone(), seen });
-        teller.tell(Noted::Answered { which: which.clone(), how: How::Error(refusal), took, queued });
-        teller.tell(Noted::Load { waiting: 3, running: 1 });
+        teller.tell(Noted::Ran {
+            which: which.clone(),
+            seen,
+        });
+        teller.tell(Noted::Answered {
+            which: which.clone(),
+            how: How::Error(refusal),
+            took,
+            queued,
+        });
+        teller.tell(Noted::Load {
+            waiting: 3,
+            running: 1,
+        });
         log.flush();
         let written = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
-        let lines: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<Value> = written
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
         assert_eq!((lines.len(), &lines[0]["msg"]), (2, &json!("at …/x")));
-        let Value::Object(mut answered) = lines[1].clone() else { panic!("{lines:?}") };
+        let Value::Object(mut answered) = lines[1].clone() else {
+            panic!("{lines:?}")
+        };
         answered.remove("time");
         let expected = json!({"level": "WARN", "event": "answered", "msg": "it broke", "traceID": "t", "taskID": "k",
             "corrID": "c", "tool": "echo", "outcome": "TOOL_ERROR", "duration_ms": 7, "queue_ms": 2});

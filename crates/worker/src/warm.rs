@@ -58,7 +58,10 @@ pub(crate) struct Parked {
 
 impl Parked {
     fn bytes(&self) -> u64 {
-        let known = self.room.state().map_or(0, |state| state.usage.memory_peak_bytes);
+        let known = self
+            .room
+            .state()
+            .map_or(0, |state| state.usage.memory_peak_bytes);
         if known == 0 { USUAL_BYTES } else { known }
     }
 
@@ -154,12 +157,25 @@ impl Warm {
     ) -> Arc<Warm> {
         let (stock, closing) = (Mutex::default(), watch::Sender::new(false));
         let (trouble, is_told) = Default::default();
-        Arc::new(Warm { rooms, python, has_models, most, most_bytes, stock, closing, trouble, is_told })
+        Arc::new(Warm {
+            rooms,
+            python,
+            has_models,
+            most,
+            most_bytes,
+            stock,
+            closing,
+            trouble,
+            is_told,
+        })
     }
 
     /// What the log should know, once.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.trouble
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {
@@ -169,19 +185,34 @@ impl Warm {
     /// What the largest held that was made of late.
     #[cfg(test)]
     pub(crate) fn largest(&self) -> u64 {
-        self.stock().lines.iter().map(|line| line.bytes).max().unwrap_or(0)
+        self.stock()
+            .lines
+            .iter()
+            .map(|line| line.bytes)
+            .max()
+            .unwrap_or(0)
     }
 
     /// How many are ready.
     pub(crate) fn parked(&self) -> usize {
-        self.stock().lines.iter().flat_map(|line| &line.ready).filter(|parked| parked.is_alive()).count()
+        self.stock()
+            .lines
+            .iter()
+            .flat_map(|line| &line.ready)
+            .filter(|parked| parked.is_alive())
+            .count()
     }
 
     /// A call of this kind begins.
     pub(crate) fn using(self: &Arc<Warm>, kind: &Kind) -> Using {
         let is_python = matches!(kind.what, Some(What::Function { .. } | What::Class { .. }));
-        let number = (is_python && self.most > 0).then(|| self.stock().begin(kind)).flatten();
-        Using { warm: self.clone(), number }
+        let number = (is_python && self.most > 0)
+            .then(|| self.stock().begin(kind))
+            .flatten();
+        Using {
+            warm: self.clone(),
+            number,
+        }
     }
 
     /// One of this kind, which is the caller's from now on.
@@ -204,7 +235,9 @@ impl Warm {
     /// A call has ended: another is made ready behind it.
     fn used(self: &Arc<Warm>, number: u64) {
         let mut stock = self.stock();
-        let Some(line) = stock.lines.iter_mut().find(|line| line.number == number) else { return };
+        let Some(line) = stock.lines.iter_mut().find(|line| line.number == number) else {
+            return;
+        };
         line.in_use = line.in_use.saturating_sub(1);
         line.used = Instant::now();
         let begins = line.wants_more() && !line.is_making;
@@ -237,7 +270,11 @@ impl Warm {
                         continue;
                     }
                     // Only if it is too large by itself it will be so the next time.
-                    line.rest(if line.bytes > self.most_bytes { LONG_PAUSE } else { PAUSE });
+                    line.rest(if line.bytes > self.most_bytes {
+                        LONG_PAUSE
+                    } else {
+                        PAUSE
+                    });
                     Some(parked)
                 }
                 (Some(line), Err(rest)) => {
@@ -296,8 +333,7 @@ impl Warm {
         }
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         if may_pass {
-            let told =
-                "no interpreter is kept ready for now: one did not come to rest, and it is tried again";
+            let told = "no interpreter is kept ready for now: one did not come to rest, and it is tried again";
             // What lasts is told first.
             trouble.get_or_insert_with(|| format!("{told}: {why}"));
         } else {
@@ -339,7 +375,13 @@ impl Warm {
         let command = room.runner(&self.python, &["--park", module, attribute]);
         let exec = room.start(command, true).await?;
         let is_ready = is_ready(&exec).await;
-        Ok(is_ready.then(|| Parked { room, exec, statuses, socket, born: Instant::now() }))
+        Ok(is_ready.then(|| Parked {
+            room,
+            exec,
+            statuses,
+            socket,
+            born: Instant::now(),
+        }))
     }
 
     /// Ends those that are old, idle, dead or too large, until there are none.
@@ -351,8 +393,11 @@ impl Warm {
             }
             let mut stock = self.stock();
             let gone = stock.weed(self.most_bytes);
-            let is_over =
-                stock.is_closed || stock.lines.iter().all(|line| line.ready.is_empty() && !line.is_making);
+            let is_over = stock.is_closed
+                || stock
+                    .lines
+                    .iter()
+                    .all(|line| line.ready.is_empty() && !line.is_making);
             stock.is_tended = !is_over;
             drop(stock);
             drop(gone);
@@ -371,8 +416,9 @@ impl Warm {
     /// What was imported from this code is of no use any more.
     pub(crate) fn forget(&self, code: &Code) {
         let mut stock = self.stock();
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut stock.lines).into_iter().partition(|line| line.kind.code == *code);
+        let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut stock.lines)
+            .into_iter()
+            .partition(|line| line.kind.code == *code);
         stock.lines = kept;
         drop(stock);
         drop(gone);
@@ -425,22 +471,37 @@ impl Stock {
 
     /// What all hold.
     fn bytes(&self) -> u64 {
-        self.lines.iter().flat_map(|line| &line.ready).map(Parked::bytes).sum()
+        self.lines
+            .iter()
+            .flat_map(|line| &line.ready)
+            .map(Parked::bytes)
+            .sum()
     }
 
     /// The kind of a line, if another of it may be made. A kind that has none takes the place of what waits the longest for a
     /// call; those that are being made have theirs already.
-    fn next(&mut self, number: u64, most: usize, most_bytes: u64, gone: &mut Vec<Parked>) -> Option<Kind> {
+    fn next(
+        &mut self,
+        number: u64,
+        most: usize,
+        most_bytes: u64,
+        gone: &mut Vec<Parked>,
+    ) -> Option<Kind> {
         let is_closed = self.is_closed;
         let line = self.lines.iter().find(|line| line.number == number)?;
-        let (expected, has_none, kind) = (line.expected(), line.ready.is_empty(), line.kind.clone());
+        let (expected, has_none, kind) =
+            (line.expected(), line.ready.is_empty(), line.kind.clone());
         if is_closed || !line.wants_more() {
             return None;
         }
         loop {
-            let others = self.lines.iter().filter(|line| line.is_making && line.number != number);
-            let (count, bytes) =
-                others.fold((0, 0), |(count, bytes), line| (count + 1, bytes + line.expected()));
+            let others = self
+                .lines
+                .iter()
+                .filter(|line| line.is_making && line.number != number);
+            let (count, bytes) = others.fold((0, 0), |(count, bytes), line| {
+                (count + 1, bytes + line.expected())
+            });
             let ready: usize = self.lines.iter().map(|line| line.ready.len()).sum();
             if ready + count < most && self.bytes() + bytes + expected <= most_bytes {
                 return Some(kind);
@@ -454,7 +515,10 @@ impl Stock {
 
     /// One of another kind, of the one that was not called the longest.
     fn give_up_one(&mut self, number: u64) -> Option<Parked> {
-        let others = self.lines.iter_mut().filter(|line| line.number != number && !line.ready.is_empty());
+        let others = self
+            .lines
+            .iter_mut()
+            .filter(|line| line.number != number && !line.ready.is_empty());
         let oldest = others.min_by_key(|line| line.used)?;
         Some(oldest.ready.remove(0))
     }
@@ -465,7 +529,9 @@ impl Stock {
             let is_idle = line.in_use == 0 && line.used.elapsed() >= IDLE;
             let (kept, others): (Vec<_>, Vec<_>) = std::mem::take(&mut line.ready)
                 .into_iter()
-                .partition(|parked| !is_idle && parked.born.elapsed() < LIFETIME && parked.is_alive());
+                .partition(|parked| {
+                    !is_idle && parked.born.elapsed() < LIFETIME && parked.is_alive()
+                });
             if others.iter().any(|parked| !parked.is_alive()) {
                 line.rest(PAUSE);
             }
@@ -476,7 +542,10 @@ impl Stock {
             }
         }
         self.lines.retain(|line| {
-            line.in_use > 0 || line.is_making || !line.ready.is_empty() || line.used.elapsed() < IDLE
+            line.in_use > 0
+                || line.is_making
+                || !line.ready.is_empty()
+                || line.used.elapsed() < IDLE
         });
         while self.bytes() > most_bytes {
             match self.give_up_one(0) {

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
 use bytes::Bytes;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use std::{
     collections::BTreeSet,
     fs,
@@ -24,7 +26,8 @@ use tokio::{
     sync::watch,
 };
 use worker::transport::{
-    Arrived, Connector, Gone, Link, LinkState, Outgoing, Patience, Properties, Subscription, Trouble,
+    Arrived, Connector, Gone, Link, LinkState, Outgoing, Patience, Properties, Subscription,
+    Trouble,
     mqtt::{Certificate, ClientId, Credentials, Mqtt, Settings, Speaks, Tls, Trust},
 };
 
@@ -40,19 +43,27 @@ struct Mosquitto {
 
 fn random() -> u64 {
     let mut random = [0; 8];
-    fs::File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
+    fs::File::open("/dev/urandom")
+        .unwrap()
+        .read_exact(&mut random)
+        .unwrap();
     u64::from_be_bytes(random)
 }
 
 /// Not one of those that the system gives to clients: a broker that was killed must find it free again.
 fn free_port() -> u16 {
     let mut ports = std::iter::repeat_with(|| 20_000 + (random() % 10_000) as u16);
-    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).unwrap()
+    ports
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .unwrap()
 }
 
 fn program(name: &str) -> PathBuf {
     let places = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
-    let found = places.iter().map(|place| Path::new(place).join(name)).find(|path| path.is_file());
+    let found = places
+        .iter()
+        .map(|place| Path::new(place).join(name))
+        .find(|path| path.is_file());
     found.unwrap_or_else(|| panic!("{name} is missing: install the package `mosquitto`"))
 }
 
@@ -90,7 +101,12 @@ impl Mosquitto {
         let config = format!(
             "listener {port} 127.0.0.1\nuser root\npersistence false\nlog_dest stderr\nlog_type all\n{more}"
         );
-        Mosquitto { child: run(&folder, &config), folder, port, config }
+        Mosquitto {
+            child: run(&folder, &config),
+            folder,
+            port,
+            config,
+        }
     }
 
     fn kill(&mut self) {
@@ -103,7 +119,11 @@ impl Mosquitto {
     }
 
     fn settings(&self, client_id: &str) -> Settings {
-        Settings::new("127.0.0.1", self.port, ClientId::Exactly(client_id.to_owned()))
+        Settings::new(
+            "127.0.0.1",
+            self.port,
+            ClientId::Exactly(client_id.to_owned()),
+        )
     }
 }
 
@@ -111,8 +131,12 @@ impl Mosquitto {
 fn run(folder: &Path, config: &str) -> Child {
     let file = folder.join("mosquitto.conf");
     fs::write(&file, config).unwrap();
-    let mut child =
-        Command::new(program("mosquitto")).arg("-c").arg(&file).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new(program("mosquitto"))
+        .arg("-c")
+        .arg(&file)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let (running, runs) = mpsc::channel();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     std::thread::spawn(move || {
@@ -129,7 +153,10 @@ fn run(folder: &Path, config: &str) -> Child {
         lines.for_each(drop);
     });
     let said = runs.recv_timeout(LONG).unwrap();
-    assert!(said.last().is_some_and(|line| line.ends_with(" running")), "{said:#?}");
+    assert!(
+        said.last().is_some_and(|line| line.ends_with(" running")),
+        "{said:#?}"
+    );
     child
 }
 
@@ -150,10 +177,17 @@ struct Wire {
 
 impl Wire {
     async fn to(port: u16) -> Wire {
-        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .await
+            .unwrap();
         let near = listener.local_addr().unwrap().port();
         let (cuts, said) = (watch::Sender::new(0), watch::Sender::new(Vec::new()));
-        let wire = Wire { port: near, cuts, swallows: Arc::default(), said };
+        let wire = Wire {
+            port: near,
+            cuts,
+            swallows: Arc::default(),
+            said,
+        };
         let (cuts, swallows, said) = (wire.cuts.clone(), wire.swallows.clone(), wire.said.clone());
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
@@ -191,7 +225,9 @@ impl Wire {
 }
 
 fn count(said: &[Vec<u8>], kind: u8) -> usize {
-    said.iter().map(|stream| kinds(stream).filter(|other| *other == kind).count()).sum()
+    said.iter()
+        .map(|stream| kinds(stream).filter(|other| *other == kind).count())
+        .sum()
 }
 
 async fn carry(
@@ -224,20 +260,31 @@ fn kinds(stream: &[u8]) -> impl Iterator<Item = u8> {
     std::iter::from_fn(move || {
         let kind = rest.first()? >> 4;
         let digits = rest[1..].iter().position(|byte| byte & 0x80 == 0)? + 1;
-        let length = rest[1..=digits].iter().rev().fold(0, |sum, byte| sum << 7 | usize::from(byte & 0x7f));
+        let length = rest[1..=digits]
+            .iter()
+            .rev()
+            .fold(0, |sum, byte| sum << 7 | usize::from(byte & 0x7f));
         rest = rest.get(1 + digits + length..)?;
         Some(kind)
     })
 }
 
 fn subscription(pattern: &str, is_shared: bool) -> Subscription {
-    Subscription { pattern: pattern.to_owned(), is_shared }
+    Subscription {
+        pattern: pattern.to_owned(),
+        is_shared,
+    }
 }
 
 fn begin(settings: Settings, patterns: &[(&str, bool)], tries: u64) -> Link {
-    let subscriptions: BTreeSet<_> =
-        patterns.iter().map(|(pattern, is_shared)| subscription(pattern, *is_shared)).collect();
-    let patience = Patience { tries, pause: Duration::from_millis(20) };
+    let subscriptions: BTreeSet<_> = patterns
+        .iter()
+        .map(|(pattern, is_shared)| subscription(pattern, *is_shared))
+        .collect();
+    let patience = Patience {
+        tries,
+        pause: Duration::from_millis(20),
+    };
     Link::start(Mqtt::new(settings).unwrap(), subscriptions, patience)
 }
 
@@ -260,7 +307,11 @@ async fn why(link: &mut Link) -> String {
         LinkState::Connecting { why, .. } | LinkState::Lost { why } => !why.is_empty(),
         LinkState::Connected => panic!("it must not connect"),
     };
-    let state = tokio::time::timeout(LONG, link.state.wait_for(told)).await.unwrap().unwrap().clone();
+    let state = tokio::time::timeout(LONG, link.state.wait_for(told))
+        .await
+        .unwrap()
+        .unwrap()
+        .clone();
     match state {
         LinkState::Connecting { why, .. } | LinkState::Lost { why } => why,
         LinkState::Connected => unreachable!(),
@@ -268,15 +319,24 @@ async fn why(link: &mut Link) -> String {
 }
 
 async fn arrives(link: &mut Link) -> Arrived {
-    tokio::time::timeout(LONG, link.arrived.recv()).await.expect("it comes").expect("the link is there")
+    tokio::time::timeout(LONG, link.arrived.recv())
+        .await
+        .expect("it comes")
+        .expect("the link is there")
 }
 
 fn message(topic: &str, payload: impl Into<Bytes>) -> Outgoing {
-    Outgoing { topic: topic.to_owned(), payload: payload.into(), properties: Properties::new() }
+    Outgoing {
+        topic: topic.to_owned(),
+        payload: payload.into(),
+        properties: Properties::new(),
+    }
 }
 
 async fn publish(link: &Link, message: Outgoing) -> Result<(), Gone> {
-    tokio::time::timeout(LONG, link.reach.publish(message)).await.expect("it is confirmed")
+    tokio::time::timeout(LONG, link.reach.publish(message))
+        .await
+        .expect("it is confirmed")
 }
 
 fn text(arrived: &Arrived) -> &str {
@@ -288,14 +348,23 @@ async fn messages_with_user_properties_pass_in_version_5_and_are_confirmed() {
     let broker = Mosquitto::start();
     let mut worker = linked(broker.settings("worker"), &[("ns/*/invoke/>", false)]).await;
     let agent = linked(broker.settings("agent"), &[]).await;
-    let properties: Properties =
-        [("replyTo", "ns/response/agent/1"), ("timestamp", "1700000000000"), ("naïve", "ключ")]
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .into();
-    let sent = Outgoing { properties: properties.clone(), ..message("ns/a/invoke/tool", "{}") };
+    let properties: Properties = [
+        ("replyTo", "ns/response/agent/1"),
+        ("timestamp", "1700000000000"),
+        ("naïve", "ключ"),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .into();
+    let sent = Outgoing {
+        properties: properties.clone(),
+        ..message("ns/a/invoke/tool", "{}")
+    };
     publish(&agent, sent).await.unwrap();
     let arrived = arrives(&mut worker).await;
-    assert_eq!((arrived.topic.as_str(), text(&arrived)), ("ns/a/invoke/tool", "{}"));
+    assert_eq!(
+        (arrived.topic.as_str(), text(&arrived)),
+        ("ns/a/invoke/tool", "{}")
+    );
     assert_eq!(arrived.properties, properties);
     arrived.receipt.settle().await;
 }
@@ -303,12 +372,26 @@ async fn messages_with_user_properties_pass_in_version_5_and_are_confirmed() {
 #[tokio::test]
 async fn version_3_1_1_does_the_same_without_properties() {
     let broker = Mosquitto::start();
-    let old = |id: &str| Settings { speaks: Speaks::Three, ..broker.settings(id) };
+    let old = |id: &str| Settings {
+        speaks: Speaks::Three,
+        ..broker.settings(id)
+    };
     let mut worker = linked(old("worker"), &[("ns/>", false)]).await;
-    let agents = [linked(old("agent"), &[]).await, linked(broker.settings("new agent"), &[]).await];
+    let agents = [
+        linked(old("agent"), &[]).await,
+        linked(broker.settings("new agent"), &[]).await,
+    ];
     for agent in &agents {
         let properties = Properties::from([("a".to_owned(), "b".to_owned())]);
-        publish(agent, Outgoing { properties, ..message("ns/x", "hello") }).await.unwrap();
+        publish(
+            agent,
+            Outgoing {
+                properties,
+                ..message("ns/x", "hello")
+            },
+        )
+        .await
+        .unwrap();
         let arrived = arrives(&mut worker).await;
         assert_eq!((text(&arrived), arrived.properties.len()), ("hello", 0));
         arrived.receipt.settle().await;
@@ -334,7 +417,10 @@ async fn a_large_message_and_many_small_ones_pass_in_their_order() {
     let mut seen = BTreeSet::new();
     for _ in 0..500 {
         let arrived = arrives(&mut worker).await;
-        assert!(seen.insert(text(&arrived).to_owned()), "nothing comes twice");
+        assert!(
+            seen.insert(text(&arrived).to_owned()),
+            "nothing comes twice"
+        );
         arrived.receipt.settle().await;
     }
     sends.await.unwrap();
@@ -343,7 +429,11 @@ async fn a_large_message_and_many_small_ones_pass_in_their_order() {
 async fn redelivery(speaks: Speaks) {
     let broker = Mosquitto::start();
     let wire = Wire::to(broker.port).await;
-    let settings = Settings { port: wire.port, speaks, ..broker.settings("worker") };
+    let settings = Settings {
+        port: wire.port,
+        speaks,
+        ..broker.settings("worker")
+    };
     let mut worker = linked(settings, &[("ns/>", true)]).await;
     let agent = linked(broker.settings("agent"), &[]).await;
     publish(&agent, message("ns/x", "work")).await.unwrap();
@@ -358,7 +448,11 @@ async fn redelivery(speaks: Speaks) {
     assert_eq!(wire.sent(4), 1, "it is acknowledged once");
     wire.cut();
     publish(&agent, message("ns/x", "next")).await.unwrap();
-    assert_eq!(text(&arrives(&mut worker).await), "next", "what was settled does not come again");
+    assert_eq!(
+        text(&arrives(&mut worker).await),
+        "next",
+        "what was settled does not come again"
+    );
 }
 
 #[tokio::test]
@@ -376,10 +470,15 @@ async fn what_a_dead_worker_left_comes_to_the_next_of_its_name() {
     let begun = arrives(&mut dead).await;
     dead.task.abort();
     assert!((&mut dead.task).await.unwrap_err().is_cancelled());
-    publish(&agent, message("ns/x", "sent to nobody")).await.unwrap();
+    publish(&agent, message("ns/x", "sent to nobody"))
+        .await
+        .unwrap();
     let mut next = linked(broker.settings("worker"), &[("ns/>", false)]).await;
     let (first, second) = (arrives(&mut next).await, arrives(&mut next).await);
-    assert_eq!((text(&begun), text(&first), text(&second)), ("begun", "begun", "sent to nobody"));
+    assert_eq!(
+        (text(&begun), text(&first), text(&second)),
+        ("begun", "begun", "sent to nobody")
+    );
 }
 
 #[tokio::test]
@@ -391,12 +490,19 @@ async fn members_of_a_pool_take_turns_and_all_hear_what_is_for_all() {
         ..broker.settings("")
     };
     let patterns = [("ns/invoke/*", true), ("ns/cancel/>", false)];
-    let mut members = [linked(member(), &patterns).await, linked(member(), &patterns).await];
+    let mut members = [
+        linked(member(), &patterns).await,
+        linked(member(), &patterns).await,
+    ];
     let agent = linked(broker.settings("agent"), &[]).await;
     for at in 0..20 {
-        publish(&agent, message("ns/invoke/tool", format!("{at}"))).await.unwrap();
+        publish(&agent, message("ns/invoke/tool", format!("{at}")))
+            .await
+            .unwrap();
     }
-    publish(&agent, message("ns/cancel/1", "end")).await.unwrap();
+    publish(&agent, message("ns/cancel/1", "end"))
+        .await
+        .unwrap();
     let mut counts = Vec::new();
     let mut seen = BTreeSet::new();
     for member in &mut members {
@@ -407,7 +513,10 @@ async fn members_of_a_pool_take_turns_and_all_hear_what_is_for_all() {
                 break;
             }
             count += 1;
-            assert!(seen.insert(text(&arrived).to_owned()), "nothing is done twice");
+            assert!(
+                seen.insert(text(&arrived).to_owned()),
+                "nothing is done twice"
+            );
             arrived.receipt.settle().await;
         }
         counts.push(count);
@@ -432,7 +541,9 @@ async fn a_member_that_died_takes_no_more_turns() {
     let mut next = linked(member(), &patterns).await;
     let agent = linked(broker.settings("agent"), &[]).await;
     for at in 0..10 {
-        publish(&agent, message("ns/x", format!("{at}"))).await.unwrap();
+        publish(&agent, message("ns/x", format!("{at}")))
+            .await
+            .unwrap();
         let arrived = arrives(&mut next).await;
         assert_eq!(text(&arrived), at.to_string());
         arrived.receipt.settle().await;
@@ -451,7 +562,9 @@ async fn a_member_whose_connection_died_listens_again() {
     };
     let mut worker = linked(settings, &[("ns/>", true)]).await;
     wire.cut();
-    let gone = worker.state.wait_for(|state| *state != LinkState::Connected);
+    let gone = worker
+        .state
+        .wait_for(|state| *state != LinkState::Connected);
     tokio::time::timeout(LONG, gone).await.unwrap().unwrap();
     connected(&mut worker).await;
     let agent = linked(broker.settings("agent"), &[]).await;
@@ -468,7 +581,10 @@ async fn of_two_with_one_name_one_gives_way_for_a_while() {
         begin(broker.settings("one"), &[("ns/>", true)], 3),
     ];
     let rests = |state: &LinkState| {
-        assert!(!matches!(state, LinkState::Lost { .. }), "rest costs no try: {state:?}");
+        assert!(
+            !matches!(state, LinkState::Lost { .. }),
+            "rest costs no try: {state:?}"
+        );
         matches!(state, LinkState::Connecting { why, .. } if why.contains("another worker connected as `one`"))
     };
     let [first, second] = &mut two;
@@ -489,19 +605,31 @@ async fn of_two_with_one_name_one_gives_way_for_a_while() {
 #[tokio::test]
 async fn the_broker_holds_back_what_we_do_not_take() {
     let broker = Mosquitto::start();
-    let settings = Settings { receive_maximum: NonZeroU16::new(2).unwrap(), ..broker.settings("worker") };
+    let settings = Settings {
+        receive_maximum: NonZeroU16::new(2).unwrap(),
+        ..broker.settings("worker")
+    };
     let mut worker = linked(settings, &[("ns/>", false)]).await;
     let agent = linked(broker.settings("agent"), &[]).await;
     for at in 0..5 {
-        publish(&agent, message("ns/x", format!("{at}"))).await.unwrap();
+        publish(&agent, message("ns/x", format!("{at}")))
+            .await
+            .unwrap();
     }
     let (first, second) = (arrives(&mut worker).await, arrives(&mut worker).await);
     assert_eq!((text(&first), text(&second)), ("0", "1"));
     // What comes before this answer would have been read before it.
     publish(&worker, message("other", "marker")).await.unwrap();
-    assert!(worker.arrived.try_recv().is_err(), "no more than two at once");
+    assert!(
+        worker.arrived.try_recv().is_err(),
+        "no more than two at once"
+    );
     second.receipt.settle().await;
-    assert_eq!(text(&arrives(&mut worker).await), "2", "in whatever order they are settled");
+    assert_eq!(
+        text(&arrives(&mut worker).await),
+        "2",
+        "in whatever order they are settled"
+    );
 }
 
 #[tokio::test]
@@ -510,7 +638,9 @@ async fn when_the_broker_was_killed_and_is_back_nothing_that_was_asked_for_is_fo
     let mut worker = linked(broker.settings("worker"), &[("ns/>", false)]).await;
     worker.reach.subscribe(subscription("later/*", false)).await;
     broker.kill();
-    let gone = worker.state.wait_for(|state| *state != LinkState::Connected);
+    let gone = worker
+        .state
+        .wait_for(|state| *state != LinkState::Connected);
     tokio::time::timeout(LONG, gone).await.unwrap().unwrap();
     let sends = ["ns/a", "later/b"].map(|topic| {
         let reach = worker.reach.clone();
@@ -518,11 +648,18 @@ async fn when_the_broker_was_killed_and_is_back_nothing_that_was_asked_for_is_fo
     });
     broker.start_again();
     connected(&mut worker).await;
-    let mut topics = [arrives(&mut worker).await.topic, arrives(&mut worker).await.topic];
+    let mut topics = [
+        arrives(&mut worker).await.topic,
+        arrives(&mut worker).await.topic,
+    ];
     topics.sort();
     assert_eq!(topics, ["later/b", "ns/a"]);
     for send in sends {
-        tokio::time::timeout(LONG, send).await.unwrap().unwrap().unwrap();
+        tokio::time::timeout(LONG, send)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
     }
 }
 
@@ -530,7 +667,10 @@ async fn when_the_broker_was_killed_and_is_back_nothing_that_was_asked_for_is_fo
 async fn what_the_broker_has_not_confirmed_when_it_dies_is_sent_to_the_next() {
     let mut broker = Mosquitto::start();
     let wire = Wire::to(broker.port).await;
-    let settings = Settings { port: wire.port, ..broker.settings("worker") };
+    let settings = Settings {
+        port: wire.port,
+        ..broker.settings("worker")
+    };
     let mut worker = linked(settings, &[("ns/>", false)]).await;
     wire.swallows.store(true, Ordering::SeqCst);
     let mut sends = tokio::task::JoinSet::new();
@@ -566,20 +706,49 @@ async fn a_password_that_is_wrong_is_named_and_tried_again_as_often_as_wished() 
     let folder = folder();
     let passwords = folder.join("passwords");
     let mut makes = Command::new(program("mosquitto_passwd"));
-    assert!(makes.arg("-b").arg("-c").arg(&passwords).args(["ana", "right"]).status().unwrap().success());
-    let config = format!("allow_anonymous false\npassword_file {}\n", passwords.display());
+    assert!(
+        makes
+            .arg("-b")
+            .arg("-c")
+            .arg(&passwords)
+            .args(["ana", "right"])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let config = format!(
+        "allow_anonymous false\npassword_file {}\n",
+        passwords.display()
+    );
     let broker = Mosquitto::start_with(folder, &config);
     let with = |password: &'static str, speaks| {
-        let credentials = Credentials { user: "ana".to_owned(), password: Some(password.into()) };
-        Settings { credentials: Some(credentials), speaks, ..broker.settings("worker") }
+        let credentials = Credentials {
+            user: "ana".to_owned(),
+            password: Some(password.into()),
+        };
+        Settings {
+            credentials: Some(credentials),
+            speaks,
+            ..broker.settings("worker")
+        }
     };
     for speaks in [Speaks::FiveOrThree, Speaks::Three] {
-        let trouble = Mqtt::new(with("wrong", speaks)).unwrap().connect().await.unwrap_err();
+        let trouble = Mqtt::new(with("wrong", speaks))
+            .unwrap()
+            .connect()
+            .await
+            .unwrap_err();
         assert!(!trouble.is_final, "credentials may be changed: {trouble}");
-        assert_eq!(trouble.message, "the broker refuses us: not authorised (0x87)");
+        assert_eq!(
+            trouble.message,
+            "the broker refuses us: not authorised (0x87)"
+        );
         let mut link = begin(with("wrong", speaks), &[], 3);
         assert!(why(&mut link).await.contains("not authorised"));
-        tokio::time::timeout(LONG, link.task).await.unwrap().unwrap();
+        tokio::time::timeout(LONG, link.task)
+            .await
+            .unwrap()
+            .unwrap();
         assert!(matches!(&*link.state.borrow(), LinkState::Lost { why } if !why.contains("wrong")));
         linked(with("right", speaks), &[]).await;
     }
@@ -590,21 +759,39 @@ async fn a_password_that_is_wrong_is_named_and_tried_again_as_often_as_wished() 
 async fn messages_that_are_too_large_are_refused_or_passed_over_and_cost_nobody_the_connection() {
     let broker = Mosquitto::start_with(folder(), "allow_anonymous true\nmax_packet_size 100000\n");
     let agent = linked(broker.settings("agent"), &[]).await;
-    let refused = publish(&agent, message("ns/x", vec![0; 100_000])).await.unwrap_err();
-    assert_eq!(refused.to_string(), "a packet of 100013 bytes is too large: the broker takes 100000");
-    publish(&agent, message("ns/x", vec![0; 99_000])).await.unwrap();
+    let refused = publish(&agent, message("ns/x", vec![0; 100_000]))
+        .await
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "a packet of 100013 bytes is too large: the broker takes 100000"
+    );
+    publish(&agent, message("ns/x", vec![0; 99_000]))
+        .await
+        .unwrap();
     for speaks in [Speaks::Five, Speaks::Three] {
         let wire = Wire::to(broker.port).await;
         let settings = broker.settings("worker");
-        let settings = Settings { port: wire.port, speaks, largest_packet: 5000, ..settings };
+        let settings = Settings {
+            port: wire.port,
+            speaks,
+            largest_packet: 5000,
+            ..settings
+        };
         let mut worker = linked(settings, &[("ns/>", true)]).await;
-        publish(&agent, message("ns/x", vec![b'x'; 50_000])).await.unwrap();
+        publish(&agent, message("ns/x", vec![b'x'; 50_000]))
+            .await
+            .unwrap();
         publish(&agent, message("ns/x", "small")).await.unwrap();
         let arrived = arrives(&mut worker).await;
         assert_eq!(text(&arrived), "small");
         arrived.receipt.settle().await;
         publish(&worker, message("other", "marker")).await.unwrap();
-        assert_eq!(wire.said.borrow().len(), 1, "it is still the first connection");
+        assert_eq!(
+            wire.said.borrow().len(),
+            1,
+            "it is still the first connection"
+        );
         // In 5 the broker does not even send it.
         assert_eq!(wire.sent(4), if speaks == Speaks::Five { 1 } else { 2 });
         let Link { reach, task, .. } = worker;
@@ -621,11 +808,15 @@ async fn a_message_over_which_the_broker_ends_the_connection_is_refused_and_othe
         (Speaks::Three, message("ns/x", vec![b'x'; 200_000])),
     ] {
         let name = ClientId::Unique("worker".to_owned());
-        let settings = Settings { speaks, ..Settings::new("127.0.0.1", broker.port, name) };
+        let settings = Settings {
+            speaks,
+            ..Settings::new("127.0.0.1", broker.port, name)
+        };
         let mut worker = linked(settings, &[("ns/>", false)]).await;
         let refused = publish(&worker, bad).await.unwrap_err();
-        let is_named =
-            refused.to_string().starts_with("the broker ends each connection by which it is sent: ");
+        let is_named = refused
+            .to_string()
+            .starts_with("the broker ends each connection by which it is sent: ");
         assert!(is_named && matches!(refused, Gone::Ended(_)), "{refused:?}");
         publish(&worker, message("ns/x", "good")).await.unwrap();
         assert_eq!(text(&arrives(&mut worker).await), "good");
@@ -635,15 +826,26 @@ async fn a_message_over_which_the_broker_ends_the_connection_is_refused_and_othe
 #[tokio::test]
 async fn what_was_retained_before_we_came_is_not_done() {
     let broker = Mosquitto::start();
-    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", broker.port)).await.unwrap();
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", broker.port))
+        .await
+        .unwrap();
     // In 3.1.1: hello, a message that is kept, farewell.
-    stream.write_all(b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01r").await.unwrap();
-    stream.write_all(b"\x33\x09\x00\x04ns/x\x00\x01!\xc0\x00").await.unwrap();
+    stream
+        .write_all(b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x00\x00\x01r")
+        .await
+        .unwrap();
+    stream
+        .write_all(b"\x33\x09\x00\x04ns/x\x00\x01!\xc0\x00")
+        .await
+        .unwrap();
     let mut answers = [0; 10];
     stream.read_exact(&mut answers).await.unwrap();
     assert_eq!(answers, *b"\x20\x02\x00\x00\x40\x02\x00\x01\xd0\x00");
     for speaks in [Speaks::Five, Speaks::Three] {
-        let settings = Settings { speaks, ..broker.settings("worker") };
+        let settings = Settings {
+            speaks,
+            ..broker.settings("worker")
+        };
         let mut worker = linked(settings, &[("ns/>", false)]).await;
         publish(&worker, message("ns/x", "new")).await.unwrap();
         assert_eq!(text(&arrives(&mut worker).await), "new");
@@ -654,22 +856,30 @@ async fn what_was_retained_before_we_came_is_not_done() {
 fn certificates(folder: &Path) {
     let authority_key = KeyPair::generate().unwrap();
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
-    authority.distinguished_name.push(DnType::CommonName, "the authority of a test");
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, "the authority of a test");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let made = authority.self_signed(&authority_key).unwrap();
     fs::create_dir(folder.join("trusted")).unwrap();
     fs::write(folder.join("trusted/authority.pem"), made.pem()).unwrap();
     fs::write(folder.join("trusted/README"), "no certificate").unwrap();
     let issuer = Issuer::from_params(&authority, &authority_key);
-    let uses =
-        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)];
+    let uses = [
+        ("server", ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", ExtendedKeyUsagePurpose::ClientAuth),
+    ];
     for (name, purpose) in uses {
         let key = KeyPair::generate().unwrap();
         let mut leaf =
             CertificateParams::new(vec!["127.0.0.1".to_owned(), "broker.test".to_owned()]).unwrap();
         leaf.distinguished_name.push(DnType::CommonName, name);
         leaf.extended_key_usages = vec![purpose];
-        fs::write(folder.join(format!("{name}.pem")), leaf.signed_by(&key, &issuer).unwrap().pem()).unwrap();
+        fs::write(
+            folder.join(format!("{name}.pem")),
+            leaf.signed_by(&key, &issuer).unwrap().pem(),
+        )
+        .unwrap();
         fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
     }
 }
@@ -692,27 +902,53 @@ async fn tls_proves_the_broker_to_us_and_us_to_the_broker() {
     let broker = Mosquitto::start_with(theirs, &config);
     let theirs = &*broker.folder;
     let certificate = |folder: &Path| {
-        Some(Certificate { chain: folder.join("client.pem"), key: folder.join("client.key") })
+        Some(Certificate {
+            chain: folder.join("client.pem"),
+            key: folder.join("client.key"),
+        })
     };
     let with = |trust, certificate, server_name: Option<&str>| {
         let server_name = server_name.map(str::to_owned);
-        let tls = Tls { trust, certificate, server_name };
-        Settings { tls: Some(tls), ..broker.settings("worker") }
+        let tls = Tls {
+            trust,
+            certificate,
+            server_name,
+        };
+        Settings {
+            tls: Some(tls),
+            ..broker.settings("worker")
+        }
     };
-    let (file, trusted) = (Trust::Store(at("trusted/authority.pem")), Trust::Store(at("trusted")));
+    let (file, trusted) = (
+        Trust::Store(at("trusted/authority.pem")),
+        Trust::Store(at("trusted")),
+    );
     for good in [
         with(file.clone(), certificate(theirs), None),
         with(trusted.clone(), certificate(theirs), Some("broker.test")),
     ] {
         let mut worker = linked(good, &[("ns/>", false)]).await;
-        publish(&worker, message("ns/x", vec![b'x'; 300_000])).await.unwrap();
+        publish(&worker, message("ns/x", vec![b'x'; 300_000]))
+            .await
+            .unwrap();
         assert_eq!(arrives(&mut worker).await.payload.len(), 300_000);
     }
     let connect = async |settings| Mqtt::new(settings).unwrap().connect().await.unwrap_err();
     let wrong_name = connect(with(file.clone(), certificate(theirs), Some("other.test"))).await;
-    assert!(wrong_name.message.contains("not valid for name"), "{wrong_name}");
-    let stranger = connect(with(Trust::Store(ours.join("trusted")), certificate(theirs), None)).await;
-    assert!(stranger.message.contains("cannot agree on TLS"), "{stranger}");
+    assert!(
+        wrong_name.message.contains("not valid for name"),
+        "{wrong_name}"
+    );
+    let stranger = connect(with(
+        Trust::Store(ours.join("trusted")),
+        certificate(theirs),
+        None,
+    ))
+    .await;
+    assert!(
+        stranger.message.contains("cannot agree on TLS"),
+        "{stranger}"
+    );
     // A machine may trust nobody at all.
     match Mqtt::new(with(Trust::Platform, certificate(theirs), None)) {
         Ok(mut by_platform) => assert!(by_platform.connect().await.is_err()),
@@ -724,12 +960,17 @@ async fn tls_proves_the_broker_to_us_and_us_to_the_broker() {
     }
     let missing = with(Trust::Store(at("nowhere")), None, None);
     let missing = Mqtt::new(missing).unwrap_err();
-    assert!(missing.is_final && missing.message.contains("nowhere"), "{missing}");
+    assert!(
+        missing.is_final && missing.message.contains("nowhere"),
+        "{missing}"
+    );
 }
 
 /// A broker that says what a test wants: reads one greeting per connection and gives one answer.
 async fn pretender(answers: &'static [&'static [u8]]) -> (u16, tokio::task::JoinHandle<Vec<u8>>) {
-    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .await
+        .unwrap();
     let port = listener.local_addr().unwrap().port();
     let levels = tokio::spawn(async move {
         let mut levels = Vec::new();
@@ -746,10 +987,16 @@ async fn pretender(answers: &'static [&'static [u8]]) -> (u16, tokio::task::Join
     (port, levels)
 }
 
-async fn greeted(answers: &'static [&'static [u8]], speaks: Speaks) -> (Result<(), Trouble>, Vec<u8>) {
+async fn greeted(
+    answers: &'static [&'static [u8]],
+    speaks: Speaks,
+) -> (Result<(), Trouble>, Vec<u8>) {
     let (port, levels) = pretender(answers).await;
     let settings = Settings::new("127.0.0.1", port, ClientId::Exactly("worker".to_owned()));
-    let result = Mqtt::new(Settings { speaks, ..settings }).unwrap().connect().await;
+    let result = Mqtt::new(Settings { speaks, ..settings })
+        .unwrap()
+        .connect()
+        .await;
     (result.map(|_| ()), levels.await.unwrap())
 }
 
@@ -757,12 +1004,29 @@ async fn greeted(answers: &'static [&'static [u8]], speaks: Speaks) -> (Result<(
 async fn a_broker_that_does_not_know_version_5_is_asked_in_3_1_1() {
     const OLD: &[&[u8]] = &[b"\x20\x02\x00\x01", b"\x20\x02\x00\x00"];
     const NEW: &[&[u8]] = &[b"\x20\x03\x00\x84\x00", b"\x20\x02\x00\x00"];
-    assert_eq!(greeted(OLD, Speaks::FiveOrThree).await, (Ok(()), vec![5, 4]));
-    assert_eq!(greeted(NEW, Speaks::FiveOrThree).await, (Ok(()), vec![5, 4]));
+    assert_eq!(
+        greeted(OLD, Speaks::FiveOrThree).await,
+        (Ok(()), vec![5, 4])
+    );
+    assert_eq!(
+        greeted(NEW, Speaks::FiveOrThree).await,
+        (Ok(()), vec![5, 4])
+    );
     let (refused, levels) = greeted(&OLD[..1], Speaks::Five).await;
     let message =
-        "the broker refuses us: it does not speak this version of MQTT (0x84) (asked in 5)".to_owned();
-    assert_eq!((refused, levels), (Err(Trouble { message, is_final: true, is_silence: false }), vec![5]));
+        "the broker refuses us: it does not speak this version of MQTT (0x84) (asked in 5)"
+            .to_owned();
+    assert_eq!(
+        (refused, levels),
+        (
+            Err(Trouble {
+                message,
+                is_final: true,
+                is_silence: false
+            }),
+            vec![5]
+        )
+    );
     // A refusal for another reason is no reason to speak another version.
     let busy: &[&[u8]] = &[b"\x20\x03\x00\x89\x00"];
     let (refused, levels) = greeted(busy, Speaks::FiveOrThree).await;
@@ -783,6 +1047,9 @@ async fn what_is_no_broker_is_told_so() {
     for (expected, answer) in ANSWERS {
         let (refused, _) = greeted(answer, Speaks::FiveOrThree).await;
         let refused = refused.unwrap_err();
-        assert!(refused.message.contains(expected) && !refused.is_final, "{refused}");
+        assert!(
+            refused.message.contains(expected) && !refused.is_final,
+            "{refused}"
+        );
     }
 }

@@ -14,6 +14,9 @@ fn the_runner_keeps_its_claims() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     // A suite in which nothing ran proves nothing.
-    let count = said.split("Ran ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+    let count = said
+        .split("Ran ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
     assert!(count.is_some_and(|count| count >= 35), "{said}");
 }

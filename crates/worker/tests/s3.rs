@@ -51,7 +51,10 @@ impl Moto {
         static MADE: OnceLock<Result<Moto, String>> = OnceLock::new();
         let made = MADE.get_or_init(|| install().and_then(start));
         if let Err(why) = made {
-            assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "{WANTED} is missing: {why}");
+            assert!(
+                std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+                "{WANTED} is missing: {why}"
+            );
             eprintln!("NOT PROVEN: {claim}: {WANTED} is missing ({why})");
         }
         made.as_ref().ok()
@@ -61,8 +64,15 @@ impl Moto {
     fn agent(&self, bucket: &str, program: &str, given: &Value) -> Value {
         let mut command = Command::new(&self.python);
         command.arg("-c").arg(format!("{CLIENT}{program}"));
-        let output = command.args([&self.endpoint, bucket, &given.to_string()]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = command
+            .args([&self.endpoint, bucket, &given.to_string()])
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
     }
 
@@ -90,7 +100,11 @@ fn install() -> Result<PathBuf, String> {
         return Ok(python);
     }
     _ = fs::remove_dir_all(&folder);
-    carry_out(Command::new("/usr/bin/python3").args(["-m", "venv"]).arg(&folder))?;
+    carry_out(
+        Command::new("/usr/bin/python3")
+            .args(["-m", "venv"])
+            .arg(&folder),
+    )?;
     carry_out(Command::new(folder.join("bin/pip")).args(["install", "--quiet", WANTED]))?;
     fs::write(mark, WANTED).map_err(|error| error.to_string())?;
     Ok(python)
@@ -98,29 +112,54 @@ fn install() -> Result<PathBuf, String> {
 
 fn carry_out(command: &mut Command) -> Result<(), String> {
     let output = command.output().map_err(|error| error.to_string())?;
-    output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    output
+        .status
+        .success()
+        .then_some(())
+        .ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 fn start(python: PathBuf) -> Result<Moto, String> {
     let mut command = Command::new(&python);
-    command.args(["-c", SERVER]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .args(["-c", SERVER])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| error.to_string())?;
     let mut line = String::new();
     let stdout = child.stdout.as_mut().ok_or("it has no output")?;
-    BufReader::new(stdout).read_line(&mut line).map_err(|error| error.to_string())?;
-    let port: u16 = line.trim().strip_prefix("port ").and_then(|port| port.parse().ok()).ok_or("no port")?;
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .map_err(|error| error.to_string())?;
+    let port: u16 = line
+        .trim()
+        .strip_prefix("port ")
+        .and_then(|port| port.parse().ok())
+        .ok_or("no port")?;
     // Its input closes when this process ends, and it with it.
     std::mem::forget(child);
-    Ok(Moto { python, endpoint: format!("http://127.0.0.1:{port}") })
+    Ok(Moto {
+        python,
+        endpoint: format!("http://127.0.0.1:{port}"),
+    })
 }
 
 fn open(remote: &Remote) -> Shelf {
     let sharing = Sharing::Namespace("/myorg/dev/".trim_matches('/').to_owned());
-    Shelf::open(Settings { place: Place::Bucket(remote.clone()), sharing }).unwrap()
+    Shelf::open(Settings {
+        place: Place::Bucket(remote.clone()),
+        sharing,
+    })
+    .unwrap()
 }
 
 fn ana() -> Scope {
-    Scope { app: "agent".to_owned(), user: "ana ü".to_owned(), session: "web-77".to_owned() }
+    Scope {
+        app: "agent".to_owned(),
+        user: "ana ü".to_owned(),
+        session: "web-77".to_owned(),
+    }
 }
 
 /// Names that an address, a header or a client could change on the way.
@@ -147,12 +186,21 @@ def key(name, version):
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_types_and_metadata_are_an_agents_own() {
-    let Some(moto) = Moto::running("keys and metadata in S3") else { return };
+    let Some(moto) = Moto::running("keys and metadata in S3") else {
+        return;
+    };
     let remote = moto.bucket("keys");
     let shelf = open(&remote);
     for name in NAMES {
         let bytes = format!("ours: {name}").into();
-        assert_eq!(shelf.save(&ana(), name, "text/x-ours", bytes).await.unwrap(), 0, "{name}");
+        assert_eq!(
+            shelf
+                .save(&ana(), name, "text/x-ours", bytes)
+                .await
+                .unwrap(),
+            0,
+            "{name}"
+        );
     }
     let program = format!(
         "{WRITES}
@@ -171,14 +219,23 @@ print(json.dumps(found))
 "
     );
     let found = moto.agent("keys", &program, &json!(NAMES));
-    let texts: BTreeSet<_> = found.as_object().unwrap().values().map(Value::to_string).collect();
-    let expected = NAMES.iter().map(|name| json!([format!("ours: {name}"), "text/x-ours"]).to_string());
+    let texts: BTreeSet<_> = found
+        .as_object()
+        .unwrap()
+        .values()
+        .map(Value::to_string)
+        .collect();
+    let expected = NAMES
+        .iter()
+        .map(|name| json!([format!("ours: {name}"), "text/x-ours"]).to_string());
     assert_eq!(texts, expected.collect());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_agent_writes_is_read_and_counted_on() {
-    let Some(moto) = Moto::running("an agent's files in S3") else { return };
+    let Some(moto) = Moto::running("an agent's files in S3") else {
+        return;
+    };
     let shelf = open(&moto.bucket("theirs"));
     let program = format!(
         "{WRITES}
@@ -193,38 +250,76 @@ s3.put_object(Bucket=bucket, Key=key('plain.txt2', 99), Body=b'')
     moto.agent("theirs", &program, &json!(NAMES));
     for name in NAMES {
         let latest = shelf.load(&ana(), name, None, 200).await.unwrap();
-        assert_eq!((latest.version, latest.mime_type.as_str()), (10, "text/x-theirs"), "{name}");
+        assert_eq!(
+            (latest.version, latest.mime_type.as_str()),
+            (10, "text/x-theirs"),
+            "{name}"
+        );
         assert_eq!(latest.bytes, format!("10 {name}"));
-        assert_eq!(shelf.load(&ana(), name, Some(3), 200).await.unwrap().bytes, format!("3 {name}"));
-        assert_eq!(shelf.save(&ana(), name, "x/y", "next".into()).await.unwrap(), 11, "{name}");
+        assert_eq!(
+            shelf.load(&ana(), name, Some(3), 200).await.unwrap().bytes,
+            format!("3 {name}")
+        );
+        assert_eq!(
+            shelf
+                .save(&ana(), name, "x/y", "next".into())
+                .await
+                .unwrap(),
+            11,
+            "{name}"
+        );
     }
     let why = |loaded: Result<_, worker::artifacts::ShelfError>| {
-        loaded.map(|_: worker::artifacts::Version| ()).unwrap_err().0
+        loaded
+            .map(|_: worker::artifacts::Version| ())
+            .unwrap_err()
+            .0
     };
     assert!(why(shelf.load(&ana(), "plain.txt", Some(12), 9).await).contains("no version 12"));
     assert!(why(shelf.load(&ana(), "absent.txt", None, 9).await).contains("no such file"));
     assert!(why(shelf.load(&ana(), "plain.txt", Some(0), 2).await).contains("at most 2"));
-    let nowhere = open(&Remote { bucket: "nowhere".to_owned(), ..moto.bucket("theirs2") });
+    let nowhere = open(&Remote {
+        bucket: "nowhere".to_owned(),
+        ..moto.bucket("theirs2")
+    });
     let told = why(nowhere.load(&ana(), "plain.txt", None, 9).await);
-    assert!(told.contains("no such bucket") && !told.contains("127.0.0.1"), "{told}");
+    assert!(
+        told.contains("no such bucket") && !told.contains("127.0.0.1"),
+        "{told}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_two_writers_get_the_same_version() {
-    let Some(moto) = Moto::running("versions in S3 are exclusive") else { return };
+    let Some(moto) = Moto::running("versions in S3 are exclusive") else {
+        return;
+    };
     let shelf = open(&moto.bucket("race"));
     let mut writers = Vec::new();
     for count in 0..24_u32 {
         let (shelf, bytes) = (shelf.clone(), count.to_string());
         writers.push(tokio::spawn(async move {
-            (shelf.save(&ana(), "a", "x/y", bytes.clone().into()).await.unwrap(), bytes)
+            (
+                shelf
+                    .save(&ana(), "a", "x/y", bytes.clone().into())
+                    .await
+                    .unwrap(),
+                bytes,
+            )
         }));
     }
     let mut versions = BTreeSet::new();
     for writer in writers {
         let (version, bytes) = writer.await.unwrap();
         assert!(versions.insert(version), "{version} twice");
-        assert_eq!(shelf.load(&ana(), "a", Some(version), 9).await.unwrap().bytes, bytes);
+        assert_eq!(
+            shelf
+                .load(&ana(), "a", Some(version), 9)
+                .await
+                .unwrap()
+                .bytes,
+            bytes
+        );
     }
 }
 
@@ -239,7 +334,9 @@ impl Drop for Folder {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tools_come_from_a_real_server() {
-    let Some(moto) = Moto::running("tools from S3") else { return };
+    let Some(moto) = Moto::running("tools from S3") else {
+        return;
+    };
     let folder = Folder(std::env::temp_dir().join(format!("airlock-tools-{}", std::process::id())));
     let settings = sync::Settings {
         remote: moto.bucket("tools"),
@@ -255,30 +352,61 @@ for name, text in given.items():
     let tools = json!({"manifest.yaml": "one", "python/a b%20#?é.py": "code", "python/": "", "empty/": "", "bin/run": "#!x"});
     moto.agent("tools", put, &tools);
     let sync = ToolSync::open(settings.clone()).unwrap();
-    assert_eq!(sync.cycle().await, State::Ok { refused: Vec::new() });
+    assert_eq!(
+        sync.cycle().await,
+        State::Ok {
+            refused: Vec::new()
+        }
+    );
     let read = |path: &str| fs::read_to_string(folder.0.join("tools").join(path)).ok();
     assert_eq!(read("manifest.yaml").unwrap(), "one");
     assert_eq!(read("python/a b%20#?é.py").unwrap(), "code");
-    assert!(!folder.0.join("tools/empty").exists(), "it only stands for a folder");
+    assert!(
+        !folder.0.join("tools/empty").exists(),
+        "it only stands for a folder"
+    );
     moto.agent("tools", put, &json!({"manifest.yaml": "two"}));
-    moto.agent("tools", "s3.delete_object(Bucket=bucket, Key='myorg/dev/str-runtime/bin/run')", &Value::Null);
-    assert_eq!(ToolSync::open(settings.clone()).unwrap().cycle().await, State::Ok { refused: Vec::new() });
+    moto.agent(
+        "tools",
+        "s3.delete_object(Bucket=bucket, Key='myorg/dev/str-runtime/bin/run')",
+        &Value::Null,
+    );
+    assert_eq!(
+        ToolSync::open(settings.clone()).unwrap().cycle().await,
+        State::Ok {
+            refused: Vec::new()
+        }
+    );
     assert_eq!(read("manifest.yaml").unwrap(), "two");
     assert_eq!(read("bin/run"), None);
 
     // A key that steps out: nothing comes of it, it is said, and the others come.
-    moto.agent("tools", put, &json!({"x/../../../evil": "evil", "manifest.yaml": "three"}));
+    moto.agent(
+        "tools",
+        put,
+        &json!({"x/../../../evil": "evil", "manifest.yaml": "three"}),
+    );
     let keys = moto.agent(
         "tools",
         "print(json.dumps([entry['Key'] for entry in s3.list_objects_v2(Bucket=bucket)['Contents']]))",
         &Value::Null,
     );
-    assert!(keys.to_string().contains("/../"), "the control: it is in the bucket: {keys}");
+    assert!(
+        keys.to_string().contains("/../"),
+        "the control: it is in the bucket: {keys}"
+    );
     let state = sync.cycle().await;
-    let is_named = |refused: &[String]| refused.len() == 1 && refused[0].contains("x/../../../evil");
-    assert!(matches!(&state, State::Ok { refused } if is_named(refused)), "{state:?}");
+    let is_named =
+        |refused: &[String]| refused.len() == 1 && refused[0].contains("x/../../../evil");
+    assert!(
+        matches!(&state, State::Ok { refused } if is_named(refused)),
+        "{state:?}"
+    );
     assert_eq!(read("manifest.yaml").unwrap(), "three", "the others come");
-    let beside: Vec<_> = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let beside: Vec<_> = fs::read_dir(&folder.0)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(beside, ["tools"]);
 }
 
@@ -324,18 +452,27 @@ impl Fake {
         loop {
             let mut header = String::new();
             reader.read_line(&mut header).unwrap();
-            let Some((name, value)) = header.trim().split_once(": ") else { break };
+            let Some((name, value)) = header.trim().split_once(": ") else {
+                break;
+            };
             headers.insert(name.to_lowercase(), value.to_owned());
         }
-        let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+        let length = headers
+            .get("content-length")
+            .map_or(0, |length| length.parse().unwrap());
         let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
         let (status, kind, answer) = self.answer(&line, &headers, body);
-        let (same, length) = ("etag: \"e\"\r\nlast-modified: Mon, 01 Jan 2001 00:00:00 GMT", answer.len());
+        let (same, length) = (
+            "etag: \"e\"\r\nlast-modified: Mon, 01 Jan 2001 00:00:00 GMT",
+            answer.len(),
+        );
         let head = format!(
             "HTTP/1.1 {status} x\r\n{same}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
         );
-        connection.write_all(&[head.as_bytes(), &answer].concat()).unwrap();
+        connection
+            .write_all(&[head.as_bytes(), &answer].concat())
+            .unwrap();
     }
 
     fn answer(
@@ -345,26 +482,47 @@ impl Fake {
         body: Vec<u8>,
     ) -> (u16, String, Vec<u8>) {
         let mut held = self.0.lock().unwrap();
-        let (method, target) = line.trim_end_matches(" HTTP/1.1\r\n").split_once(' ').unwrap();
+        let (method, target) = line
+            .trim_end_matches(" HTTP/1.1\r\n")
+            .split_once(' ')
+            .unwrap();
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let key = decoded(path.strip_prefix("/bucket").unwrap().trim_start_matches('/'));
-        let only_if_free = headers.get("x-goog-if-generation-match").is_some_and(|value| value == "0")
-            || headers.get("if-none-match").is_some_and(|value| value == "*");
+        let key = decoded(
+            path.strip_prefix("/bucket")
+                .unwrap()
+                .trim_start_matches('/'),
+        );
+        let only_if_free = headers
+            .get("x-goog-if-generation-match")
+            .is_some_and(|value| value == "0")
+            || headers
+                .get("if-none-match")
+                .is_some_and(|value| value == "*");
         let none = || (404, "text/plain".to_owned(), Vec::new());
         match method {
             "GET" if key.is_empty() => {
-                let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix=")).unwrap();
+                let prefix = query
+                    .split('&')
+                    .find_map(|pair| pair.strip_prefix("prefix="))
+                    .unwrap();
                 let prefix = decoded(&prefix.replace('+', " "));
                 let found = held.iter().filter(|(key, _)| key.starts_with(&prefix)).map(|(key, (bytes, _))| {
                     let key = key.replace('&', "&amp;").replace('<', "&lt;");
                     let when = "2001-01-01T00:00:00.000Z";
                     format!("<Contents><Key>{key}</Key><LastModified>{when}</LastModified><ETag>\"e\"</ETag><Size>{}</Size></Contents>", bytes.len())
                 });
-                let list = format!("<ListBucketResult>{}</ListBucketResult>", found.collect::<String>());
+                let list = format!(
+                    "<ListBucketResult>{}</ListBucketResult>",
+                    found.collect::<String>()
+                );
                 (200, "application/xml".to_owned(), list.into_bytes())
             }
-            "GET" => held.get(&key).map_or_else(none, |(bytes, kind)| (200, kind.clone(), bytes.clone())),
-            "PUT" if only_if_free && self.1 == Manner::Cannot => (501, "text/plain".to_owned(), Vec::new()),
+            "GET" => held
+                .get(&key)
+                .map_or_else(none, |(bytes, kind)| (200, kind.clone(), bytes.clone())),
+            "PUT" if only_if_free && self.1 == Manner::Cannot => {
+                (501, "text/plain".to_owned(), Vec::new())
+            }
             "PUT" if only_if_free && self.1 == Manner::Honours && held.contains_key(&key) => {
                 (412, "text/plain".to_owned(), Vec::new())
             }
@@ -383,7 +541,9 @@ fn decoded(text: &str) -> String {
     while let Some(byte) = rest.next() {
         let pair = || Some([char::from(rest.next()?), char::from(rest.next()?)]);
         match byte {
-            b'%' => bytes.push(u8::from_str_radix(&String::from_iter({ pair }().unwrap()), 16).unwrap()),
+            b'%' => {
+                bytes.push(u8::from_str_radix(&String::from_iter({ pair }().unwrap()), 16).unwrap())
+            }
             plain => bytes.push(plain),
         }
     }
@@ -404,16 +564,30 @@ async fn keys_of_gcs_are_those_of_googles_kit() {
     });
     for name in NAMES {
         for version in 0..2 {
-            let saved = shelf.save(&ana(), name, "text/x-ours", format!("{version} {name}").into()).await;
+            let saved = shelf
+                .save(
+                    &ana(),
+                    name,
+                    "text/x-ours",
+                    format!("{version} {name}").into(),
+                )
+                .await;
             assert_eq!(saved.unwrap(), version, "{name}");
         }
         let latest = shelf.load(&ana(), name, None, 200).await.unwrap();
-        assert_eq!((latest.version, latest.bytes), (1, format!("1 {name}").into()));
+        assert_eq!(
+            (latest.version, latest.bytes),
+            (1, format!("1 {name}").into())
+        );
         assert_eq!(latest.mime_type, "text/x-ours");
     }
     let keys: BTreeSet<String> = fake.0.lock().unwrap().keys().cloned().collect();
     let expected = NAMES.iter().flat_map(|name| {
-        let middle = if name.starts_with("user:") { "user" } else { "web-77" };
+        let middle = if name.starts_with("user:") {
+            "user"
+        } else {
+            "web-77"
+        };
         (0..2).map(move |version| format!("myorg/dev/ana ü/{middle}/{name}/{version}"))
     });
     assert_eq!(keys, expected.collect());
@@ -438,16 +612,34 @@ async fn a_server_that_writes_over_what_is_there_is_found_out_and_still_loses_no
         for count in 0..12_u32 {
             let (shelf, bytes) = (shelf.clone(), count.to_string());
             writers.push(tokio::spawn(async move {
-                (shelf.save(&ana(), "a", "x/y", bytes.clone().into()).await.unwrap(), bytes)
+                (
+                    shelf
+                        .save(&ana(), "a", "x/y", bytes.clone().into())
+                        .await
+                        .unwrap(),
+                    bytes,
+                )
             }));
         }
         let mut versions = BTreeSet::new();
         for writer in writers {
             let (version, bytes) = writer.await.unwrap();
             assert!(versions.insert(version), "{manner:?}: {version} twice");
-            assert_eq!(shelf.load(&ana(), "a", Some(version), 9).await.unwrap().bytes, bytes, "{manner:?}");
+            assert_eq!(
+                shelf
+                    .load(&ana(), "a", Some(version), 9)
+                    .await
+                    .unwrap()
+                    .bytes,
+                bytes,
+                "{manner:?}"
+            );
         }
         assert_eq!(versions, (0..12).collect(), "{manner:?}");
-        assert_eq!(shelf.weakness().is_none(), manner == Manner::Honours, "{manner:?}");
+        assert_eq!(
+            shelf.weakness().is_none(),
+            manner == Manner::Honours,
+            "{manner:?}"
+        );
     }
 }

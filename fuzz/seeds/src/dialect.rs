@@ -38,11 +38,20 @@ pub fn asks() -> Vec<Vec<u8>> {
             4,
             r#"{"contents":[{"parts":[{"text":"a"},{"fileData":{"fileUri":"gs://x"}}]}],"generationConfig":{"maxOutputTokens":5,"candidateCount":2},"tools":[{"googleSearch":{}}]}"#,
         ),
-        (5, r#"{"requests":[{"model":"models/e","content":{}},{"model":"e"}]}"#),
-        (6, r#"{"model":"m","options":{"num_predict":-1},"messages":[{"images":["AA"]}]}"#),
+        (
+            5,
+            r#"{"requests":[{"model":"models/e","content":{}},{"model":"e"}]}"#,
+        ),
+        (
+            6,
+            r#"{"model":"m","options":{"num_predict":-1},"messages":[{"images":["AA"]}]}"#,
+        ),
         (6, r#"{"Model":"m","ſtream":1}"#),
     ];
-    bodies.iter().map(|(operation, body)| [&[*operation], body.as_bytes()].concat()).collect()
+    bodies
+        .iter()
+        .map(|(operation, body)| [&[*operation], body.as_bytes()].concat())
+        .collect()
 }
 
 /// As `targets/tap.rs` reads them: operation, kind of answer, where it is cut.

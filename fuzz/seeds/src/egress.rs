@@ -45,7 +45,13 @@ pub fn hellos() -> Vec<Vec<u8>> {
     let name = counted(2, &[&[0][..], &counted(2, b"a.example")].concat());
     let named = [&[0, 0][..], &counted(2, &name)].concat();
     let others = b"\x1a\x1a\0\0\xfe\x0d\0\x02xx".to_vec();
-    let opening = [&[3, 3][..], &[7; 32], &counted(1, &[9; 8]), b"\0\x04\x2a\x2a\x13\x01\x01\0"].concat();
+    let opening = [
+        &[3, 3][..],
+        &[7; 32],
+        &counted(1, &[9; 8]),
+        b"\0\x04\x2a\x2a\x13\x01\x01\0",
+    ]
+    .concat();
     let message = |extensions: &[u8]| {
         let body = [opening.clone(), counted(2, extensions)].concat();
         [vec![1], counted(3, &body)].concat()
@@ -53,7 +59,12 @@ pub fn hellos() -> Vec<Vec<u8>> {
     let record = |part: &[u8]| [vec![22, 3, 1], counted(2, part)].concat();
     let both = message(&[named.clone(), others].concat());
     let (first, second) = both.split_at(50);
-    vec![record(&both), [record(first), record(second)].concat(), record(&message(&named)), message(&named)]
+    vec![
+        record(&both),
+        [record(first), record(second)].concat(),
+        record(&message(&named)),
+        message(&named),
+    ]
 }
 
 fn counted(width: usize, bytes: &[u8]) -> Vec<u8> {

@@ -7,8 +7,8 @@ mod egress;
 use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
     plan::{
-        BoxPlan, Errand, Fellows, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place, PlaceKind,
-        ProgramPlan, Protected, ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
+        BoxPlan, Errand, Fellows, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place,
+        PlaceKind, ProgramPlan, Protected, ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
     },
     protocol::{Arriving, Brief, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
@@ -22,7 +22,9 @@ use std::{
 };
 
 fn main() -> io::Result<()> {
-    let folder = std::env::args_os().nth(1).ok_or_else(|| io::Error::other("usage: airlock-seeds FOLDER"))?;
+    let folder = std::env::args_os()
+        .nth(1)
+        .ok_or_else(|| io::Error::other("usage: airlock-seeds FOLDER"))?;
     let folder = Path::new(&folder);
     write(&folder.join("plan"), plans()?)?;
     write(&folder.join("request"), requests())?;
@@ -81,8 +83,10 @@ fn mesh_messages() -> Vec<Vec<u8>> {
         {"type":"integer","exclusiveMinimum":0},{"const":null}]},"b":{"items":[{"enum":[1,"x"]}],"examples":[1]},"c":{"$ref":"#/$defs/A"}}}}}"##;
     let all = "replyTo=n/a2a/v1/sam_remote_tool/response/A/1\nstatusTo=n/a2a/v1/sam_remote_tool/status/A/1\n\
                clientId=A\ntimestamp=1763170145210\ntraceId=0198c5d2\na2aUserConfig={}";
-    let odd = invoke
-        .replace("[1]", r#"[NaN, Infinity, -Infinity, 1208925819614629174706176, "\ud83d \ud83d\ude00"]"#);
+    let odd = invoke.replace(
+        "[1]",
+        r#"[NaN, Infinity, -Infinity, 1208925819614629174706176, "\ud83d \ud83d\ude00"]"#,
+    );
     let messages: [(&str, &str, &str); 8] = [
         ("invoke/t", all, invoke),
         ("invoke/t", "", invoke),
@@ -90,11 +94,16 @@ fn mesh_messages() -> Vec<Vec<u8>> {
         ("n/a2a/v1/sam_remote_tool/init_request/t", all, question),
         ("init/t", all, question),
         ("cancel/1", "n/a2a/v1/*/cancel/>", ""),
-        ("n/a2a/v1/discovery/agentcards", "n/a2a/v1/discovery/>", schema),
+        (
+            "n/a2a/v1/discovery/agentcards",
+            "n/a2a/v1/discovery/>",
+            schema,
+        ),
         ("invoke/t", "replyTo=elsewhere\na2aStatusTopic=x", "{"),
     ];
-    let joined =
-        messages.iter().map(|(topic, properties, payload)| format!("{topic}\0{properties}\0{payload}"));
+    let joined = messages
+        .iter()
+        .map(|(topic, properties, payload)| format!("{topic}\0{properties}\0{payload}"));
     joined.map(String::into_bytes).collect()
 }
 
@@ -161,7 +170,10 @@ fn events() -> Vec<Vec<u8>> {
         b"id: a\0b\nevent\ndata:  two\n\n",
         b"event: x\n\ndata: lonely\n\xff\n",
     ];
-    streams.iter().map(|stream| [b"\x09", *stream].concat()).collect()
+    streams
+        .iter()
+        .map(|stream| [b"\x09", *stream].concat())
+        .collect()
 }
 
 /// As `targets/mqtt.rs` reads them: version and where they are cut, and what brokers send.
@@ -190,11 +202,18 @@ fn frames() -> Vec<Vec<u8>> {
     let mechanisms = frame(1, b"\x00\x53\x40\xc0\x0c\x01\xa3\x09ANONYMOUS");
     let let_in = frame(1, b"\x00\x53\x44\xc0\x03\x01\x50\x00");
     let open = frame(0, b"\x00\x53\x10\xc0\x04\x01\xa1\x01b");
-    let begin = frame(0, b"\x00\x53\x11\xc0\x09\x04\x60\x00\x00\x43\x52\x64\x52\x64");
-    let flow = frame(0, b"\x00\x53\x13\xc0\x0b\x07\x43\x52\x64\x43\x52\x64\x43\x43\x52\x0a");
+    let begin = frame(
+        0,
+        b"\x00\x53\x11\xc0\x09\x04\x60\x00\x00\x43\x52\x64\x52\x64",
+    );
+    let flow = frame(
+        0,
+        b"\x00\x53\x13\xc0\x0b\x07\x43\x52\x64\x43\x52\x64\x43\x43\x52\x0a",
+    );
     let transfer = b"\x00\x53\x14\xc0\x08\x05\x43\x43\xa0\x01t\x43\x42";
     let properties = b"\x00\x53\x73\xc0\x0b\x04\x40\x40\xa1\x05a.b.c\x40";
-    let application = b"\x00\x53\x74\xc1\x11\x04\xa1\x01t\x83\x00\x00\x01\x8b\xcf\xe5\x68\x00\xa1\x01f\x41";
+    let application =
+        b"\x00\x53\x74\xc1\x11\x04\xa1\x01t\x83\x00\x00\x01\x8b\xcf\xe5\x68\x00\xa1\x01f\x41";
     let body = b"\x00\x53\x75\xa0\x02{}";
     let message = frame(0, &[&transfer[..], properties, application, body].concat());
     let rejected = b"\x00\x53\x15\xc0\x1d\x05\x41\x43\x43\x41\x00\x53\x25\xc0\x13\x01\x00\x53\x1d\xc0\x0d\x02\xa3\x06amqp:x\xa1\x02no";
@@ -209,7 +228,10 @@ fn frames() -> Vec<Vec<u8>> {
         [frame(0, b""), large].concat(),
         array.to_vec(),
     ];
-    streams.iter().map(|stream| [b"\x20", &stream[..]].concat()).collect()
+    streams
+        .iter()
+        .map(|stream| [b"\x20", &stream[..]].concat())
+        .collect()
 }
 
 /// As `targets/pkt.rs` reads them: where they are cut, and what git sends.
@@ -229,14 +251,22 @@ fn pushes() -> Vec<Vec<u8>> {
         format!("{cert}{create}0000"),
         "0000".to_owned(),
     ];
-    pushes.iter().map(|push| [b"\x07", push.as_bytes()].concat()).collect()
+    pushes
+        .iter()
+        .map(|push| [b"\x07", push.as_bytes()].concat())
+        .collect()
 }
 
 /// What a run writes that is served once and dies in its second call.
 fn ledgers(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     let place = folder.join("ledger-of-seeds");
     let ledger = Ledger::open(&place, "owner", Durability::Process)?;
-    let call = Call { run: "r".into(), tenant: "t\u{1}\"".into(), model: "m".into(), ..Call::default() };
+    let call = Call {
+        run: "r".into(),
+        tenant: "t\u{1}\"".into(),
+        model: "m".into(),
+        ..Call::default()
+    };
     let first = ledger.reserve(&call, Money(100), 10)?;
     ledger.settle(first, &Outcome::unknown(Money(100), "dropped"))?;
     ledger.inject("r".into(), "secret", "VARIABLE")?;
@@ -246,7 +276,10 @@ fn ledgers(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     let text = fs::read(place.join("owner.jsonl"))?;
     fs::remove_dir_all(place)?;
     let torn = &text[..text.len() - 10];
-    Ok([&text[..], torn].into_iter().map(|text| [&[0, 77, b'x'][..], text].concat()).collect())
+    Ok([&text[..], torn]
+        .into_iter()
+        .map(|text| [&[0, 77, b'x'][..], text].concat())
+        .collect())
 }
 
 fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
@@ -258,12 +291,27 @@ fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
 /// A tar of a pax header and a file, and one of GNU's with holes and a long name.
 fn layers() -> Vec<Vec<u8>> {
     let pax = b"20 path=folder/name\n27 GNU.sparse.map=0,1,5,1\n";
-    let first = [block(b"x", b'x', pax.len()), padded(pax), block(b"a", b'0', 2), padded(b"hi")].concat();
+    let first = [
+        block(b"x", b'x', pax.len()),
+        padded(pax),
+        block(b"a", b'0', 2),
+        padded(b"hi"),
+    ]
+    .concat();
     let mut holes = block(b"s", b'S', 2);
     holes[386..410].copy_from_slice(b"00000000005 00000000002 ");
     holes[483..495].copy_from_slice(b"00000000100 ");
-    let second = [block(b"l", b'L', 5), padded(b"long\0"), summed(holes), padded(b"hi")].concat();
-    [first, second].into_iter().map(|bytes| [vec![100], bytes, vec![0; 1024]].concat()).collect()
+    let second = [
+        block(b"l", b'L', 5),
+        padded(b"long\0"),
+        summed(holes),
+        padded(b"hi"),
+    ]
+    .concat();
+    [first, second]
+        .into_iter()
+        .map(|bytes| [vec![100], bytes, vec![0; 1024]].concat())
+        .collect()
 }
 
 fn block(name: &[u8], flag: u8, size: usize) -> Vec<u8> {
@@ -304,7 +352,13 @@ fn manifests() -> Vec<Vec<u8>> {
 
 fn addresses() -> Vec<Vec<u8>> {
     let v4 = [&[2, 0, 1, 187, 1, 2, 3, 4][..], &[0; 8]].concat();
-    let v6 = [&[10, 0, 0, 80, 0, 0, 0, 0][..], &[0; 10], &[255, 255, 127, 0, 0, 1], &[0; 4]].concat();
+    let v6 = [
+        &[10, 0, 0, 80, 0, 0, 0, 0][..],
+        &[0; 10],
+        &[255, 255, 127, 0, 0, 1],
+        &[0; 4],
+    ]
+    .concat();
     vec![v4, v6, b"\x01\0/socket\0".to_vec()]
 }
 
@@ -312,16 +366,42 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
     fn of_kind<T: Wire>(kind: u8, value: &T) -> Vec<u8> {
         [vec![kind], encode(value)].concat()
     }
-    let ended = Ended { status: 256, cpu_us: 1500, peak_bytes: 4 << 20, alone: true };
+    let ended = Ended {
+        status: 256,
+        cpu_us: 1500,
+        peak_bytes: 4 << 20,
+        alone: true,
+    };
     let (plan, _) = Brief::new(&IDS)?;
-    let stock = StockPlan { depth: 8, ids: IDS, outer_count: 65_536, first_turn: 3 };
-    let failure = Failure { step: Step::Mounts, errno: 2, detail: "/data".to_owned() };
+    let stock = StockPlan {
+        depth: 8,
+        ids: IDS,
+        outer_count: 65_536,
+        first_turn: 3,
+    };
+    let failure = Failure {
+        step: Step::Mounts,
+        errno: 2,
+        detail: "/data".to_owned(),
+    };
     Ok(vec![
         of_kind(b't', &template()),
         of_kind(b'b', &a_box()),
         of_kind(b'p', &program()),
-        of_kind(b'q', &Request::Template { plan: plan.clone(), first: Some(IDS) }),
-        of_kind(b'q', &Request::Box { plan: plan.clone(), cgroup: true }),
+        of_kind(
+            b'q',
+            &Request::Template {
+                plan: plan.clone(),
+                first: Some(IDS),
+            },
+        ),
+        of_kind(
+            b'q',
+            &Request::Box {
+                plan: plan.clone(),
+                cgroup: true,
+            },
+        ),
         of_kind(b'q', &Request::Lane),
         of_kind(b'q', &Request::Stock(stock)),
         of_kind(b'c', &Command::Exec(plan.clone())),
@@ -348,7 +428,13 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
     ])
 }
 
-const IDS: Ids = Ids { uid: 1000, gid: 1000, outer_uid: 200_000, outer_gid: 200_000, drop_groups: true };
+const IDS: Ids = Ids {
+    uid: 1000,
+    gid: 1000,
+    outer_uid: 200_000,
+    outer_gid: 200_000,
+    drop_groups: true,
+};
 
 fn template() -> TemplatePlan {
     let place = |path: &CStr, kind, content: &CStr| Place {
@@ -358,12 +444,22 @@ fn template() -> TemplatePlan {
     };
     TemplatePlan {
         steps: Steps::ALL,
-        image: Some(ImageRoot { path: c"/images/alpine".to_owned(), id: FileId { device: 1, inode: 2 } }),
+        image: Some(ImageRoot {
+            path: c"/images/alpine".to_owned(),
+            id: FileId {
+                device: 1,
+                inode: 2,
+            },
+        }),
         places: vec![
             place(c"usr", PlaceKind::Bind, c"/usr"),
             place(c"bin", PlaceKind::Link, c"usr/bin"),
             place(c"etc", PlaceKind::Directory, c""),
-            place(c"etc/passwd", PlaceKind::File, c"user:x:1000:1000::/workspace/.home:/bin/sh\n"),
+            place(
+                c"etc/passwd",
+                PlaceKind::File,
+                c"user:x:1000:1000::/workspace/.home:/bin/sh\n",
+            ),
             place(c"dev/null", PlaceKind::Device, c"/dev/null"),
             place(c"etc", PlaceKind::Shown, c"/etc"),
             place(c"etc/shadow", PlaceKind::Hidden, c""),
@@ -380,7 +476,10 @@ fn a_box() -> BoxPlan {
         writable: owner.is_some(),
         owner,
     };
-    let protected = |path: &CStr, kind| Protected { path: path.to_owned(), kind };
+    let protected = |path: &CStr, kind| Protected {
+        path: path.to_owned(),
+        kind,
+    };
     BoxPlan {
         steps: Steps::ALL,
         ids: IDS,
@@ -389,13 +488,24 @@ fn a_box() -> BoxPlan {
         hostname: c"airlock".to_owned(),
         own_network: true,
         doors: vec![8080, 3128],
-        passing: Some(PassingPlan { ports: vec![80, 443], redirect: Some(3129), names: 53 }),
+        passing: Some(PassingPlan {
+            ports: vec![80, 443],
+            redirect: Some(3129),
+            names: 53,
+        }),
         terminal: true,
         stays: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
         copies: vec![c"/usr".to_owned()],
-        workspace: Some(host_path(c"/home/u/project", c"/workspace", Some(Owner { uid: 1000, gid: 1000 }))),
+        workspace: Some(host_path(
+            c"/home/u/project",
+            c"/workspace",
+            Some(Owner {
+                uid: 1000,
+                gid: 1000,
+            }),
+        )),
         protected: vec![
             protected(c".git", ProtectedKind::Guard),
             protected(c".git/hooks", ProtectedKind::ReadOnly),
@@ -407,7 +517,8 @@ fn a_box() -> BoxPlan {
 }
 
 fn program() -> ProgramPlan {
-    let strings = |all: &[&CStr]| -> Vec<CString> { all.iter().map(|&text| text.to_owned()).collect() };
+    let strings =
+        |all: &[&CStr]| -> Vec<CString> { all.iter().map(|&text| text.to_owned()).collect() };
     ProgramPlan {
         steps: Steps::ALL,
         ids: IDS,
@@ -418,7 +529,11 @@ fn program() -> ProgramPlan {
         }),
         last: true,
         directory: c"/workspace".to_owned(),
-        rlimits: vec![ResourceLimit { resource: 7, soft: 128, hard: 128 }],
+        rlimits: vec![ResourceLimit {
+            resource: 7,
+            soft: 128,
+            hard: 128,
+        }],
         writable: strings(&[c"/tmp", c"/workspace"]),
         fellows: Fellows::Reached,
         nice: None,
@@ -430,23 +545,74 @@ fn program() -> ProgramPlan {
 /// Records as `targets/request.rs` reads them.
 fn requests() -> Vec<Vec<u8>> {
     let all: [&[&str]; 5] = [
-        &["cpython3", "c-c", "cprint(1)", "rrun-1", "ttask.2", "jjob_3", "M64M", "T1m30s", "C1.5", "N32"],
-        &["ctrue", "m/data:/data:ro", "m/a:b:/workspace/sub:rw", "w.", "I/images/alpine", "u1000:1000"],
-        &["ctrue", "ia/b=file", "ix=artifact:out.txt@3", "aout.txt", "a/workspace/dir/./x", "p.git/hooks"],
-        &["ctrue", "eLANG=C.UTF-8", "ePATH=/x", "Pagent", "ndoors", "d8080", "bnative", "qmemory_limit"],
-        &["ctrue", "m/x:/a/../etc:rw", "i../x=y", "a..", "r../x", "nhost", "T500ms", "M2G", "C0.01"],
+        &[
+            "cpython3",
+            "c-c",
+            "cprint(1)",
+            "rrun-1",
+            "ttask.2",
+            "jjob_3",
+            "M64M",
+            "T1m30s",
+            "C1.5",
+            "N32",
+        ],
+        &[
+            "ctrue",
+            "m/data:/data:ro",
+            "m/a:b:/workspace/sub:rw",
+            "w.",
+            "I/images/alpine",
+            "u1000:1000",
+        ],
+        &[
+            "ctrue",
+            "ia/b=file",
+            "ix=artifact:out.txt@3",
+            "aout.txt",
+            "a/workspace/dir/./x",
+            "p.git/hooks",
+        ],
+        &[
+            "ctrue",
+            "eLANG=C.UTF-8",
+            "ePATH=/x",
+            "Pagent",
+            "ndoors",
+            "d8080",
+            "bnative",
+            "qmemory_limit",
+        ],
+        &[
+            "ctrue",
+            "m/x:/a/../etc:rw",
+            "i../x=y",
+            "a..",
+            "r../x",
+            "nhost",
+            "T500ms",
+            "M2G",
+            "C0.01",
+        ],
     ];
-    all.iter().map(|records| records.join("\x1e").into_bytes()).collect()
+    all.iter()
+        .map(|records| records.join("\x1e").into_bytes())
+        .collect()
 }
 
 /// A challenge, then a document, as `targets/registry.rs` reads them.
 fn registries() -> Vec<Vec<u8>> {
     let digest = format!("sha256:{}", "0".repeat(64));
-    let blob =
-        |kind: &str| format!(r#"{{"mediaType":"application/vnd.{kind}","digest":"{digest}","size":3}}"#);
-    let (config, layer) = (blob("oci.image.config.v1+json"), blob("oci.image.layer.v1.tar+gzip"));
+    let blob = |kind: &str| {
+        format!(r#"{{"mediaType":"application/vnd.{kind}","digest":"{digest}","size":3}}"#)
+    };
+    let (config, layer) = (
+        blob("oci.image.config.v1+json"),
+        blob("oci.image.layer.v1.tar+gzip"),
+    );
     let foreign = blob("docker.image.rootfs.foreign.diff.tar.gzip");
-    let image = |layer: &str| format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#);
+    let image =
+        |layer: &str| format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#);
     let entry = blob("oci.image.manifest.v1+json");
     let index = format!(
         r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{entry}]}}"#
@@ -456,9 +622,15 @@ fn registries() -> Vec<Vec<u8>> {
         (bearer, image(&layer)),
         (r#"Basic realm="a, \"b\"""#, image(&foreign)),
         ("Digest nonce=1, Bearer realm=x", index),
-        ("Negotiate a==", r#"{"schemaVersion":1,"fsLayers":[]}"#.to_owned()),
+        (
+            "Negotiate a==",
+            r#"{"schemaVersion":1,"fsLayers":[]}"#.to_owned(),
+        ),
     ];
-    pairs.iter().map(|(header, document)| format!("{header}\0{document}").into_bytes()).collect()
+    pairs
+        .iter()
+        .map(|(header, document)| format!("{header}\0{document}").into_bytes())
+        .collect()
 }
 
 /// What programs write to terminals, after a byte for the level and one for where it is cut.
@@ -470,7 +642,10 @@ fn screens() -> Vec<Vec<u8>> {
         "\x1b]52;c;eA==\x07\x1b]0;title\x1b\\\x1bP$qm\x1b\\\x1b_G\x1b\\\x1bkx\x1b\\",
         "\u{9b}2J\u{9d}52;c;?\u{9c}\x1b[?25;1048l\x18\x1b\x1b[",
     ];
-    let level = |level: u8| all.iter().map(move |text| [&[level, 3], text.as_bytes()].concat());
+    let level = |level: u8| {
+        all.iter()
+            .map(move |text| [&[level, 3], text.as_bytes()].concat())
+    };
     level(0).chain(level(1)).collect()
 }
 
@@ -490,10 +665,10 @@ fn settings() -> Vec<Vec<u8>> {
     let operators = "[profile.ci]\nbase = \"standard\"\nnetwork = \"none\"\nmemory = \"1G\"\ncpus = 1.5\n\
                      pids = 64\nenv.inherit = [\"LANG\"]\n[maximum]\nmemory = \"2G\"\nwall_time = \"10m\"\n";
     let restrictive = "[profile.restrictive]\nbase = \"agent\"\ndisk = \"1G\"\nopen_files = 64\n";
-    let narrow =
-        "network = \"none\"\nmemory = \"64M\"\nwall_time = \"30s\"\ncpu_time = \"5s\"\noutput = 4096\n";
+    let narrow = "network = \"none\"\nmemory = \"64M\"\nwall_time = \"30s\"\ncpu_time = \"5s\"\noutput = 4096\n";
     let choice = "profile = \"ci\"\nfile_size = \"1M\"\npids = 8\n";
-    let listed = "[images]\npolicy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", 7]\n";
+    let listed =
+        "[images]\npolicy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", 7]\n";
     let models = "[provider.a]\ndialect = \"openai\"\nbase = \"http://0x7f.1:80/v1\"\nallow_private = true\n\
                   allow_plain_http = true\nkey = { env = \"K\" }\nforward_headers = [\"x-title\"]\nretries = 1\n\
                   [model.m]\ntargets = [\"a/b\"]\n[prices.\"b*\"]\ninput = 0.5\noutput = 1e-3\n[inference]\ntime = 5\n\
@@ -541,15 +716,18 @@ fn settings() -> Vec<Vec<u8>> {
         "secrets.keyring = true",
     ];
     let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
-    pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()
+    pairs
+        .map(|(operators, local)| format!("{operators}\0{local}").into_bytes())
+        .collect()
 }
 
 /// As `targets/entry.rs` reads them.
 fn entries() -> Vec<Vec<u8>> {
-    let passwd = "root:x:0:0::/root:/bin/sh\nagent:x:1000:1000:A:/home/agent:/bin/sh\ntoor:x:0:0::/:\n";
+    let passwd =
+        "root:x:0:0::/root:/bin/sh\nagent:x:1000:1000:A:/home/agent:/bin/sh\ntoor:x:0:0::/:\n";
     let group = "root:x:0:\nagent:x:1000:\ntools:x:2000:agent,other\n";
-    let users =
-        ["agent", "1000:1000", "agent:tools", "toor", "0"].map(|name| format!("u{name}\0{passwd}\0{group}"));
+    let users = ["agent", "1000:1000", "agent:tools", "toor", "0"]
+        .map(|name| format!("u{name}\0{passwd}\0{group}"));
     let others = [
         r#"j["sh", "-c", "\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00", ""]"#,
         "j[]",
@@ -560,7 +738,11 @@ fn entries() -> Vec<Vec<u8>> {
         "a127.0.0.1 a.b\nnameserver 127.0.0.11\n",
         "a\u{1}a\0\0\u{1}\0\u{1}\0\0\0\u{1}\0\u{4}\u{a}\0\0\u{2}",
     ];
-    users.into_iter().map(String::into_bytes).chain(others.map(|text| text.as_bytes().to_vec())).collect()
+    users
+        .into_iter()
+        .map(String::into_bytes)
+        .chain(others.map(|text| text.as_bytes().to_vec()))
+        .collect()
 }
 
 /// As `targets/contract.rs` reads them.
@@ -583,7 +765,9 @@ fn results() -> Vec<Vec<u8>> {
             r#"{"payloads":[],"meta":{"durationMs":1,"error":{"kind":"k","message":"m"},"litellmCallId":"c"}}"#,
         ),
     ];
-    all.iter().map(|(kind, code, text)| [&[*kind, *code], text.as_bytes()].concat()).collect()
+    all.iter()
+        .map(|(kind, code, text)| [&[*kind, *code], text.as_bytes()].concat())
+        .collect()
 }
 
 /// As `targets/http.rs` reads them.
@@ -595,5 +779,8 @@ fn exchanges() -> Vec<Vec<u8>> {
         "GET /a/%2e%2e/b HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n\r\n",
         "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\nbody",
     ];
-    requests.iter().map(|request| [&[7], request.as_bytes()].concat()).collect()
+    requests
+        .iter()
+        .map(|request| [&[7], request.as_bytes()].concat())
+        .collect()
 }

@@ -9,8 +9,9 @@ pub struct Chance(u64);
 impl Chance {
     /// From `AIRLOCK_SEED`, else from the clock; says which.
     pub fn seeded() -> Chance {
-        let fixed =
-            std::env::var("AIRLOCK_SEED").ok().map(|text| text.parse().expect("AIRLOCK_SEED is a number"));
+        let fixed = std::env::var("AIRLOCK_SEED")
+            .ok()
+            .map(|text| text.parse().expect("AIRLOCK_SEED is a number"));
         let seed = fixed.unwrap_or_else(fresh_seed);
         println!("AIRLOCK_SEED={seed}");
         Chance(seed)
@@ -37,5 +38,7 @@ impl Chance {
 
 /// A seed from the clock.
 pub fn fresh_seed() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as u64)
 }

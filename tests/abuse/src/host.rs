@@ -12,7 +12,9 @@ use std::{
 /// Numbers of all processes.
 pub fn processes() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc can be read").flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 /// Processes that carry this text among their arguments or variables.
@@ -20,7 +22,9 @@ pub fn carrying(text: &str) -> Vec<i32> {
     let carries = |pid: &i32| {
         ["cmdline", "environ"].iter().any(|file| {
             let found = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-            found.windows(text.len()).any(|window| window == text.as_bytes())
+            found
+                .windows(text.len())
+                .any(|window| window == text.as_bytes())
         })
     };
     processes().into_iter().filter(carries).collect()
@@ -57,8 +61,10 @@ pub fn zombies_of(parent: i32) -> Vec<i32> {
 
 /// The living processes below `root`, whoever adopted them in between.
 pub fn descendants(root: i32) -> BTreeSet<i32> {
-    let all: BTreeMap<i32, (char, i32)> =
-        processes().into_iter().filter_map(|pid| Some((pid, state_and_parent(pid)?))).collect();
+    let all: BTreeMap<i32, (char, i32)> = processes()
+        .into_iter()
+        .filter_map(|pid| Some((pid, state_and_parent(pid)?)))
+        .collect();
     let below = |mut pid: i32| {
         while let Some((_, parent)) = all.get(&pid) {
             if *parent == root {
@@ -68,7 +74,10 @@ pub fn descendants(root: i32) -> BTreeSet<i32> {
         }
         false
     };
-    let living = all.iter().filter(|(_, (state, _))| *state != 'Z').map(|(pid, _)| *pid);
+    let living = all
+        .iter()
+        .filter(|(_, (state, _))| *state != 'Z')
+        .map(|(pid, _)| *pid);
     living.filter(|pid| below(*pid)).collect()
 }
 
@@ -100,8 +109,13 @@ pub fn cgroups_naming(text: &str) -> Vec<PathBuf> {
 /// How the cgroups and containers of a state folder's runs are marked: by its place on disk and when it was made.
 pub fn owner(state: &Path) -> String {
     let found = fs::metadata(state).expect("a state folder");
-    let made = found.created().expect("tests lie where folders know their age");
-    let made = made.duration_since(UNIX_EPOCH).expect("it is not that old").as_nanos();
+    let made = found
+        .created()
+        .expect("tests lie where folders know their age");
+    let made = made
+        .duration_since(UNIX_EPOCH)
+        .expect("it is not that old")
+        .as_nanos();
     format!("{:x}-{:x}-{made:x}", found.dev(), found.ino())
 }
 
@@ -109,7 +123,11 @@ pub fn owner(state: &Path) -> String {
 pub fn mounts_naming(path: &Path) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("the mount table can be read");
     let path = path.display().to_string();
-    table.lines().filter(|line| line.contains(&path)).map(str::to_owned).collect()
+    table
+        .lines()
+        .filter(|line| line.contains(&path))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Everything below a folder, relative to it.
@@ -120,7 +138,13 @@ pub fn listing(folder: &Path) -> BTreeSet<PathBuf> {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 next.push(entry.path());
             }
-            found.insert(entry.path().strip_prefix(folder).expect("it is below").to_owned());
+            found.insert(
+                entry
+                    .path()
+                    .strip_prefix(folder)
+                    .expect("it is below")
+                    .to_owned(),
+            );
         }
     }
     found
@@ -129,13 +153,17 @@ pub fn listing(folder: &Path) -> BTreeSet<PathBuf> {
 /// The namespaces that these processes are in.
 pub fn namespaces(of: &BTreeSet<i32>) -> BTreeSet<PathBuf> {
     let kinds = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
-    let links = of.iter().flat_map(|pid| kinds.map(|kind| format!("/proc/{pid}/ns/{kind}")));
+    let links = of
+        .iter()
+        .flat_map(|pid| kinds.map(|kind| format!("/proc/{pid}/ns/{kind}")));
     links.filter_map(|link| fs::read_link(link).ok()).collect()
 }
 
 /// The most memory a process ever held, in KiB.
 pub fn peak_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().trim_end_matches("kB").trim().parse().ok()
 }

@@ -45,11 +45,18 @@ pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("AIRLOCK_BIN") {
         let path = PathBuf::from(path);
-        assert!(path.is_file(), "AIRLOCK_BIN names `{}`, which is no file", path.display());
+        assert!(
+            path.is_file(),
+            "AIRLOCK_BIN names `{}`, which is no file",
+            path.display()
+        );
         return path;
     }
     let test = std::env::current_exe().expect("this test has a path");
-    let profile = test.parent().and_then(Path::parent).expect("tests lie in target/PROFILE/deps");
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("tests lie in target/PROFILE/deps");
     let path = profile.join("airlock");
     assert!(
         path.is_file(),
@@ -72,15 +79,27 @@ pub struct Bench {
 impl Bench {
     /// A fresh one.
     pub fn new(name: &str) -> Bench {
-        let folder = std::env::temp_dir().join(format!("airlock-abuse-{name}-{}", std::process::id()));
-        fs::DirBuilder::new().mode(0o755).create(&folder).expect("a fresh folder for the test");
-        Bench { state: folder.join("state"), folder, names: AtomicU64::new(0) }
+        let folder =
+            std::env::temp_dir().join(format!("airlock-abuse-{name}-{}", std::process::id()));
+        fs::DirBuilder::new()
+            .mode(0o755)
+            .create(&folder)
+            .expect("a fresh folder for the test");
+        Bench {
+            state: folder.join("state"),
+            folder,
+            names: AtomicU64::new(0),
+        }
     }
 
     /// An id that no other run on this machine has.
     pub fn run_id(&self, what: &str) -> String {
         let number = self.names.fetch_add(1, Ordering::Relaxed);
-        format!("abuse-{what}-{}-{number}-{:x}", std::process::id(), chance::fresh_seed())
+        format!(
+            "abuse-{what}-{}-{number}-{:x}",
+            std::process::id(),
+            chance::fresh_seed()
+        )
     }
 
     /// A fresh folder that everybody may write, as a workspace or for mounts.
@@ -94,8 +113,14 @@ impl Bench {
     /// `airlock SUBCOMMAND --state STATE`, with nothing on standard input.
     pub fn airlock(&self, subcommand: &str) -> Command {
         let mut command = Command::new(binary());
-        command.arg(subcommand).arg("--state").arg(&self.state).stdin(Stdio::null());
-        command.env_remove("AIRLOCK_CONFIG").current_dir(&self.folder);
+        command
+            .arg(subcommand)
+            .arg("--state")
+            .arg(&self.state)
+            .stdin(Stdio::null());
+        command
+            .env_remove("AIRLOCK_CONFIG")
+            .current_dir(&self.folder);
         command
     }
 
@@ -116,7 +141,11 @@ impl Bench {
 
     /// Sweeps; what it says.
     pub fn sweep(&self) -> Value {
-        let done = self.airlock("sweep").arg("--json").output().expect("airlock starts");
+        let done = self
+            .airlock("sweep")
+            .arg("--json")
+            .output()
+            .expect("airlock starts");
         serde_json::from_slice(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
     }
 
@@ -125,7 +154,10 @@ impl Bench {
         let held = self.run(&["--cpus", "1"], &["true"]).json["enforced_by"][limit].clone();
         let cgroup = held.as_str().is_some_and(|name| name.starts_with("cgroup"));
         if !cgroup {
-            assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "prerequisite: a cgroup for `{limit}`");
+            assert!(
+                std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+                "prerequisite: a cgroup for `{limit}`"
+            );
             println!("NOT RUN: `{limit}` is held by {held} here, not by a cgroup");
         }
         cgroup
@@ -159,7 +191,10 @@ impl Outcome {
     /// From what was printed.
     pub fn read(exit: Option<i32>, stdout: &[u8], stderr: &[u8]) -> Outcome {
         let json = serde_json::from_slice(stdout).unwrap_or_else(|error| {
-            let (out, err) = (String::from_utf8_lossy(stdout), String::from_utf8_lossy(stderr));
+            let (out, err) = (
+                String::from_utf8_lossy(stdout),
+                String::from_utf8_lossy(stderr),
+            );
             panic!("no JSON result ({error}); exit {exit:?}; stdout `{out}`; stderr `{err}`")
         });
         Outcome { exit, json }
@@ -173,7 +208,10 @@ impl Outcome {
     /// Its `limits_hit`.
     pub fn limits(&self) -> Vec<&str> {
         let list = self.json["limits_hit"].as_array();
-        list.into_iter().flatten().filter_map(Value::as_str).collect()
+        list.into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect()
     }
 
     /// Its `stdout`.
@@ -183,13 +221,20 @@ impl Outcome {
 
     /// A number somewhere in it.
     pub fn number(&self, pointer: &str) -> u64 {
-        self.json.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {pointer}: {self:?}"))
+        self.json
+            .pointer(pointer)
+            .and_then(Value::as_u64)
+            .unwrap_or_else(|| panic!("no {pointer}: {self:?}"))
     }
 
     /// Compares what a test is about, all at once.
     #[track_caller]
     pub fn expect(&self, status: &str, exit: i32, limits: &[&str]) -> &Outcome {
-        assert_eq!((self.status(), self.exit, &self.limits()[..]), (status, Some(exit), limits), "{self:#?}");
+        assert_eq!(
+            (self.status(), self.exit, &self.limits()[..]),
+            (status, Some(exit), limits),
+            "{self:#?}"
+        );
         self
     }
 }

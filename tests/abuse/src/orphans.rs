@@ -13,7 +13,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Takes the turn, and becomes the parent of whatever is orphaned below us.
 pub fn take_turn() -> MutexGuard<'static, ()> {
     let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("we can adopt orphans");
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .expect("we can adopt orphans");
     turn
 }
 

@@ -20,7 +20,10 @@ fn a_fork_bomb_stops_at_the_pids_limit_and_is_named() {
     let outcome = bench.attack(&["--pids", "24", "--timeout", "2s"], &bomb);
     outcome.expect("timed_out", 124, &["pids", "wall_time"]);
     // Two processes of the box itself are counted with it.
-    assert!((20..=26).contains(&outcome.number("/usage/pids_peak")), "{outcome:#?}");
+    assert!(
+        (20..=26).contains(&outcome.number("/usage/pids_peak")),
+        "{outcome:#?}"
+    );
 }
 
 #[test]
@@ -68,9 +71,17 @@ fn a_memory_bomb_is_killed_at_its_limit() {
     for script in [ALLOCATE_128_MIB, MEMFD_128_MIB] {
         let bomb = ["python3", "-c", script];
         let small = ["--memory", "64M", "--file-size", "1G"];
-        bench.attack(&small, &bomb).expect("oom_killed", 137, &["memory"]);
+        bench
+            .attack(&small, &bomb)
+            .expect("oom_killed", 137, &["memory"]);
         let large = ["--memory", "512M", "--file-size", "1G"];
-        assert_eq!(bench.run(&large, &bomb).expect("succeeded", 0, &[]).stdout(), "128\n");
+        assert_eq!(
+            bench
+                .run(&large, &bomb)
+                .expect("succeeded", 0, &[])
+                .stdout(),
+            "128\n"
+        );
     }
 }
 
@@ -84,7 +95,9 @@ fn files_in_scratch_space_are_memory_too() {
         let script = format!("exec head -c 128M /dev/zero > {place}");
         let bomb = ["sh", "-c", &script];
         let small = ["--memory", "48M", "--disk", "256M", "--file-size", "1G"];
-        bench.attack(&small, &bomb).expect("oom_killed", 137, &["memory"]);
+        bench
+            .attack(&small, &bomb)
+            .expect("oom_killed", 137, &["memory"]);
         let large = ["--memory", "512M", "--disk", "256M", "--file-size", "1G"];
         bench.run(&large, &bomb).expect("succeeded", 0, &[]);
     }
@@ -105,14 +118,26 @@ fn a_child_killed_for_memory_does_not_fail_its_program() {
 #[test]
 fn a_disk_bomb_gets_no_space_and_the_result_says_so() {
     let bench = Bench::new("disk");
-    for place in ["/tmp/bomb", "/dev/shm/bomb", "/workspace/bomb", "/workspace/.home/bomb"] {
+    for place in [
+        "/tmp/bomb",
+        "/dev/shm/bomb",
+        "/workspace/bomb",
+        "/workspace/.home/bomb",
+    ] {
         let script = format!("head -c 32M /dev/zero > {place}; echo ended with $?");
         let bomb = ["sh", "-c", &script];
         let outcome = bench.attack(&["--disk", "16M"], &bomb);
         outcome.expect("succeeded", 0, &["disk"]);
-        assert!(outcome.json["stderr"].as_str().is_some_and(|text| text.contains("No space left")));
+        assert!(
+            outcome.json["stderr"]
+                .as_str()
+                .is_some_and(|text| text.contains("No space left"))
+        );
         assert_eq!(
-            bench.run(&["--disk", "64M"], &bomb).expect("succeeded", 0, &[]).stdout(),
+            bench
+                .run(&["--disk", "64M"], &bomb)
+                .expect("succeeded", 0, &[])
+                .stdout(),
             "ended with 0\n"
         );
     }
@@ -121,20 +146,32 @@ fn a_disk_bomb_gets_no_space_and_the_result_says_so() {
 #[test]
 fn a_bomb_of_empty_files_gets_no_space_either() {
     let bench = Bench::new("inodes");
-    let script =
-        "count=0; while [ $count -lt 4000 ] && : > /tmp/$count; do count=$((count + 1)); done; echo $count";
+    let script = "count=0; while [ $count -lt 4000 ] && : > /tmp/$count; do count=$((count + 1)); done; echo $count";
     let bomb = ["sh", "-c", script];
-    let outcome = bench.attack(&["--disk", "8M"], &["sh", "-c", &format!("({script}) ; exit 0")]);
+    let outcome = bench.attack(
+        &["--disk", "8M"],
+        &["sh", "-c", &format!("({script}) ; exit 0")],
+    );
     outcome.expect("succeeded", 0, &["disk"]);
-    assert_eq!(bench.run(&["--disk", "64M"], &bomb).expect("succeeded", 0, &[]).stdout(), "4000\n");
+    assert_eq!(
+        bench
+            .run(&["--disk", "64M"], &bomb)
+            .expect("succeeded", 0, &[])
+            .stdout(),
+        "4000\n"
+    );
 }
 
 #[test]
 fn a_file_larger_than_allowed_ends_its_writer() {
     let bench = Bench::new("file-size");
     let bomb = ["sh", "-c", "exec head -c 2M /dev/zero > /tmp/bomb"];
-    bench.attack(&["--file-size", "1M"], &bomb).expect("failed", 153, &["file_size"]);
-    bench.run(&["--file-size", "2M"], &bomb).expect("succeeded", 0, &[]);
+    bench
+        .attack(&["--file-size", "1M"], &bomb)
+        .expect("failed", 153, &["file_size"]);
+    bench
+        .run(&["--file-size", "2M"], &bomb)
+        .expect("succeeded", 0, &[]);
 }
 
 #[test]
@@ -147,8 +184,14 @@ try:
     print('enough')
 except OSError as error: print(error.errno, os.dup2(0, 3))";
     let bomb = ["python3", "-c", script];
-    assert_eq!(bench.attack(&["--open-files", "32"], &bomb).stdout(), "24 3\n");
-    assert_eq!(bench.run(&["--open-files", "128"], &bomb).stdout(), "enough\n");
+    assert_eq!(
+        bench.attack(&["--open-files", "32"], &bomb).stdout(),
+        "24 3\n"
+    );
+    assert_eq!(
+        bench.run(&["--open-files", "128"], &bomb).stdout(),
+        "enough\n"
+    );
 }
 
 #[test]
@@ -160,7 +203,10 @@ fn cpu_time_is_counted_over_all_processes() {
     let bomb = ["perl", "-e", "fork; fork; while (1) {}"];
     let outcome = bench.attack(&["--cpu-time", "2s", "--timeout", "60s"], &bomb);
     outcome.expect("failed", 128 + 24, &["cpu_time"]);
-    assert!((1_900..4_000).contains(&outcome.number("/usage/cpu_ms")), "{outcome:#?}");
+    assert!(
+        (1_900..4_000).contains(&outcome.number("/usage/cpu_ms")),
+        "{outcome:#?}"
+    );
 }
 
 #[test]
@@ -170,18 +216,31 @@ fn a_share_of_a_cpu_holds_however_many_processes_want_it() {
         return;
     }
     // Ends once both have used 250 ms of CPU each: how long that takes is up to the share.
-    let bomb = ["perl", "-e", "my $p = fork; while ((times)[0] + (times)[1] < 0.25) {} if ($p) { wait }"];
+    let bomb = [
+        "perl",
+        "-e",
+        "my $p = fork; while ((times)[0] + (times)[1] < 0.25) {} if ($p) { wait }",
+    ];
     let limited = bench.attack(&["--cpus", "0.1"], &bomb);
-    let (cpu, wall) = (limited.number("/usage/cpu_ms"), limited.number("/duration_ms"));
+    let (cpu, wall) = (
+        limited.number("/usage/cpu_ms"),
+        limited.number("/duration_ms"),
+    );
     limited.expect("succeeded", 0, &[]);
     assert!(cpu >= 450 && cpu * 5 < wall, "{cpu} ms of CPU in {wall} ms");
     let free = bench.run(&[], &bomb).number("/duration_ms");
-    assert!(free < wall, "without a limit it took {free} ms, with one {wall} ms");
+    assert!(
+        free < wall,
+        "without a limit it took {free} ms, with one {wall} ms"
+    );
 }
 
 #[test]
 fn a_busy_program_dies_of_its_timeout() {
     let bench = Bench::new("timeout");
-    let outcome = bench.attack(&["--timeout", "1s"], &["perl", "-e", "$SIG{TERM} = 'IGNORE'; while (1) {}"]);
+    let outcome = bench.attack(
+        &["--timeout", "1s"],
+        &["perl", "-e", "$SIG{TERM} = 'IGNORE'; while (1) {}"],
+    );
     outcome.expect("timed_out", 124, &["wall_time"]);
 }

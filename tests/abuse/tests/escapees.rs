@@ -30,7 +30,11 @@ def zombies():
 while zombies() and time.monotonic() < end: time.sleep(0.01)
 print(made, zombies())"#;
     let outcome = bench.attack(&["--pids", "32"], &["python3", "-c", script]);
-    assert_eq!((outcome.status(), outcome.stdout()), ("succeeded", "1000 0\n"), "{outcome:#?}");
+    assert_eq!(
+        (outcome.status(), outcome.stdout()),
+        ("succeeded", "1000 0\n"),
+        "{outcome:#?}"
+    );
 }
 
 #[test]
@@ -64,7 +68,10 @@ for flag in [0, 0x8000]:
         while True: time.sleep(1000)
     print(flag, 'made' if child > 0 else ctypes.get_errno())"#;
     let outcome = bench.attack(&[], &["python3", "-c", script]);
-    assert_eq!(outcome.expect("succeeded", 0, &[]).stdout(), "0 made\n32768 1\n");
+    assert_eq!(
+        outcome.expect("succeeded", 0, &[]).stdout(),
+        "0 made\n32768 1\n"
+    );
     assert!(outcome.number("/duration_ms") < 5_000, "{outcome:#?}");
 }
 
@@ -75,7 +82,10 @@ fn a_deaf_tree_ends_at_its_timeout() {
     let script = "\
 $SIG{$_} = 'IGNORE' for qw(TERM HUP INT QUIT XCPU);
 fork; fork; while (1) { sleep 1000 }";
-    let outcome = bench.attack(&["--run-id", &run, "--timeout", "1s"], &["perl", "-e", script]);
+    let outcome = bench.attack(
+        &["--run-id", &run, "--timeout", "1s"],
+        &["perl", "-e", script],
+    );
     outcome.expect("timed_out", 124, &["wall_time"]);
     assert!(outcome.number("/duration_ms") < SOON_MS, "{outcome:#?}");
     assert_eq!(host::programs_of(&run), Vec::<i32>::new());
@@ -86,7 +96,10 @@ fn a_stopped_tree_ends_at_its_timeout() {
     let bench = Bench::new("stopped");
     let run = bench.run_id("stopped");
     let script = "fork; fork; kill 'STOP', $$; while (1) { sleep 1000 }";
-    let outcome = bench.attack(&["--run-id", &run, "--timeout", "1s"], &["perl", "-e", script]);
+    let outcome = bench.attack(
+        &["--run-id", &run, "--timeout", "1s"],
+        &["perl", "-e", script],
+    );
     outcome.expect("timed_out", 124, &["wall_time"]);
     assert!(outcome.number("/duration_ms") < SOON_MS, "{outcome:#?}");
     assert_eq!(host::programs_of(&run), Vec::<i32>::new());
@@ -102,7 +115,11 @@ for signal in KILL STOP TERM SEGV; do kill -$signal 1; done 2> /dev/null
 await 1 S 'the first process sleeps on'";
     let outcome = bench.attack(&["--timeout", "20s"], &["sh", "-c", script]);
     let said = (outcome.status(), outcome.stdout());
-    assert_eq!(said, ("succeeded", "a child stops\nthe first process sleeps on\n"), "{outcome:#?}");
+    assert_eq!(
+        said,
+        ("succeeded", "a child stops\nthe first process sleeps on\n"),
+        "{outcome:#?}"
+    );
 }
 
 #[test]
@@ -111,9 +128,24 @@ fn a_run_of_the_same_name_in_another_state_folder_is_left_alone() {
     let neighbour = Neighbour::move_in(&bench);
     let run = bench.run_id("same");
     let mut command = bench.airlock("run");
-    command.args(["--json", "--stdin", "--run-id", &run, "--", "sh", "-c", "cat; echo whole"]);
-    let airlock = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("airlock starts");
-    eventually("the program runs", || host::programs_of(&run).first().copied());
+    command.args([
+        "--json",
+        "--stdin",
+        "--run-id",
+        &run,
+        "--",
+        "sh",
+        "-c",
+        "cat; echo whole",
+    ]);
+    let airlock = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("airlock starts");
+    eventually("the program runs", || {
+        host::programs_of(&run).first().copied()
+    });
     let beside = other.run(&["--run-id", &run], &["echo", "beside"]);
     assert_eq!(beside.expect("succeeded", 0, &[]).stdout(), "beside\n");
     other.sweep();

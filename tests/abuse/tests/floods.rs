@@ -17,17 +17,27 @@ fn flood_bytes() -> u64 {
 }
 
 fn spawn(command: &mut Command) -> Child {
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("airlock starts")
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("airlock starts")
 }
 
 /// Peak memory of `airlock` over a run that prints nothing, taken while its program waits for input.
 fn quiet_peak(bench: &Bench) -> u64 {
     let workspace = bench.workspace("quiet");
     let mut command = bench.airlock("run");
-    command.args(["--json", "--stdin", "--workspace"]).arg(&workspace);
-    command.args(["--", "sh", "-c", "touch ready; cat > /dev/null"]).stdin(Stdio::piped());
+    command
+        .args(["--json", "--stdin", "--workspace"])
+        .arg(&workspace);
+    command
+        .args(["--", "sh", "-c", "touch ready; cat > /dev/null"])
+        .stdin(Stdio::piped());
     let mut airlock = spawn(&mut command);
-    eventually("the program runs", || workspace.join("ready").exists().then_some(()));
+    eventually("the program runs", || {
+        workspace.join("ready").exists().then_some(())
+    });
     let peak = host::peak_kib(airlock.id()).expect("airlock runs");
     drop(airlock.stdin.take());
     assert!(airlock.wait().expect("airlock ends").success());
@@ -36,7 +46,10 @@ fn quiet_peak(bench: &Bench) -> u64 {
 
 fn grew_little(quiet: u64, flooded: u64) {
     println!("peak memory of airlock: quiet {quiet} KiB, flooded {flooded} KiB");
-    assert!(flooded <= quiet + MOST_GROWTH_KIB, "grew from {quiet} to {flooded} KiB");
+    assert!(
+        flooded <= quiet + MOST_GROWTH_KIB,
+        "grew from {quiet} to {flooded} KiB"
+    );
 }
 
 #[test]
@@ -44,8 +57,15 @@ fn a_flood_is_cut_to_head_and_tail_in_little_memory() {
     let bench = Bench::new("flood-json");
     let quiet = quiet_peak(&bench);
     let neighbour = Neighbour::move_in(&bench);
-    let script = format!("echo first; yes | head -c {}; echo last; echo problem >&2", flood_bytes());
-    let mut airlock = spawn(bench.airlock("run").args(["--json", "--", "sh", "-c", &script]));
+    let script = format!(
+        "echo first; yes | head -c {}; echo last; echo problem >&2",
+        flood_bytes()
+    );
+    let mut airlock = spawn(
+        bench
+            .airlock("run")
+            .args(["--json", "--", "sh", "-c", &script]),
+    );
     let mut stdout = airlock.stdout.take().expect("piped");
     let mut text = vec![0];
     stdout.read_exact(&mut text).expect("a result begins");
@@ -57,9 +77,19 @@ fn a_flood_is_cut_to_head_and_tail_in_little_memory() {
     outcome.expect("succeeded", 0, &["output"]);
     let kept = outcome.stdout();
     assert!(kept.starts_with("first\ny\ny\n") && kept.ends_with("y\nlast\n"));
-    assert!(kept.contains("bytes left out ...]") && kept.len() < 3 << 20, "{} bytes", kept.len());
+    assert!(
+        kept.contains("bytes left out ...]") && kept.len() < 3 << 20,
+        "{} bytes",
+        kept.len()
+    );
     let told = (&outcome.json["stderr"], &outcome.json["truncated"]);
-    assert_eq!(told, (&"problem\n".into(), &serde_json::json!({"stdout": true, "stderr": false})));
+    assert_eq!(
+        told,
+        (
+            &"problem\n".into(),
+            &serde_json::json!({"stdout": true, "stderr": false})
+        )
+    );
     grew_little(quiet, flooded);
     neighbour.move_out();
 }
@@ -79,13 +109,22 @@ fn a_live_flood_passes_through_to_the_byte_in_little_memory() {
             break;
         }
         let offset = total as usize % 2;
-        assert!(buffer[..count].iter().zip(b"y\ny".iter().cycle().skip(offset)).take(2).all(|(a, b)| a == b));
+        assert!(
+            buffer[..count]
+                .iter()
+                .zip(b"y\ny".iter().cycle().skip(offset))
+                .take(2)
+                .all(|(a, b)| a == b)
+        );
         total += count as u64;
         flooded = flooded.max(host::peak_kib(airlock.id()).unwrap_or(0));
     }
     let done = airlock.wait_with_output().expect("airlock ends");
     assert_eq!((done.status.code(), total), (Some(0), flood_bytes()));
-    assert_eq!(String::from_utf8_lossy(&done.stderr).lines().next(), Some("problem"));
+    assert_eq!(
+        String::from_utf8_lossy(&done.stderr).lines().next(),
+        Some("problem")
+    );
     grew_little(quiet, flooded);
     neighbour.move_out();
 }
@@ -96,13 +135,19 @@ fn a_flood_of_both_streams_at_once_ends() {
     let script = "yes out | head -c 64M & yes err | head -c 64M >&2; wait";
     let outcome = bench.attack(&[], &["sh", "-c", script]);
     outcome.expect("succeeded", 0, &["output"]);
-    assert_eq!(outcome.json["truncated"], serde_json::json!({"stdout": true, "stderr": true}));
+    assert_eq!(
+        outcome.json["truncated"],
+        serde_json::json!({"stdout": true, "stderr": true})
+    );
 }
 
 /// Bytes that a process has written so far.
 fn written(pid: i32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("wchar: "))?.parse().ok()
+    text.lines()
+        .find_map(|line| line.strip_prefix("wchar: "))?
+        .parse()
+        .ok()
 }
 
 #[test]
@@ -110,20 +155,48 @@ fn a_reader_that_stops_makes_the_program_wait_and_the_timeout_still_works() {
     let bench = Bench::new("still-reader");
     let neighbour = Neighbour::move_in(&bench);
     let run = bench.run_id("still");
-    let mut airlock = spawn(bench.airlock("run").args(["--run-id", &run, "--timeout", "6s", "--", "yes"]));
-    let program = eventually("the program runs", || host::programs_of(&run).first().copied());
+    let mut airlock =
+        spawn(
+            bench
+                .airlock("run")
+                .args(["--run-id", &run, "--timeout", "6s", "--", "yes"]),
+        );
+    let program = eventually("the program runs", || {
+        host::programs_of(&run).first().copied()
+    });
     let mut last = (0, 0);
     eventually("the program waits", || {
         let now = written(program)?;
-        last = if now == last.0 { (now, last.1 + 1) } else { (now, 0) };
+        last = if now == last.0 {
+            (now, last.1 + 1)
+        } else {
+            (now, 0)
+        };
         (now > 0 && last.1 == 20).then_some(())
     });
-    eventually("the program is gone", || host::programs_of(&run).is_empty().then_some(()));
+    eventually("the program is gone", || {
+        host::programs_of(&run).is_empty().then_some(())
+    });
     let mut passed = Vec::new();
-    airlock.stdout.take().expect("piped").read_to_end(&mut passed).expect("the rest");
+    airlock
+        .stdout
+        .take()
+        .expect("piped")
+        .read_to_end(&mut passed)
+        .expect("the rest");
     let done = airlock.wait_with_output().expect("airlock ends");
-    assert_eq!(done.status.code(), Some(124), "{}", String::from_utf8_lossy(&done.stderr));
-    assert!(passed.len() as u64 >= last.0 && passed.starts_with(b"y\ny\n"), "{} of {}", passed.len(), last.0);
+    assert_eq!(
+        done.status.code(),
+        Some(124),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    assert!(
+        passed.len() as u64 >= last.0 && passed.starts_with(b"y\ny\n"),
+        "{} of {}",
+        passed.len(),
+        last.0
+    );
     assert_eq!(host::cgroups_naming(&run), Vec::<std::path::PathBuf>::new());
     neighbour.move_out();
 }
@@ -134,7 +207,9 @@ fn a_reader_that_leaves_ends_the_run() {
     let neighbour = Neighbour::move_in(&bench);
     let run = bench.run_id("gone");
     let mut airlock = spawn(bench.airlock("run").args(["--run-id", &run, "--", "yes"]));
-    eventually("the program runs", || host::programs_of(&run).first().copied());
+    eventually("the program runs", || {
+        host::programs_of(&run).first().copied()
+    });
     drop(airlock.stdout.take());
     assert_eq!(airlock.wait().expect("airlock ends").code(), Some(141));
     assert_eq!(host::programs_of(&run), Vec::<i32>::new());
@@ -146,7 +221,9 @@ fn closed_streams_of_airlock_or_of_the_program_disturb_nothing() {
     let bench = Bench::new("closed");
     let neighbour = Neighbour::move_in(&bench);
     let mut shell = Command::new("sh");
-    shell.args(["-c", "exec \"$@\" <&- >&- 2>&-", "sh"]).arg(abuse::binary());
+    shell
+        .args(["-c", "exec \"$@\" <&- >&- 2>&-", "sh"])
+        .arg(abuse::binary());
     shell.args(["run", "--state"]).arg(&bench.state);
     shell.args([
         "--stdin",
@@ -161,7 +238,10 @@ fn closed_streams_of_airlock_or_of_the_program_disturb_nothing() {
     let inside = "exec <&- >&- 2>&-; echo lost; echo kept > kept; exit 8";
     let outcome = bench.run(&["--artifact", "kept"], &["sh", "-c", inside]);
     outcome.expect("failed", 8, &[]);
-    assert_eq!((outcome.stdout(), outcome.number("/artifacts/0/size_bytes")), ("", 5));
+    assert_eq!(
+        (outcome.stdout(), outcome.number("/artifacts/0/size_bytes")),
+        ("", 5)
+    );
     neighbour.move_out();
 }
 
@@ -170,7 +250,9 @@ fn input_that_nobody_reads_holds_nothing_up() {
     let bench = Bench::new("unread");
     let neighbour = Neighbour::move_in(&bench);
     let mut command = bench.airlock("run");
-    command.args(["--json", "--stdin", "--", "true"]).stdin(Stdio::piped());
+    command
+        .args(["--json", "--stdin", "--", "true"])
+        .stdin(Stdio::piped());
     let mut airlock = spawn(&mut command);
     let mut input = airlock.stdin.take().expect("piped");
     // Ends when nobody is left to write to.

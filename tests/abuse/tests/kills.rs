@@ -36,7 +36,12 @@ enum Victim {
     Sweep,
 }
 
-const VICTIMS: [Victim; 4] = [Victim::Runner, Victim::Launcher, Victim::Inner, Victim::Sweep];
+const VICTIMS: [Victim; 4] = [
+    Victim::Runner,
+    Victim::Launcher,
+    Victim::Inner,
+    Victim::Sweep,
+];
 
 fn wait(child: &mut Child, what: &str) {
     let end = Instant::now() + PATIENCE;
@@ -72,7 +77,13 @@ impl Storm {
         // Where an ordinary user can reach it, wherever the sources lie.
         fs::copy(abuse::binary(), bench.folder.join("airlock")).expect("a copy of the binary");
         give(&bench.folder, user);
-        Storm { bench, user, input, chance: Chance::seeded(), phases: BTreeMap::new() }
+        Storm {
+            bench,
+            user,
+            input,
+            chance: Chance::seeded(),
+            phases: BTreeMap::new(),
+        }
     }
 
     fn airlock(&self, subcommand: &str) -> Command {
@@ -80,8 +91,14 @@ impl Storm {
         if let Some(user) = self.user {
             let plain = std::mem::replace(&mut command, Command::new("runuser"));
             let binary = self.bench.folder.join("airlock");
-            command.args(["-u", user, "--"]).arg(binary).args(plain.get_args());
-            command.env("HOME", &self.bench.folder).current_dir(&self.bench.folder).stdin(Stdio::null());
+            command
+                .args(["-u", user, "--"])
+                .arg(binary)
+                .args(plain.get_args());
+            command
+                .env("HOME", &self.bench.folder)
+                .current_dir(&self.bench.folder)
+                .stdin(Stdio::null());
         }
         command
     }
@@ -99,13 +116,27 @@ impl Storm {
         let workspace = self.workspace(&run);
         let before = orphans::below_us();
         let mut command = self.airlock("run");
-        command.args(["--json", "--run-id", &run, "--workspace"]).arg(&workspace);
-        command.arg("--input").arg(format!("in.bin={}", self.input.display()));
+        command
+            .args(["--json", "--run-id", &run, "--workspace"])
+            .arg(&workspace);
+        command
+            .arg("--input")
+            .arg(format!("in.bin={}", self.input.display()));
         command.args(["--artifact", "out.bin", "--", "sh", "-c", WORK]);
         // Not pipes: nobody reads them before the end.
-        command.stdout(fs::File::create(self.bench.folder.join("out")).expect("a file for the result"));
-        let airlock = command.stderr(Stdio::null()).spawn().expect("airlock starts");
-        Target { run, workspace, before, airlock }
+        command.stdout(
+            fs::File::create(self.bench.folder.join("out")).expect("a file for the result"),
+        );
+        let airlock = command
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("airlock starts");
+        Target {
+            run,
+            workspace,
+            before,
+            airlock,
+        }
     }
 
     /// How long a run, or a sweep, takes when nobody disturbs it.
@@ -121,7 +152,9 @@ impl Storm {
         wait(&mut target.airlock, "an undisturbed run");
         let time = begin.elapsed();
         assert_eq!(self.result().expect("succeeded", 0, &[]).stdout(), "done\n");
-        let kept = fs::metadata(target.workspace.join("out.bin")).expect("the program's file").len();
+        let kept = fs::metadata(target.workspace.join("out.bin"))
+            .expect("the program's file")
+            .len();
         assert_eq!(kept, INPUT_BYTES as u64);
         self.check(target, "an undisturbed run");
         time
@@ -130,11 +163,18 @@ impl Storm {
     fn result(&self) -> Outcome {
         let text = fs::read(self.bench.folder.join("out")).expect("the result");
         let outcome = Outcome::read(None, &text, b"");
-        Outcome { exit: outcome.json["exit_status"].as_i64().map(|exit| exit as i32), ..outcome }
+        Outcome {
+            exit: outcome.json["exit_status"].as_i64().map(|exit| exit as i32),
+            ..outcome
+        }
     }
 
     fn sweep(&self) -> serde_json::Value {
-        let done = self.airlock("sweep").arg("--json").output().expect("airlock starts");
+        let done = self
+            .airlock("sweep")
+            .arg("--json")
+            .output()
+            .expect("airlock starts");
         serde_json::from_slice(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
     }
 
@@ -147,7 +187,10 @@ impl Storm {
     fn strike(&mut self, victim: Victim, run_time: Duration, sweep_time: Duration) -> bool {
         let mut target = self.start();
         self.delay(run_time);
-        *self.phases.entry((self.phase(&target), victim)).or_default() += 1;
+        *self
+            .phases
+            .entry((self.phase(&target), victim))
+            .or_default() += 1;
         let struck = target.strike(victim);
         let what = format!("the run {} after its {victim:?} was killed", target.run);
         wait(&mut target.airlock, &what);
@@ -165,7 +208,11 @@ impl Storm {
                     orphans::reap();
                     target.ours().is_empty().then_some(())
                 });
-                assert_eq!(self.left_of(&target), Vec::<String>::new(), "{what}, without a sweep");
+                assert_eq!(
+                    self.left_of(&target),
+                    Vec::<String>::new(),
+                    "{what}, without a sweep"
+                );
             }
         }
         self.check(target, &what);
@@ -175,7 +222,11 @@ impl Storm {
     /// How far a run has come, by its traces.
     fn phase(&self, target: &Target) -> &'static str {
         let there = |name: &str| target.workspace.join(name).exists();
-        match (self.bench.state.join("runs").join(&target.run).exists(), there("in.bin"), there("out.bin")) {
+        match (
+            self.bench.state.join("runs").join(&target.run).exists(),
+            there("in.bin"),
+            there("out.bin"),
+        ) {
             (_, _, true) => "4 ending",
             (_, true, false) => "3 running",
             (true, false, false) => "2 making the box",
@@ -191,7 +242,9 @@ impl Storm {
             .spawn()
             .expect("airlock starts");
         self.delay(sweep_time);
-        let found = host::descendants(sweep.id() as i32).into_iter().find(|pid| is_airlock(*pid));
+        let found = host::descendants(sweep.id() as i32)
+            .into_iter()
+            .find(|pid| is_airlock(*pid));
         if let Some(process) = host::hold(found.unwrap_or(sweep.id() as i32)) {
             host::kill(&process);
         }
@@ -213,23 +266,37 @@ impl Storm {
     /// Traces of a run on the host.
     fn left_of(&self, target: &Target) -> Vec<String> {
         let mut left: Vec<String> = Vec::new();
-        let mut add =
-            |what: &str, found: Vec<String>| left.extend(found.iter().map(|one| format!("{what}: {one}")));
-        let shown = |paths: Vec<PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
+        let mut add = |what: &str, found: Vec<String>| {
+            left.extend(found.iter().map(|one| format!("{what}: {one}")))
+        };
+        let shown = |paths: Vec<PathBuf>| {
+            paths
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect()
+        };
         add("cgroup", shown(host::cgroups_naming(&target.run)));
         add("mount", host::mounts_naming(&self.bench.folder));
         let written = ["mine", "in.bin", "out.bin", "made", "made/x"].map(PathBuf::from);
         let found = host::listing(&target.workspace).into_iter();
-        add("in the workspace", shown(found.filter(|path| !written.contains(path)).collect()));
+        add(
+            "in the workspace",
+            shown(found.filter(|path| !written.contains(path)).collect()),
+        );
         let state = host::listing(&self.bench.state);
-        let inode = fs::metadata(&target.workspace).expect("the workspace").ino();
+        let inode = fs::metadata(&target.workspace)
+            .expect("the workspace")
+            .ino();
         let ours = |path: &&PathBuf| {
             let name = path.to_string_lossy();
             path.starts_with("runs") && name.contains(&target.run)
                 || path.starts_with("stubs") && name.ends_with(&format!("-{inode}"))
                 || path.starts_with("artifacts/.drafts") && path.components().count() > 2
         };
-        add("in the state folder", shown(state.iter().filter(ours).cloned().collect()));
+        add(
+            "in the state folder",
+            shown(state.iter().filter(ours).cloned().collect()),
+        );
         left
     }
 }
@@ -237,7 +304,10 @@ impl Storm {
 impl Target {
     /// Processes of this run.
     fn ours(&self) -> BTreeSet<i32> {
-        orphans::below_us().difference(&self.before).copied().collect()
+        orphans::below_us()
+            .difference(&self.before)
+            .copied()
+            .collect()
     }
 
     /// Kills the victim as soon as there is one; false if the run was over before.
@@ -265,7 +335,9 @@ impl Target {
 }
 
 fn is_airlock(pid: i32) -> bool {
-    Path::new(&host::name(pid)).file_name().is_some_and(|name| name == "airlock")
+    Path::new(&host::name(pid))
+        .file_name()
+        .is_some_and(|name| name == "airlock")
 }
 
 fn is_init(pid: i32) -> bool {
@@ -274,7 +346,15 @@ fn is_init(pid: i32) -> bool {
 
 fn give(path: &Path, user: Option<&str>) {
     let Some(user) = user else { return };
-    assert!(Command::new("chown").arg("-R").arg(user).arg(path).status().expect("chown starts").success());
+    assert!(
+        Command::new("chown")
+            .arg("-R")
+            .arg(user)
+            .arg(path)
+            .status()
+            .expect("chown starts")
+            .success()
+    );
 }
 
 /// A run with a workspace that goes on all the time.
@@ -289,12 +369,25 @@ impl Beside {
         let run = storm.bench.run_id("beside");
         let mut command = storm.airlock("run");
         command
-            .args(["--json", "--stdin", "--timeout", "2h", "--run-id", &run, "--workspace"])
+            .args([
+                "--json",
+                "--stdin",
+                "--timeout",
+                "2h",
+                "--run-id",
+                &run,
+                "--workspace",
+            ])
             .arg(&workspace);
-        command.args(["--", "sh", "-c", BESIDE]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["--", "sh", "-c", BESIDE])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let airlock = command.spawn().expect("airlock starts");
         // The shell and what it waits for: one that came later would be taken for somebody of a run under fire.
-        eventually("the run beside", || (host::programs_of(&run).len() >= 2).then_some(()));
+        eventually("the run beside", || {
+            (host::programs_of(&run).len() >= 2).then_some(())
+        });
         Beside { airlock, workspace }
     }
 
@@ -303,12 +396,17 @@ impl Beside {
         let outcome = Outcome::read(done.status.code(), &done.stdout, b"");
         assert_eq!(outcome.expect("succeeded", 0, &[]).stdout(), "end\n");
         let left: Vec<_> = host::listing(&self.workspace).into_iter().collect();
-        assert_eq!(left, ["mine", "own"].map(PathBuf::from), "protected names were made or stayed");
+        assert_eq!(
+            left,
+            ["mine", "own"].map(PathBuf::from),
+            "protected names were made or stayed"
+        );
     }
 }
 
 fn kills() -> u64 {
-    std::env::var("AIRLOCK_KILLS").map_or(60, |text| text.parse().expect("AIRLOCK_KILLS is a number"))
+    std::env::var("AIRLOCK_KILLS")
+        .map_or(60, |text| text.parse().expect("AIRLOCK_KILLS is a number"))
 }
 
 fn storm(mut storm: Storm, kills: u64) {
@@ -336,8 +434,15 @@ fn storm(mut storm: Storm, kills: u64) {
             "kill {struck}: the run beside died"
         );
     }
-    println!("{struck} kills, {late} came too late; by phase: {:?}", storm.phases);
-    assert_eq!(host::namespaces(&orphans::below_us()), before, "namespaces were left");
+    println!(
+        "{struck} kills, {late} came too late; by phase: {:?}",
+        storm.phases
+    );
+    assert_eq!(
+        host::namespaces(&orphans::below_us()),
+        before,
+        "namespaces were left"
+    );
     beside.end();
 }
 
@@ -358,13 +463,30 @@ fn kills_at_any_moment_leave_nothing_of_an_ordinary_user() {
         println!("NOT RUN: only root can start runs as another user");
         return;
     }
-    let known = Command::new("id").arg(USER).output().expect("id starts").status.success();
+    let known = Command::new("id")
+        .arg(USER)
+        .output()
+        .expect("id starts")
+        .status
+        .success();
     if !known {
-        assert!(Command::new("useradd").arg(USER).status().expect("useradd starts").success());
+        assert!(
+            Command::new("useradd")
+                .arg(USER)
+                .status()
+                .expect("useradd starts")
+                .success()
+        );
     }
     storm(Storm::new("storm-user", Some(USER)), kills().div_ceil(4));
     if !known {
-        assert!(Command::new("userdel").arg(USER).status().expect("userdel starts").success());
+        assert!(
+            Command::new("userdel")
+                .arg(USER)
+                .status()
+                .expect("userdel starts")
+                .success()
+        );
     }
 }
 
@@ -376,12 +498,19 @@ fn two_runs_in_one_workspace_the_killed_one_takes_no_protection_along() {
     let beside = Beside::start(&storm);
     let run = storm.bench.run_id("killed");
     let mut command = storm.airlock("run");
-    command.args(["--run-id", &run, "--workspace"]).arg(&beside.workspace).args(["--", "sleep", "1000"]);
+    command
+        .args(["--run-id", &run, "--workspace"])
+        .arg(&beside.workspace)
+        .args(["--", "sleep", "1000"]);
     let mut killed = command.spawn().expect("airlock starts");
-    eventually("the second run", || host::programs_of(&run).first().copied());
+    eventually("the second run", || {
+        host::programs_of(&run).first().copied()
+    });
     host::kill(&host::hold(killed.id() as i32).expect("it runs"));
     wait(&mut killed, "the killed run");
-    eventually("its program is gone", || host::programs_of(&run).is_empty().then_some(()));
+    eventually("its program is gone", || {
+        host::programs_of(&run).is_empty().then_some(())
+    });
     assert_eq!(storm.sweep()["runs"], serde_json::json!([run]));
     assert_eq!(host::cgroups_naming(&run), Vec::<PathBuf>::new());
     beside.end();
@@ -397,11 +526,18 @@ fn a_killed_run_can_be_started_again_under_its_name_at_once() {
     let workspace = storm.workspace("again");
     let path = workspace.display().to_string();
     let options = ["--run-id", &run, "--workspace", &path];
-    let mut killed =
-        storm.airlock("run").args(options).args(["--", "sleep", "1000"]).spawn().expect("airlock starts");
+    let mut killed = storm
+        .airlock("run")
+        .args(options)
+        .args(["--", "sleep", "1000"])
+        .spawn()
+        .expect("airlock starts");
     eventually("the run", || host::programs_of(&run).first().copied());
     let refused = storm.bench.run(&options, &["echo", "again"]);
-    assert_eq!(refused.expect("not_started", 125, &[]).json["error"]["code"], "invalid_spec");
+    assert_eq!(
+        refused.expect("not_started", 125, &[]).json["error"]["code"],
+        "invalid_spec"
+    );
     host::kill(&host::hold(killed.id() as i32).expect("it runs"));
     wait(&mut killed, "the killed run");
     let again = storm.bench.run(&options, &["echo", "again"]);
@@ -416,9 +552,14 @@ fn what_is_protected_can_be_written_where_that_is_allowed() {
     let _turn = orphans::take_turn();
     let storm = Storm::new("allowed", None);
     let workspace = storm.workspace("open");
-    let allowed = [".git", ".vscode", ".envrc", ".claude"].map(|name| ["--allow-protected", name]).concat();
+    let allowed = [".git", ".vscode", ".envrc", ".claude"]
+        .map(|name| ["--allow-protected", name])
+        .concat();
     let mut command = storm.airlock("run");
-    command.args(["--json", "--workspace"]).arg(&workspace).args(allowed);
+    command
+        .args(["--json", "--workspace"])
+        .arg(&workspace)
+        .args(allowed);
     command.args(["--", "sh", "-c", BESIDE]);
     let expected = ".git was open\n.vscode was open\n.envrc was open\n.claude was open\nend\n";
     assert_eq!(Outcome::of(&mut command).stdout(), expected);

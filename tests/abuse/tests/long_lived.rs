@@ -9,13 +9,18 @@ use std::{fs, path::PathBuf};
 /// Carries a test out while it is its turn.
 fn on_turn(test: impl Future<Output = ()>) {
     let _turn = orphans::take_turn();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     runtime.expect("a runtime").block_on(test);
 }
 
 fn helpers() -> Vec<i32> {
     orphans::reap();
-    orphans::below_us().into_iter().filter(|pid| host::name(*pid) == "airlock-launcher").collect()
+    orphans::below_us()
+        .into_iter()
+        .filter(|pid| host::name(*pid) == "airlock-launcher")
+        .collect()
 }
 
 fn kill(pid: i32) {
@@ -26,7 +31,12 @@ fn kill(pid: i32) {
 
 fn spec(command: &[&str]) -> RunSpec {
     let command = command.iter().map(Into::into).collect();
-    Policy::default().admit(RunRequest { command, ..RunRequest::default() }).expect("a plain request")
+    Policy::default()
+        .admit(RunRequest {
+            command,
+            ..RunRequest::default()
+        })
+        .expect("a plain request")
 }
 
 async fn hello(engine: &Engine) -> RunResult {
@@ -34,7 +44,9 @@ async fn hello(engine: &Engine) -> RunResult {
 }
 
 fn open_files() -> usize {
-    fs::read_dir("/proc/self/fd").expect("our own descriptors").count()
+    fs::read_dir("/proc/self/fd")
+        .expect("our own descriptors")
+        .count()
 }
 
 #[test]
@@ -47,10 +59,18 @@ async fn kill_idle_launchers() {
     let engine = Engine::open(Settings::new(&bench.state)).expect("an engine");
     for _ in 0..5 {
         let result = hello(&engine).await;
-        assert_eq!((result.status, &result.stdout[..]), (Status::Succeeded, &b"hello\n"[..]), "{result:#?}");
-        let idle = eventually("only the launcher is left", || <[i32; 1]>::try_from(helpers()).ok());
+        assert_eq!(
+            (result.status, &result.stdout[..]),
+            (Status::Succeeded, &b"hello\n"[..]),
+            "{result:#?}"
+        );
+        let idle = eventually("only the launcher is left", || {
+            <[i32; 1]>::try_from(helpers()).ok()
+        });
         kill(idle[0]);
-        eventually("the launcher is dead", || helpers().is_empty().then_some(()));
+        eventually("the launcher is dead", || {
+            helpers().is_empty().then_some(())
+        });
     }
 }
 
@@ -71,21 +91,39 @@ async fn kill_busy_helpers() {
         let all = helpers();
         kill(all[chance.below(all.len() as u64) as usize]);
         let result = run.finish().await;
-        assert!([Status::Lost, Status::Failed].contains(&result.status), "{result:#?}");
+        assert!(
+            [Status::Lost, Status::Failed].contains(&result.status),
+            "{result:#?}"
+        );
         assert_eq!(host::programs_of(result.run_id.as_str()), Vec::<i32>::new());
-        assert_eq!(host::cgroups_naming(result.run_id.as_str()), Vec::<PathBuf>::new());
+        assert_eq!(
+            host::cgroups_naming(result.run_id.as_str()),
+            Vec::<PathBuf>::new()
+        );
         let next = hello(&engine).await;
         assert_eq!(next.status, Status::Succeeded, "{next:#?}");
-        eventually("only one launcher is left", || (helpers().len() == 1).then_some(()));
+        eventually("only one launcher is left", || {
+            (helpers().len() == 1).then_some(())
+        });
     }
     assert_eq!(open_files(), files, "descriptors pile up");
     drop(engine);
-    eventually("the launcher ends with the engine", || helpers().is_empty().then_some(()));
+    eventually("the launcher ends with the engine", || {
+        helpers().is_empty().then_some(())
+    });
 }
 
 fn pooled(bench: &Bench) -> Engine {
-    let pool = Pool { parked: 3, berths: 0, ..Pool::OFF };
-    Engine::open(Settings { pool, ..Settings::new(&bench.state) }).expect("an engine")
+    let pool = Pool {
+        parked: 3,
+        berths: 0,
+        ..Pool::OFF
+    };
+    Engine::open(Settings {
+        pool,
+        ..Settings::new(&bench.state)
+    })
+    .expect("an engine")
 }
 
 #[test]
@@ -102,9 +140,15 @@ async fn kill_parked() {
         // Once more: it looks at the one that the next run will take.
         engine.warm(&spec(&["true"])).await;
         helpers().into_iter().for_each(kill);
-        eventually("all of them are dead", || helpers().is_empty().then_some(()));
+        eventually("all of them are dead", || {
+            helpers().is_empty().then_some(())
+        });
         let result = hello(&engine).await;
-        assert_eq!((result.status, &result.stdout[..]), (Status::Succeeded, &b"hello\n"[..]), "{result:#?}");
+        assert_eq!(
+            (result.status, &result.stdout[..]),
+            (Status::Succeeded, &b"hello\n"[..]),
+            "{result:#?}"
+        );
     }
     engine.close().await;
 }
@@ -130,8 +174,12 @@ async fn kill_any_helper() {
         assert_eq!(statuses.last(), Some(&Status::Succeeded), "{statuses:?}");
     }
     engine.close().await;
-    eventually("every helper ends with the engine", || helpers().is_empty().then_some(()));
-    let left = fs::read_dir(bench.state.join("runs")).expect("the records").count();
+    eventually("every helper ends with the engine", || {
+        helpers().is_empty().then_some(())
+    });
+    let left = fs::read_dir(bench.state.join("runs"))
+        .expect("the records")
+        .count();
     assert_eq!(left, 0, "records are left");
 }
 
@@ -144,16 +192,26 @@ async fn kill_under_programs() {
     let bench = Bench::new("under");
     let engine = pooled(&bench);
     let mut chance = Chance::seeded();
-    let busy =
-        spec(&["sh", "-c", "for _ in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; echo on; wait"]);
+    let busy = spec(&[
+        "sh",
+        "-c",
+        "for _ in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; echo on; wait",
+    ]);
     for _ in 0..12 {
         let mut run = engine.start(busy.clone());
-        while !matches!(run.next_event().await, Some(spec::Event::Output { .. }) | None) {}
+        while !matches!(
+            run.next_event().await,
+            Some(spec::Event::Output { .. }) | None
+        ) {}
         let all = helpers();
         kill(all[chance.below(all.len() as u64) as usize]);
         run.cancel();
         let result = run.finish().await;
-        assert_eq!(host::programs_of(result.run_id.as_str()), Vec::<i32>::new(), "{result:#?}");
+        assert_eq!(
+            host::programs_of(result.run_id.as_str()),
+            Vec::<i32>::new(),
+            "{result:#?}"
+        );
     }
     engine.close().await;
 }

@@ -13,27 +13,46 @@ use std::{
     time::Duration,
 };
 
-const POOL: Pool = Pool { parked: 3, berths: 2, ..Pool::OFF };
+const POOL: Pool = Pool {
+    parked: 3,
+    berths: 2,
+    ..Pool::OFF
+};
 const STATE: &str = "AIRLOCK_POOLS_STATE";
 
 fn kills() -> u64 {
-    let said = std::env::var("AIRLOCK_KILLS").ok().and_then(|text| text.parse::<u64>().ok());
+    let said = std::env::var("AIRLOCK_KILLS")
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok());
     said.unwrap_or(60).div_ceil(4)
 }
 
 fn spec(workspace: Option<PathBuf>) -> RunSpec {
-    let command = ["sh", "-c", "(setsid sleep 1000 &); echo well"].map(Into::into).into();
+    let command = ["sh", "-c", "(setsid sleep 1000 &); echo well"]
+        .map(Into::into)
+        .into();
     Policy::default()
-        .admit(RunRequest { command, workspace, ..RunRequest::default() })
+        .admit(RunRequest {
+            command,
+            workspace,
+            ..RunRequest::default()
+        })
         .expect("a fair request")
 }
 
 fn open(state: &Path) -> Engine {
-    Engine::open(Settings { pool: POOL, ..Settings::new(state) }).expect("an engine")
+    Engine::open(Settings {
+        pool: POOL,
+        ..Settings::new(state)
+    })
+    .expect("an engine")
 }
 
 fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
 }
 
 /// What the names of an engine's cgroups have in them.
@@ -54,7 +73,8 @@ fn an_engine_that_never_ends() {
     runtime().block_on(async {
         let engine = open(&state);
         loop {
-            let runs = [None, None, Some(workspace.clone())].map(|workspace| engine.start(spec(workspace)));
+            let runs = [None, None, Some(workspace.clone())]
+                .map(|workspace| engine.start(spec(workspace)));
             for run in runs {
                 assert_eq!(run.finish().await.status, Status::Succeeded);
             }
@@ -71,7 +91,12 @@ fn the_death_of_an_engine_with_a_pool_leaves_nothing_after_the_sweep() {
     for round in 0..kills() {
         let before = orphans::below_us();
         let mut engine = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "an_engine_that_never_ends", "--ignored", "--nocapture"])
+            .args([
+                "--exact",
+                "an_engine_that_never_ends",
+                "--ignored",
+                "--nocapture",
+            ])
             .env(STATE, &bench.state)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -79,7 +104,11 @@ fn the_death_of_an_engine_with_a_pool_leaves_nothing_after_the_sweep() {
             .expect("the child starts");
         // The first comes late enough to have filled its pool.
         let most = if round == 0 { 1500 } else { 400 };
-        std::thread::sleep(Duration::from_millis(if round == 0 { most } else { chance.below(most) }));
+        std::thread::sleep(Duration::from_millis(if round == 0 {
+            most
+        } else {
+            chance.below(most)
+        }));
         engine.kill().expect("a living engine");
         engine.wait().expect("a child of ours");
         eventually("everything below it is gone", || {
@@ -92,7 +121,10 @@ fn the_death_of_an_engine_with_a_pool_leaves_nothing_after_the_sweep() {
         held += host::cgroups_naming(&mark(&bench.state)).len();
         let swept = Engine::open(Settings::new(&bench.state)).expect("the next engine");
         assert_eq!(swept.swept_at_opening().problems, Vec::<String>::new());
-        assert_eq!(host::cgroups_naming(&mark(&bench.state)), Vec::<PathBuf>::new());
+        assert_eq!(
+            host::cgroups_naming(&mark(&bench.state)),
+            Vec::<PathBuf>::new()
+        );
         assert_eq!(host::listing(&bench.state.join("runs")), BTreeSet::new());
         assert_eq!(host::mounts_naming(&bench.folder), Vec::<String>::new());
     }
@@ -118,10 +150,14 @@ fn an_engine_with_a_pool_outlives_its_helpers() {
             let results = [spec(None), spec(None)].map(|spec| engine.start(spec));
             for run in results {
                 // The helper that was killed may have been this very run's; whoever comes after is well again.
-                let result = tokio::time::timeout(PATIENCE, run.finish()).await.expect("it ends");
+                let result = tokio::time::timeout(PATIENCE, run.finish())
+                    .await
+                    .expect("it ends");
                 assert_eq!(host::programs_of(result.run_id.as_str()), Vec::<i32>::new());
             }
-            let result = tokio::time::timeout(PATIENCE, engine.run(spec(None))).await.expect("it ends");
+            let result = tokio::time::timeout(PATIENCE, engine.run(spec(None)))
+                .await
+                .expect("it ends");
             assert_eq!(
                 (result.status, &result.stdout[..]),
                 (Status::Succeeded, &b"well\n"[..]),
@@ -132,7 +168,8 @@ fn an_engine_with_a_pool_outlives_its_helpers() {
     });
     eventually("nothing is left", || {
         orphans::reap();
-        (orphans::below_us().is_subset(&before) && host::cgroups_naming(&mark(&bench.state)).is_empty())
-            .then_some(())
+        (orphans::below_us().is_subset(&before)
+            && host::cgroups_naming(&mark(&bench.state)).is_empty())
+        .then_some(())
     });
 }

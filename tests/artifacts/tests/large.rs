@@ -12,13 +12,17 @@ const MOST: u64 = 64 << 10;
 
 /// In KiB, since the last time this was called.
 fn peak() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("what the kernel says of this process");
+    let status =
+        fs::read_to_string("/proc/self/status").expect("what the kernel says of this process");
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:"))
         .expect("what the kernel says of this process");
     fs::write("/proc/self/clear_refs", "5").expect("what the kernel says of this process");
-    line.trim().trim_end_matches(" kB").parse().expect("what the kernel says of this process")
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("what the kernel says of this process")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -30,11 +34,17 @@ async fn a_large_artifact_passes_in_constant_memory() {
         let before = peak();
         let mut putting = artifacts.begin(New::local(name("large"))).await.unwrap();
         for number in 0..PIECES {
-            putting.write(Bytes::from(vec![number as u8; PIECE])).await.unwrap();
+            putting
+                .write(Bytes::from(vec![number as u8; PIECE]))
+                .await
+                .unwrap();
         }
         let kept = putting.finish(None).await.unwrap();
         assert_eq!(kept.size_bytes, (PIECES * PIECE) as u64);
-        let mut reading = artifacts.open_version(&Owner::local(), &name("large"), None).await.unwrap();
+        let mut reading = artifacts
+            .open_version(&Owner::local(), &name("large"), None)
+            .await
+            .unwrap();
         let mut size = 0;
         while let Some(bytes) = reading.next().await.unwrap() {
             size += bytes.len();

@@ -10,7 +10,12 @@ const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f2001
 
 async fn versions(artifacts: &store::Artifacts, at: &str) -> Vec<u64> {
     let at = name(at);
-    let listing = artifacts.list(Wanted { name: &|found| *found == at, ..Wanted::all(None) }).await;
+    let listing = artifacts
+        .list(Wanted {
+            name: &|found| *found == at,
+            ..Wanted::all(None)
+        })
+        .await;
     assert_eq!(listing.problems, Vec::<String>::new());
     listing.kept.iter().map(|kept| kept.version).collect()
 }
@@ -25,19 +30,44 @@ async fn what_is_kept_comes_back_in_numbered_versions_with_its_history() {
             session_id: Some("s-1".into()),
             run_id: Some("run-1".into()),
         };
-        let new = New { lineage: lineage.clone(), ..New::local(name("a/out.txt")) };
+        let new = New {
+            lineage: lineage.clone(),
+            ..New::local(name("a/out.txt"))
+        };
         let kept = put_as(&artifacts, new, b"abc").await.unwrap();
-        assert_eq!((kept.version, kept.size_bytes, kept.sha256.as_str()), (1, 3, ABC), "{ground:?}");
-        assert_eq!((kept.content_type.as_str(), &kept.lineage), ("text/plain; charset=utf-8", &lineage));
-        let typed = New { content_type: Some("x/y".into()), ..New::local(name("a/out.txt")) };
+        assert_eq!(
+            (kept.version, kept.size_bytes, kept.sha256.as_str()),
+            (1, 3, ABC),
+            "{ground:?}"
+        );
+        assert_eq!(
+            (kept.content_type.as_str(), &kept.lineage),
+            ("text/plain; charset=utf-8", &lineage)
+        );
+        let typed = New {
+            content_type: Some("x/y".into()),
+            ..New::local(name("a/out.txt"))
+        };
         assert_eq!(put_as(&artifacts, typed, b"").await.unwrap().version, 2);
         assert_eq!(get(&artifacts, "a/out.txt", None).await.unwrap(), b"");
         assert_eq!(get(&artifacts, "a/out.txt", Some(1)).await.unwrap(), b"abc");
         let owner = Owner::local();
         let listing = artifacts.list(Wanted::all(Some(&owner))).await;
-        assert_eq!((listing.kept.len(), listing.problems.len()), (2, 0), "{listing:?}");
-        assert_eq!((&listing.kept[0], listing.kept[1].content_type.as_str()), (&kept, "x/y"));
-        let of_run = artifacts.list(Wanted { run_id: Some("run-1"), ..Wanted::all(None) }).await;
+        assert_eq!(
+            (listing.kept.len(), listing.problems.len()),
+            (2, 0),
+            "{listing:?}"
+        );
+        assert_eq!(
+            (&listing.kept[0], listing.kept[1].content_type.as_str()),
+            (&kept, "x/y")
+        );
+        let of_run = artifacts
+            .list(Wanted {
+                run_id: Some("run-1"),
+                ..Wanted::all(None)
+            })
+            .await;
         assert_eq!(of_run.kept, [kept]);
     }
 }
@@ -53,11 +83,24 @@ async fn parts_are_those_that_were_asked_for() {
             (Part::From(0, Some(99)), "0123456789"),
             (Part::Last(3), "789"),
         ] {
-            let reading = artifacts.open_version(&Owner::local(), &name("x"), None).await.unwrap();
-            assert_eq!(all_of(reading.only(part).unwrap()).await.unwrap(), expected.as_bytes(), "{part:?}");
+            let reading = artifacts
+                .open_version(&Owner::local(), &name("x"), None)
+                .await
+                .unwrap();
+            assert_eq!(
+                all_of(reading.only(part).unwrap()).await.unwrap(),
+                expected.as_bytes(),
+                "{part:?}"
+            );
         }
-        let reading = artifacts.open_version(&Owner::local(), &name("x"), None).await.unwrap();
-        assert!(matches!(reading.only(Part::From(10, None)), Err(StoreError::Range { size_bytes: 10, .. })));
+        let reading = artifacts
+            .open_version(&Owner::local(), &name("x"), None)
+            .await
+            .unwrap();
+        assert!(matches!(
+            reading.only(Part::From(10, None)),
+            Err(StoreError::Range { size_bytes: 10, .. })
+        ));
     }
 }
 
@@ -70,12 +113,27 @@ async fn what_is_removed_or_was_never_there_is_missing() {
             put(&artifacts, "x", bytes).await.unwrap();
         }
         for (asked, version) in [("absent", None), ("x", Some(4)), ("x", Some(0))] {
-            let error = artifacts.open_version(&owner, &name(asked), version).await.unwrap_err();
-            assert!(matches!(error, StoreError::Missing { .. }), "{ground:?} {asked} {version:?} {error:?}");
-            let error = artifacts.remove(&owner, &name(asked), version).await.unwrap_err();
-            assert!(matches!(error, StoreError::Missing { .. }), "{ground:?} {asked} {version:?} {error:?}");
+            let error = artifacts
+                .open_version(&owner, &name(asked), version)
+                .await
+                .unwrap_err();
+            assert!(
+                matches!(error, StoreError::Missing { .. }),
+                "{ground:?} {asked} {version:?} {error:?}"
+            );
+            let error = artifacts
+                .remove(&owner, &name(asked), version)
+                .await
+                .unwrap_err();
+            assert!(
+                matches!(error, StoreError::Missing { .. }),
+                "{ground:?} {asked} {version:?} {error:?}"
+            );
         }
-        assert_eq!(artifacts.remove(&owner, &name("x"), Some(2)).await.unwrap(), 1);
+        assert_eq!(
+            artifacts.remove(&owner, &name("x"), Some(2)).await.unwrap(),
+            1
+        );
         assert_eq!(versions(&artifacts, "x").await, [1, 3]);
         assert_eq!(artifacts.remove(&owner, &name("x"), None).await.unwrap(), 2);
         assert_eq!(versions(&artifacts, "x").await, Vec::<u64>::new());
@@ -102,7 +160,11 @@ async fn writers_at_the_same_time_get_different_versions() {
         for writer in writers {
             writer.await.unwrap();
         }
-        assert_eq!(versions(&artifacts, "same").await, (1..=20).collect::<Vec<_>>(), "{ground:?}");
+        assert_eq!(
+            versions(&artifacts, "same").await,
+            (1..=20).collect::<Vec<_>>(),
+            "{ground:?}"
+        );
         let mut all = Vec::new();
         for version in 1..=20 {
             all.push(get(&artifacts, "same", Some(version)).await.unwrap());
@@ -119,14 +181,31 @@ async fn two_owners_never_meet() {
         let artifacts = ground.usual();
         let (one, other) = (key("ak_one"), key("ak_two"));
         for (owner, bytes) in [(&one, b"one"), (&other, b"two"), (&Owner::local(), b"own")] {
-            let new = New { owner: owner.clone(), ..New::local(name("x")) };
-            assert_eq!(put_as(&artifacts, new, bytes).await.unwrap().version, 1, "{ground:?}");
+            let new = New {
+                owner: owner.clone(),
+                ..New::local(name("x"))
+            };
+            assert_eq!(
+                put_as(&artifacts, new, bytes).await.unwrap().version,
+                1,
+                "{ground:?}"
+            );
         }
-        let reading = artifacts.open_version(&one, &name("x"), None).await.unwrap();
+        let reading = artifacts
+            .open_version(&one, &name("x"), None)
+            .await
+            .unwrap();
         assert_eq!(all_of(reading).await.unwrap(), b"one");
         assert_eq!(get(&artifacts, "x", None).await.unwrap(), b"own");
         let listing = artifacts.list(Wanted::all(Some(&other))).await;
-        assert_eq!(listing.kept.iter().map(|kept| &kept.owner).collect::<Vec<_>>(), [&other]);
+        assert_eq!(
+            listing
+                .kept
+                .iter()
+                .map(|kept| &kept.owner)
+                .collect::<Vec<_>>(),
+            [&other]
+        );
         assert_eq!(artifacts.list(Wanted::all(None)).await.kept.len(), 3);
         artifacts.remove(&one, &name("x"), None).await.unwrap();
         assert_eq!(artifacts.list(Wanted::all(None)).await.kept.len(), 2);
@@ -143,7 +222,13 @@ async fn pages_show_everything_once() {
         }
         let (mut after, mut seen) = (None::<String>, Vec::new());
         loop {
-            let page = artifacts.list(Wanted { most: 4, after: after.as_deref(), ..Wanted::all(None) }).await;
+            let page = artifacts
+                .list(Wanted {
+                    most: 4,
+                    after: after.as_deref(),
+                    ..Wanted::all(None)
+                })
+                .await;
             seen.extend(page.kept.into_iter().map(|kept| (kept.name, kept.version)));
             after = page.next;
             if after.is_none() {
@@ -166,10 +251,16 @@ async fn damaged_bytes_are_found_and_named() {
         assert_eq!(get(&artifacts, "x", None).await.unwrap(), b"abc");
         if ground.damage("x", b"abd") {
             let error = get(&artifacts, "x", None).await.unwrap_err();
-            assert!(matches!(error, StoreError::Damaged { version: 1, .. }), "{ground:?} {error:?}");
+            assert!(
+                matches!(error, StoreError::Damaged { version: 1, .. }),
+                "{ground:?} {error:?}"
+            );
             ground.damage("x", b"ab");
             let error = get(&artifacts, "x", None).await.unwrap_err();
-            assert!(matches!(error, StoreError::Damaged { version: 1, .. }), "{ground:?} {error:?}");
+            assert!(
+                matches!(error, StoreError::Damaged { version: 1, .. }),
+                "{ground:?} {error:?}"
+            );
             proven += 1;
         }
     }
@@ -192,26 +283,64 @@ async fn another_digest_than_the_announced_one_keeps_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_are_held_and_named() {
-    let limits =
-        ArtifactLimits { bytes: 10, names: 2, versions: 2, total_bytes: 25, ..ArtifactLimits::default() };
+    let limits = ArtifactLimits {
+        bytes: 10,
+        names: 2,
+        versions: 2,
+        total_bytes: 25,
+        ..ArtifactLimits::default()
+    };
     for ground in Ground::all("limits").await {
         let artifacts = ground.open(limits, Retention::default());
         let error = put(&artifacts, "a", &[0; 11]).await.unwrap_err();
-        assert!(matches!(error, StoreError::TooLarge { limit_bytes: 10, .. }), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                StoreError::TooLarge {
+                    limit_bytes: 10,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         put(&artifacts, "a", &[0; 10]).await.unwrap();
         put(&artifacts, "a", &[0; 1]).await.unwrap();
         let error = put(&artifacts, "a", b"").await.unwrap_err();
         assert!(
-            matches!(error, StoreError::Quota { limit: 2, what: "versions of this name", .. }),
+            matches!(
+                error,
+                StoreError::Quota {
+                    limit: 2,
+                    what: "versions of this name",
+                    ..
+                }
+            ),
             "{error:?}"
         );
         put(&artifacts, "b", &[0; 10]).await.unwrap();
         let error = put(&artifacts, "b", &[0; 5]).await.unwrap_err();
-        assert!(matches!(error, StoreError::Quota { limit: 25, what: "bytes in all", .. }), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                StoreError::Quota {
+                    limit: 25,
+                    what: "bytes in all",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         put(&artifacts, "b", &[0; 4]).await.unwrap();
         let error = put(&artifacts, "c", b"").await.unwrap_err();
         assert!(
-            matches!(error, StoreError::Quota { limit: 2, what: "names", .. }),
+            matches!(
+                error,
+                StoreError::Quota {
+                    limit: 2,
+                    what: "names",
+                    ..
+                }
+            ),
             "own ones count at once: {error:?}"
         );
         // Somebody else, who counts anew.
@@ -221,15 +350,35 @@ async fn limits_are_held_and_named() {
             ground.open(limits, Retention::default())
         };
         let error = put(&artifacts, "c", b"").await.unwrap_err();
-        assert!(matches!(error, StoreError::Quota { limit: 2, what: "names", .. }), "{error:?}");
-        artifacts.remove(&Owner::local(), &name("a"), None).await.unwrap();
-        assert_eq!(get(&artifacts, "b", None).await.unwrap(), [0; 4], "{ground:?}");
+        assert!(
+            matches!(
+                error,
+                StoreError::Quota {
+                    limit: 2,
+                    what: "names",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+        artifacts
+            .remove(&Owner::local(), &name("a"), None)
+            .await
+            .unwrap();
+        assert_eq!(
+            get(&artifacts, "b", None).await.unwrap(),
+            [0; 4],
+            "{ground:?}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_owner_cannot_use_up_what_all_have() {
-    let limits = ArtifactLimits { total_bytes: 40, ..ArtifactLimits::default() };
+    let limits = ArtifactLimits {
+        total_bytes: 40,
+        ..ArtifactLimits::default()
+    };
     for ground in Ground::all("owners").await {
         let keep = async |artifacts: &store::Artifacts, owner: &str, count: usize| {
             let owner = Owner::key(&spec::Id::new(owner).unwrap());
@@ -248,7 +397,14 @@ async fn one_owner_cannot_use_up_what_all_have() {
         keep(&artifacts, "greedy", 9).await.unwrap();
         let error = keep(&artifacts, "greedy", 2).await.unwrap_err();
         assert!(
-            matches!(error, StoreError::Quota { limit: 10, what: "bytes of one owner", .. }),
+            matches!(
+                error,
+                StoreError::Quota {
+                    limit: 10,
+                    what: "bytes of one owner",
+                    ..
+                }
+            ),
             "{error:?}"
         );
         keep(&artifacts, "modest", 10).await.unwrap();
@@ -264,14 +420,29 @@ async fn one_owner_cannot_use_up_what_all_have() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_owner_cannot_use_up_the_names_that_all_have() {
-    let limits = ArtifactLimits { names: 8, ..ArtifactLimits::default() };
+    let limits = ArtifactLimits {
+        names: 8,
+        ..ArtifactLimits::default()
+    };
     for ground in Ground::all("names").await {
         let begin = async |artifacts: &store::Artifacts, owner: &str, called: &str| {
             let owner = Owner::key(&spec::Id::new(owner).unwrap());
-            artifacts.begin(New { owner, ..New::local(name(called)) }).await
+            artifacts
+                .begin(New {
+                    owner,
+                    ..New::local(name(called))
+                })
+                .await
         };
         let is_full = |error: &StoreError| {
-            matches!(error, StoreError::Quota { limit: 2, what: "names of one owner", .. })
+            matches!(
+                error,
+                StoreError::Quota {
+                    limit: 2,
+                    what: "names of one owner",
+                    ..
+                }
+            )
         };
         let artifacts = ground.open(limits, Retention::default());
         let (one, two) = (
@@ -279,11 +450,19 @@ async fn one_owner_cannot_use_up_the_names_that_all_have() {
             begin(&artifacts, "greedy", "2").await.unwrap(),
         );
         let error = begin(&artifacts, "greedy", "3").await.unwrap_err();
-        assert!(is_full(&error), "names are taken before they are written: {error:?}");
+        assert!(
+            is_full(&error),
+            "names are taken before they are written: {error:?}"
+        );
         one.finish(None).await.unwrap();
         // What is not kept takes no name.
         drop(two);
-        begin(&artifacts, "greedy", "3").await.unwrap().finish(None).await.unwrap();
+        begin(&artifacts, "greedy", "3")
+            .await
+            .unwrap()
+            .finish(None)
+            .await
+            .unwrap();
         let error = begin(&artifacts, "greedy", "4").await.unwrap_err();
         assert!(is_full(&error), "{ground:?} {error:?}");
         begin(&artifacts, "greedy", "3")
@@ -300,23 +479,41 @@ async fn one_owner_cannot_use_up_the_names_that_all_have() {
             .expect("somebody else has a share");
         let owner = Owner::key(&spec::Id::new("greedy").unwrap());
         artifacts.remove(&owner, &name("1"), None).await.unwrap();
-        begin(&artifacts, "greedy", "4").await.unwrap().finish(None).await.unwrap();
+        begin(&artifacts, "greedy", "4")
+            .await
+            .unwrap()
+            .finish(None)
+            .await
+            .unwrap();
         if matches!(ground, Ground::Memory) {
             continue;
         }
         // Somebody else, who counts anew; and who is told by the operator what one owner may have.
         let artifacts = ground.open(limits, Retention::default());
-        assert!(is_full(&begin(&artifacts, "greedy", "5").await.unwrap_err()), "{ground:?}");
-        let wide = ArtifactLimits { owner_names: Some(3), ..limits };
-        begin(&ground.open(wide, Retention::default()), "greedy", "5").await.unwrap();
+        assert!(
+            is_full(&begin(&artifacts, "greedy", "5").await.unwrap_err()),
+            "{ground:?}"
+        );
+        let wide = ArtifactLimits {
+            owner_names: Some(3),
+            ..limits
+        };
+        begin(&ground.open(wide, Retention::default()), "greedy", "5")
+            .await
+            .unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_to_be_kept_any_longer_goes() {
     for ground in Ground::all("retention").await {
-        let few =
-            ground.open(ArtifactLimits::default(), Retention { keep_versions: Some(2), keep_for: None });
+        let few = ground.open(
+            ArtifactLimits::default(),
+            Retention {
+                keep_versions: Some(2),
+                keep_for: None,
+            },
+        );
         for bytes in [b"1", b"2", b"3"] {
             put(&few, "x", bytes).await.unwrap();
         }
@@ -327,12 +524,18 @@ async fn what_is_not_to_be_kept_any_longer_goes() {
         }
         let hour = ground.open(
             ArtifactLimits::default(),
-            Retention { keep_versions: None, keep_for: Some(Duration::from_secs(3600)) },
+            Retention {
+                keep_versions: None,
+                keep_for: Some(Duration::from_secs(3600)),
+            },
         );
         assert_eq!(hour.tidy().await, (0, vec![]), "{ground:?}");
         let moment = ground.open(
             ArtifactLimits::default(),
-            Retention { keep_versions: None, keep_for: Some(Duration::from_millis(1)) },
+            Retention {
+                keep_versions: None,
+                keep_for: Some(Duration::from_millis(1)),
+            },
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
         assert_eq!(moment.tidy().await, (2, vec![]), "{ground:?}");
@@ -350,14 +553,20 @@ async fn a_writer_that_stops_in_the_middle_is_not_seen() {
         drop(putting);
         assert_eq!(versions(&artifacts, "x").await, Vec::<u64>::new());
         assert_eq!(artifacts.tidy().await.1, Vec::<String>::new());
-        assert_eq!(put(&artifacts, "x", b"next").await.unwrap().version, 1, "{ground:?}");
+        assert_eq!(
+            put(&artifacts, "x", b"next").await.unwrap().version,
+            1,
+            "{ground:?}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_nobody_names_are_swept_when_they_are_old() {
     let ground = Ground::Gcs(artifacts_tests::Fake::start().await);
-    let Ground::Gcs(fake) = &ground else { panic!("the fake") };
+    let Ground::Gcs(fake) = &ground else {
+        panic!("the fake")
+    };
     let artifacts = ground.usual();
     put(&artifacts, "x", b"abc").await.unwrap();
     let before = fake.keys();
@@ -393,12 +602,24 @@ async fn hostile_names_are_kept_as_themselves() {
         // The fake writes its listing without escaping; that is not what is shown here.
         let artifacts = ground.usual();
         for at in names {
-            assert_eq!(put(&artifacts, at, at.as_bytes()).await.unwrap().version, 1, "{ground:?} {at}");
+            assert_eq!(
+                put(&artifacts, at, at.as_bytes()).await.unwrap().version,
+                1,
+                "{ground:?} {at}"
+            );
         }
         for at in names {
-            assert_eq!(get(&artifacts, at, None).await.unwrap(), at.as_bytes(), "{ground:?} {at}");
+            assert_eq!(
+                get(&artifacts, at, None).await.unwrap(),
+                at.as_bytes(),
+                "{ground:?} {at}"
+            );
         }
         let listing = artifacts.list(Wanted::all(Some(&Owner::local()))).await;
-        assert_eq!((listing.kept.len(), listing.problems.len()), (names.len(), 0), "{ground:?} {listing:?}");
+        assert_eq!(
+            (listing.kept.len(), listing.problems.len()),
+            (names.len(), 0),
+            "{ground:?} {listing:?}"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The key stays outside: whatever a provider sends back, whatever a program sends along, and whoever looks at the service.
 
 use doors_tests::{
-    Answer, Door, Folder, House, Proxy, REAL_KEY, chat, configuration, proxy, request, streamed_chat,
+    Answer, Door, Folder, House, Proxy, REAL_KEY, chat, configuration, proxy, request,
+    streamed_chat,
 };
 use provider::{Fault, Provider, Script, Settings, Tls, Verbatim};
 use rustix::process::{Signal, geteuid};
@@ -29,19 +30,47 @@ fn ways() -> Vec<(&'static str, &'static str, Value)> {
     vec![
         ("openai", CHAT, chat("m")),
         ("openai", CHAT, streamed_chat("m")),
-        ("openai", "/v1/responses", json!({ "model": "m", "input": "hello" })),
-        ("openai", "/v1/responses", json!({ "model": "m", "input": "hello", "stream": true })),
-        ("claude", "/v1/messages", json!({ "model": "m", "max_tokens": 9, "messages": messages })),
+        (
+            "openai",
+            "/v1/responses",
+            json!({ "model": "m", "input": "hello" }),
+        ),
+        (
+            "openai",
+            "/v1/responses",
+            json!({ "model": "m", "input": "hello", "stream": true }),
+        ),
+        (
+            "claude",
+            "/v1/messages",
+            json!({ "model": "m", "max_tokens": 9, "messages": messages }),
+        ),
         (
             "claude",
             "/v1/messages",
             json!({ "model": "m", "max_tokens": 9, "stream": true, "messages": messages }),
         ),
-        ("gemini", "/v1beta/models/m:generateContent", contents.clone()),
-        ("gemini", "/v1beta/models/m:streamGenerateContent?alt=sse", contents.clone()),
+        (
+            "gemini",
+            "/v1beta/models/m:generateContent",
+            contents.clone(),
+        ),
+        (
+            "gemini",
+            "/v1beta/models/m:streamGenerateContent?alt=sse",
+            contents.clone(),
+        ),
         ("gemini", "/v1beta/models/m:streamGenerateContent", contents),
-        ("ollama", "/api/chat", json!({ "model": "m", "messages": messages })),
-        ("ollama", "/api/chat", json!({ "model": "m", "messages": messages, "stream": false })),
+        (
+            "ollama",
+            "/api/chat",
+            json!({ "model": "m", "messages": messages }),
+        ),
+        (
+            "ollama",
+            "/api/chat",
+            json!({ "model": "m", "messages": messages, "stream": false }),
+        ),
     ]
 }
 
@@ -58,7 +87,10 @@ fn call_all_ways(house: &House, order: impl Fn() -> Option<Script>) -> Vec<Answe
 }
 
 fn has_key(answer: &Answer) -> bool {
-    answer.raw.windows(REAL_KEY.len()).any(|part| part == REAL_KEY.as_bytes())
+    answer
+        .raw
+        .windows(REAL_KEY.len())
+        .any(|part| part == REAL_KEY.as_bytes())
 }
 
 /// A file's text is in the configuration of the provider `openai`, and that alone.
@@ -77,19 +109,37 @@ fn only_openai(folder: &Folder, base: &str, key: &[u8], more: &str) {
 fn a_key_that_the_provider_sends_back_is_blanked_in_every_dialect_and_however_it_is_split() {
     let house = House::new();
     for split in [None, Some(1), Some(3), Some(7), Some(64)] {
-        let script = Script { split, ..Fault::EchoHeaders.into() };
-        for (answer, (.., path, _)) in call_all_ways(&house, || Some(script.clone())).iter().zip(ways()) {
+        let script = Script {
+            split,
+            ..Fault::EchoHeaders.into()
+        };
+        for (answer, (.., path, _)) in call_all_ways(&house, || Some(script.clone()))
+            .iter()
+            .zip(ways())
+        {
             assert_eq!(answer.status, 200, "{path}: {}", answer.text());
-            assert!(!has_key(answer), "{path} in pieces of {split:?}: {}", answer.text());
+            assert!(
+                !has_key(answer),
+                "{path} in pieces of {split:?}: {}",
+                answer.text()
+            );
         }
     }
     let served = house.provider.served();
-    assert!(served.calls.iter().all(|call| call.keys == [REAL_KEY]), "each had the key to send back");
+    assert!(
+        served.calls.iter().all(|call| call.keys == [REAL_KEY]),
+        "each had the key to send back"
+    );
     // The control: without a door between, the same answer has the key in it.
     house.provider.next(Fault::EchoHeaders);
     let bearer = format!("Bearer {REAL_KEY}");
     let direct = Door::Tcp(house.provider.address());
-    assert!(has_key(&direct.ask(&request("POST", CHAT, &[("authorization", &bearer)], &chat("m")))));
+    assert!(has_key(&direct.ask(&request(
+        "POST",
+        CHAT,
+        &[("authorization", &bearer)],
+        &chat("m")
+    ))));
 }
 
 #[test]
@@ -99,11 +149,25 @@ fn a_key_in_an_error_or_in_a_header_of_the_provider_does_not_pass() {
     for status in [400, 401, 403, 404, 413, 422, 429, 500, 503, 529] {
         house.provider.next(Fault::ErrorWithKey(status));
         let answer = house.call(&session.token, CHAT, &chat("m"));
-        assert!(!has_key(&answer) && !answer.text().contains("sk-canary"), "{status}: {}", answer.text());
+        assert!(
+            !has_key(&answer) && !answer.text().contains("sk-canary"),
+            "{status}: {}",
+            answer.text()
+        );
         // Of a refused credential nobody inside is told anything but that.
         let hidden = [401, 403].contains(&status);
-        assert_eq!(answer.status, if hidden { 502 } else { status }, "{}", answer.text());
-        assert_eq!(answer.json()["error"]["code"] == "upstream_credentials", hidden, "{}", answer.text());
+        assert_eq!(
+            answer.status,
+            if hidden { 502 } else { status },
+            "{}",
+            answer.text()
+        );
+        assert_eq!(
+            answer.json()["error"]["code"] == "upstream_credentials",
+            hidden,
+            "{}",
+            answer.text()
+        );
     }
     house.provider.next(Script {
         verbatim: Some(Verbatim {
@@ -121,7 +185,11 @@ fn a_key_in_an_error_or_in_a_header_of_the_provider_does_not_pass() {
     });
     let answer = house.call(&session.token, CHAT, &chat("m"));
     assert!(answer.status == 200 && !has_key(&answer), "{answer:?}");
-    assert_eq!(answer.header("request-id"), Some("req-harmless"), "others pass");
+    assert_eq!(
+        answer.header("request-id"),
+        Some("req-harmless"),
+        "others pass"
+    );
 }
 
 #[test]
@@ -131,16 +199,32 @@ fn a_redirect_is_not_followed_and_not_told() {
     let session = house.register(&openai());
     let same = format!("{}/v1/chat/completions", house.provider.base());
     let other = format!("{}/v1/chat/completions", elsewhere.base());
-    for (code, location) in
-        [301, 302, 303, 307, 308].into_iter().flat_map(|code| [(code, same.as_str()), (code, other.as_str())])
+    for (code, location) in [301, 302, 303, 307, 308]
+        .into_iter()
+        .flat_map(|code| [(code, same.as_str()), (code, other.as_str())])
     {
         house.provider.reset();
-        house.provider.next(Fault::Redirect { code, location: location.to_owned() });
+        house.provider.next(Fault::Redirect {
+            code,
+            location: location.to_owned(),
+        });
         let answer = house.call(&session.token, CHAT, &chat("m"));
-        assert_eq!((answer.status, answer.header("location")), (502, None), "{code} {location}");
-        assert!(!String::from_utf8_lossy(&answer.raw).contains("127.0.0.1"), "{}", answer.text());
+        assert_eq!(
+            (answer.status, answer.header("location")),
+            (502, None),
+            "{code} {location}"
+        );
+        assert!(
+            !String::from_utf8_lossy(&answer.raw).contains("127.0.0.1"),
+            "{}",
+            answer.text()
+        );
         assert_eq!(answer.json()["error"]["code"], "upstream_redirect");
-        assert_eq!(house.provider.served().count, 1, "{code}: nobody went there, and nobody asked again");
+        assert_eq!(
+            house.provider.served().count,
+            1,
+            "{code}: nobody went there, and nobody asked again"
+        );
     }
     assert_eq!(elsewhere.served().connections, 0);
     assert_eq!(house.status(&session.token), 200, "the positive control");
@@ -150,11 +234,25 @@ fn a_redirect_is_not_followed_and_not_told() {
 fn what_a_provider_says_to_browsers_is_not_passed_on() {
     let house = House::new();
     for answer in call_all_ways(&house, || Some(Fault::Cookies.into())) {
-        let names: Vec<_> = answer.headers.iter().map(|(name, _)| name.as_str()).collect();
-        let known =
-            ["content-type", "content-length", "x-request-id", "transfer-encoding", "connection", "date"];
+        let names: Vec<_> = answer
+            .headers
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let known = [
+            "content-type",
+            "content-length",
+            "x-request-id",
+            "transfer-encoding",
+            "connection",
+            "date",
+        ];
         assert!(names.iter().all(|name| known.contains(name)), "{names:?}");
-        assert_eq!(answer.header("x-request-id"), Some("req_mock"), "what may pass does");
+        assert_eq!(
+            answer.header("x-request-id"),
+            Some("req_mock"),
+            "what may pass does"
+        );
     }
 }
 
@@ -196,10 +294,24 @@ const HOSTILE: [(&str, &str); 30] = [
 fn only_headers_of_a_list_reach_the_provider() {
     let house = House::new();
     let own = |name: &'static str| {
-        ["host", "accept-encoding", "user-agent", "content-type", "content-length", name].map(str::to_owned)
+        [
+            "host",
+            "accept-encoding",
+            "user-agent",
+            "content-type",
+            "content-length",
+            name,
+        ]
+        .map(str::to_owned)
     };
     for (provider, path, body, expected, beta) in [
-        ("openai", CHAT, chat("m"), own("authorization"), "openai-beta"),
+        (
+            "openai",
+            CHAT,
+            chat("m"),
+            own("authorization"),
+            "openai-beta",
+        ),
         (
             "claude",
             "/v1/messages",
@@ -207,8 +319,20 @@ fn only_headers_of_a_list_reach_the_provider() {
             own("x-api-key"),
             "anthropic-beta",
         ),
-        ("gemini", "/v1beta/models/m:generateContent", json!({ "contents": [] }), own("x-goog-api-key"), ""),
-        ("ollama", "/api/chat", json!({ "model": "m", "messages": [] }), own("authorization"), ""),
+        (
+            "gemini",
+            "/v1beta/models/m:generateContent",
+            json!({ "contents": [] }),
+            own("x-goog-api-key"),
+            "",
+        ),
+        (
+            "ollama",
+            "/api/chat",
+            json!({ "model": "m", "messages": [] }),
+            own("authorization"),
+            "",
+        ),
     ] {
         let session = house.register(&json!({ "provider": provider, "socket": true }));
         let token = format!("Bearer {}", session.token);
@@ -237,14 +361,23 @@ fn only_headers_of_a_list_reach_the_provider() {
         names.sort();
         expected.sort();
         assert_eq!(names, expected, "{provider}");
-        let values = call.headers.iter().filter(|(name, _)| !name.ends_with("-beta"));
+        let values = call
+            .headers
+            .iter()
+            .filter(|(name, _)| !name.ends_with("-beta"));
         let values: Vec<_> = values.map(|(_, value)| value.as_str()).collect();
-        assert!(!values.iter().any(|value| value.contains("theirs")), "{values:?}");
+        assert!(
+            !values.iter().any(|value| value.contains("theirs")),
+            "{values:?}"
+        );
         assert_eq!(
             (call.keys.clone(), call.header("accept-encoding")),
             (vec![REAL_KEY.into()], Some("identity"))
         );
-        assert_eq!(call.header("host"), Some(house.provider.address().to_string().as_str()));
+        assert_eq!(
+            call.header("host"),
+            Some(house.provider.address().to_string().as_str())
+        );
     }
 }
 
@@ -263,11 +396,22 @@ fn a_key_that_is_no_header_opens_no_session() {
     ] {
         provider.reset();
         let folder = Folder::new();
-        only_openai(&folder, &provider.base(), key, "allow_plain_http = true\nallow_private = true");
+        only_openai(
+            &folder,
+            &provider.base(),
+            key,
+            "allow_plain_http = true\nallow_private = true",
+        );
         let running = Proxy::start(&mut proxy(&folder, &[]));
-        let told = running.admin.ask(&request("POST", "/v1/sessions", &[], &openai()));
+        let told = running
+            .admin
+            .ask(&request("POST", "/v1/sessions", &[], &openai()));
         assert_eq!(told.status == 201, good, "{key:?}: {}", told.text());
-        assert!(good || !String::from_utf8_lossy(&told.raw).contains("sk-"), "{}", told.text());
+        assert!(
+            good || !String::from_utf8_lossy(&told.raw).contains("sk-"),
+            "{}",
+            told.text()
+        );
         if good {
             let bearer = format!("Bearer {}", told.json()["token"].as_str().expect("a token"));
             let asked = request("POST", CHAT, &[("authorization", &bearer)], &chat("m"));
@@ -279,8 +423,15 @@ fn a_key_that_is_no_header_opens_no_session() {
 
 /// What an openssl command makes in this folder.
 fn openssl(folder: &Path, arguments: &[&str]) {
-    let done = Command::new("openssl").args(arguments).current_dir(folder).stderr(Stdio::null()).status();
-    assert!(done.expect("prerequisite: openssl").success(), "openssl {arguments:?}");
+    let done = Command::new("openssl")
+        .args(arguments)
+        .current_dir(folder)
+        .stderr(Stdio::null())
+        .status();
+    assert!(
+        done.expect("prerequisite: openssl").success(),
+        "openssl {arguments:?}"
+    );
 }
 
 /// An authority of the test's own, and a certificate it gave for this name that was good from one date to another.
@@ -291,24 +442,84 @@ fn issued(name: &str, from: &str, to: &str) -> (Tls, Vec<u8>) {
          certificate=ca.pem\ndefault_md=sha256\npolicy=any\nx509_extensions=leaf\n[any]\ncommonName=supplied\n\
          [leaf]\nsubjectAltName={name}\nbasicConstraints=critical,CA:FALSE\n"
     );
-    for (file, text) in [("settings", settings.as_str()), ("index", ""), ("serial", "01")] {
+    for (file, text) in [
+        ("settings", settings.as_str()),
+        ("index", ""),
+        ("serial", "01"),
+    ] {
         fs::write(folder.at(file), text).expect("a file");
     }
-    let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-    let authority = ["-days", "2", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"];
+    let curve = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+    ];
+    let authority = [
+        "-days",
+        "2",
+        "-subj",
+        "/CN=authority",
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+    ];
     let constraints = ["-addext", "basicConstraints=critical,CA:TRUE"];
-    openssl(&folder.0, &[&["req", "-x509"], &curve[..], &authority[..], &constraints[..]].concat());
-    let asked = ["-subj", "/CN=server", "-keyout", "server.key", "-out", "server.csr"];
+    openssl(
+        &folder.0,
+        &[
+            &["req", "-x509"],
+            &curve[..],
+            &authority[..],
+            &constraints[..],
+        ]
+        .concat(),
+    );
+    let asked = [
+        "-subj",
+        "/CN=server",
+        "-keyout",
+        "server.key",
+        "-out",
+        "server.csr",
+    ];
     openssl(&folder.0, &[&["req"], &curve[..], &asked[..]].concat());
-    let signed = ["-in", "server.csr", "-out", "server.pem", "-startdate", from, "-enddate", to];
-    openssl(&folder.0, &[&["ca", "-batch", "-notext", "-config", "settings"], &signed[..]].concat());
+    let signed = [
+        "-in",
+        "server.csr",
+        "-out",
+        "server.pem",
+        "-startdate",
+        from,
+        "-enddate",
+        to,
+    ];
+    openssl(
+        &folder.0,
+        &[
+            &["ca", "-batch", "-notext", "-config", "settings"],
+            &signed[..],
+        ]
+        .concat(),
+    );
     let read = |file: &str| fs::read(folder.at(file)).expect("openssl wrote it");
-    (Tls { certificates: read("server.pem"), key: read("server.key") }, read("ca.pem"))
+    (
+        Tls {
+            certificates: read("server.pem"),
+            key: read("server.key"),
+        },
+        read("ca.pem"),
+    )
 }
 
 /// What a call is answered by a provider with these certificates, trusted by these; and what the provider saw.
 fn over_tls(tls: Tls, trusted: Option<&[u8]>, host: &str) -> (Answer, provider::Served) {
-    let provider = Provider::start(Settings { tls: Some(tls), ..Settings::default() });
+    let provider = Provider::start(Settings {
+        tls: Some(tls),
+        ..Settings::default()
+    });
     let folder = Folder::new();
     let mut more = "allow_private = true\n".to_owned();
     if let Some(certificates) = trusted {
@@ -318,10 +529,17 @@ fn over_tls(tls: Tls, trusted: Option<&[u8]>, host: &str) -> (Answer, provider::
     let base = format!("https://{host}:{}", provider.address().port());
     only_openai(&folder, &base, REAL_KEY.as_bytes(), &more);
     let running = Proxy::start(&mut proxy(&folder, &[]));
-    let told = running.admin.ask(&request("POST", "/v1/sessions", &[], &openai()));
+    let told = running
+        .admin
+        .ask(&request("POST", "/v1/sessions", &[], &openai()));
     assert_eq!(told.status, 201, "{}", told.text());
     let bearer = format!("Bearer {}", told.json()["token"].as_str().expect("a token"));
-    let answer = running.listen.ask(&request("POST", CHAT, &[("authorization", &bearer)], &chat("m")));
+    let answer = running.listen.ask(&request(
+        "POST",
+        CHAT,
+        &[("authorization", &bearer)],
+        &chat("m"),
+    ));
     (answer, provider.served())
 }
 
@@ -351,9 +569,20 @@ fn the_key_travels_only_to_whom_a_certificate_names() {
     ] {
         let (answer, served) = over_tls(tls, trusted.map(Vec::as_slice), "127.0.0.1");
         assert_eq!(answer.status, 502, "{what}: {}", answer.text());
-        assert_eq!(answer.json()["error"]["code"], "upstream_unreachable", "{what}");
-        assert!(!answer.text().contains("127.0.0.1"), "{what}: {}", answer.text());
-        assert!(served.connections > 0 && served.count == 0, "{what}: it was called, and told nothing");
+        assert_eq!(
+            answer.json()["error"]["code"],
+            "upstream_unreachable",
+            "{what}"
+        );
+        assert!(
+            !answer.text().contains("127.0.0.1"),
+            "{what}: {}",
+            answer.text()
+        );
+        assert!(
+            served.connections > 0 && served.count == 0,
+            "{what}: it was called, and told nothing"
+        );
     }
 }
 
@@ -362,7 +591,12 @@ fn an_address_without_tls_gets_no_key_unless_the_operator_says_so() {
     let provider = Provider::start(Settings::default());
     for (more, serves) in [("", false), ("allow_plain_http = true\n", true)] {
         let folder = Folder::new();
-        only_openai(&folder, &provider.base(), b"sk-key", &format!("allow_private = true\n{more}"));
+        only_openai(
+            &folder,
+            &provider.base(),
+            b"sk-key",
+            &format!("allow_private = true\n{more}"),
+        );
         if serves {
             drop(Proxy::start(&mut proxy(&folder, &[])));
             continue;
@@ -400,7 +634,14 @@ fn after_all_kinds_of_traffic_the_key_is_nowhere_but_in_its_file() {
     }
     let calls = house.provider.served().calls.len();
     assert!(
-        house.provider.served().calls.iter().filter(|call| call.keys == [REAL_KEY]).count() > 99,
+        house
+            .provider
+            .served()
+            .calls
+            .iter()
+            .filter(|call| call.keys == [REAL_KEY])
+            .count()
+            > 99,
         "{calls}"
     );
     for part in ["environ", "cmdline"] {
@@ -409,7 +650,11 @@ fn after_all_kinds_of_traffic_the_key_is_nowhere_but_in_its_file() {
     }
     let (status, said) = house.proxy.end(Signal::TERM);
     assert!(status.success() && !said.contains("canary"), "{said}");
-    assert_eq!(house.folder.holding(REAL_KEY), [house.folder.at("key")], "the test sees what files hold");
+    assert_eq!(
+        house.folder.holding(REAL_KEY),
+        [house.folder.at("key")],
+        "the test sees what files hold"
+    );
 }
 
 /// What only root can show. Nobody else is told that it was shown.
@@ -428,8 +673,15 @@ fn is_root(claim: &str) -> bool {
 /// Whether this user can read that file of a process.
 fn can_read(user: u32, path: PathBuf) -> bool {
     let mut head = Command::new("head");
-    head.args(["-c", "1"]).arg(path).stdout(Stdio::null()).stderr(Stdio::null());
-    head.uid(user).gid(user).status().expect("head starts").success()
+    head.args(["-c", "1"])
+        .arg(path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    head.uid(user)
+        .gid(user)
+        .status()
+        .expect("head starts")
+        .success()
 }
 
 #[test]
@@ -440,18 +692,32 @@ fn the_services_own_user_cannot_look_into_it() {
     const USER: u32 = 65534;
     let provider = Provider::start(Settings::default());
     let folder = Folder::new();
-    fs::write(folder.at("config.toml"), configuration(&provider, &folder)).expect("a configuration");
+    fs::write(folder.at("config.toml"), configuration(&provider, &folder))
+        .expect("a configuration");
     fs::copy(cli::airlock(), folder.at("airlock")).expect("a copy");
     for path in ["key", "config.toml", ""] {
         chown(folder.at(path), Some(USER), Some(USER)).expect("it is theirs");
     }
     let mut command = Command::new(folder.at("airlock"));
-    command.args(["proxy", "--json", "--listen", "127.0.0.1:0"]).env_clear().uid(USER).gid(USER);
-    command.arg("--config").arg(folder.at("config.toml")).arg("--state").arg(folder.at("state"));
+    command
+        .args(["proxy", "--json", "--listen", "127.0.0.1:0"])
+        .env_clear()
+        .uid(USER)
+        .gid(USER);
+    command
+        .arg("--config")
+        .arg(folder.at("config.toml"))
+        .arg("--state")
+        .arg(folder.at("state"));
     let running = Proxy::start(&mut command);
     let mut other = Command::new("cat");
-    let mut other =
-        other.stdin(Stdio::piped()).stdout(Stdio::null()).uid(USER).gid(USER).spawn().expect("cat");
+    let mut other = other
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .uid(USER)
+        .gid(USER)
+        .spawn()
+        .expect("cat");
     for part in ["environ", "maps", "fd/0"] {
         let of = |pid: u32| PathBuf::from(format!("/proc/{pid}/{part}"));
         assert!(!can_read(USER, of(running.pid)), "{part}");

@@ -11,20 +11,27 @@ fn openai() -> Value {
 }
 
 fn status(code: u16, retry_after: Option<&str>) -> Fault {
-    Fault::Status { code, retry_after: retry_after.map(str::to_owned), bills: false }
+    Fault::Status {
+        code,
+        retry_after: retry_after.map(str::to_owned),
+        bills: false,
+    }
 }
 
 /// A second provider, and a house where `both` is the first one's `one`, then the second's `two`.
 fn two() -> (House, Provider) {
-    let second = Provider::start(Settings { keys: vec![REAL_KEY.into()], ..Settings::default() });
+    let second = Provider::start(Settings {
+        keys: vec![REAL_KEY.into()],
+        ..Settings::default()
+    });
     let base = second.base();
     let house = House::shaped(
         |text| {
-            let own = text.split("[provider.").nth(1).expect("a provider").replacen(
-                "openai]",
-                "[provider.second]",
-                1,
-            );
+            let own = text
+                .split("[provider.")
+                .nth(1)
+                .expect("a provider")
+                .replacen("openai]", "[provider.second]", 1);
             let own: String = own
                 .lines()
                 .map(|line| {
@@ -36,7 +43,10 @@ fn two() -> (House, Provider) {
                 })
                 .collect();
             let text = text.replace("[inference]", &format!("{own}[inference]"));
-            let text = text.replace("allow_private = true\n", "allow_private = true\nretries = 1\n");
+            let text = text.replace(
+                "allow_private = true\n",
+                "allow_private = true\nretries = 1\n",
+            );
             text + "[model.both]\ntargets = [\"openai/one\", \"second/two\"]\n"
         },
         &[],
@@ -48,10 +58,22 @@ fn two() -> (House, Provider) {
 fn tries(house: &House, count: usize) -> Vec<(Value, Value, Value, Value)> {
     let reserved = house.ledger("reserve");
     let settled = house.await_settled(count);
-    assert_eq!((reserved.len(), settled.len()), (count, count), "one of each a try");
+    assert_eq!(
+        (reserved.len(), settled.len()),
+        (count, count),
+        "one of each a try"
+    );
     let of = |settle: &Value| {
-        let one = reserved.iter().find(|row| row["n"] == settle["of"]).expect("what it settles");
-        (one["provider"].clone(), one["model"].clone(), one["attempt"].clone(), settle["status"].clone())
+        let one = reserved
+            .iter()
+            .find(|row| row["n"] == settle["of"])
+            .expect("what it settles");
+        (
+            one["provider"].clone(),
+            one["model"].clone(),
+            one["attempt"].clone(),
+            settle["status"].clone(),
+        )
     };
     settled.iter().map(of).collect()
 }
@@ -75,9 +97,17 @@ fn what_may_pass_is_tried_again_and_every_try_is_in_the_ledger() {
             let token = house.register(&openai()).token;
             house.provider.next(fault.clone());
             let answer = house.call(&token, CHAT, &body);
-            assert_eq!((answer.status, answer.ending), (200, Ending::Whole), "{fault:?}: {}", answer.text());
+            assert_eq!(
+                (answer.status, answer.ending),
+                (200, Ending::Whole),
+                "{fault:?}: {}",
+                answer.text()
+            );
             assert_eq!(house.provider.served().count, 2, "{fault:?}");
-            let expected = [row("openai", "m", 1, seen.clone()), row("openai", "m", 2, json!(200))];
+            let expected = [
+                row("openai", "m", 1, seen.clone()),
+                row("openai", "m", 2, json!(200)),
+            ];
             assert_eq!(tries(&house, 2), expected, "{fault:?}");
         }
     }
@@ -108,7 +138,11 @@ fn what_does_not_pass_is_told_as_it_is_after_a_bounded_number_of_tries() {
         assert_eq!(answer.json()["error"]["code"], "upstream_error");
         assert_eq!(answer.header("x-should-retry"), Some("true"));
         let at_once = wait == Some("30");
-        assert_eq!(house.provider.served().count, if at_once { 1 } else { 3 }, "{fault:?}");
+        assert_eq!(
+            house.provider.served().count,
+            if at_once { 1 } else { 3 },
+            "{fault:?}"
+        );
     }
 }
 
@@ -116,15 +150,27 @@ fn what_does_not_pass_is_told_as_it_is_after_a_bounded_number_of_tries() {
 fn a_refused_request_is_told_in_the_providers_words_and_not_taken_elsewhere() {
     let (house, second) = two();
     let token = house.register(&openai()).token;
-    for code in ["context_length_exceeded", "content_filter", "invalid_prefill"] {
+    for code in [
+        "context_length_exceeded",
+        "content_filter",
+        "invalid_prefill",
+    ] {
         house.provider.reset();
         house.provider.next(Fault::Refuse(code.to_owned()));
         let answer = house.call(&token, CHAT, &chat("both"));
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert!(answer.text().contains(code), "{}", answer.text());
-        assert_eq!((house.provider.served().count, second.served().count), (1, 0), "{code}");
+        assert_eq!(
+            (house.provider.served().count, second.served().count),
+            (1, 0),
+            "{code}"
+        );
     }
-    assert_eq!(house.call(&token, CHAT, &chat("both")).status, 200, "the positive control");
+    assert_eq!(
+        house.call(&token, CHAT, &chat("both")).status,
+        200,
+        "the positive control"
+    );
 }
 
 #[test]
@@ -140,15 +186,42 @@ fn another_model_answers_where_the_first_does_not() {
         house.provider.set(fault.clone());
         for body in [chat("both"), streamed_chat("both")] {
             let answer = house.call(&token, CHAT, &body);
-            assert_eq!((answer.status, answer.ending), (200, Ending::Whole), "{fault:?}: {}", answer.text());
+            assert_eq!(
+                (answer.status, answer.ending),
+                (200, Ending::Whole),
+                "{fault:?}: {}",
+                answer.text()
+            );
         }
-        assert!(house.provider.served().calls.iter().all(|call| call.model == "one"));
+        assert!(
+            house
+                .provider
+                .served()
+                .calls
+                .iter()
+                .all(|call| call.model == "one")
+        );
         let served = second.await_served(|served| served.count == 2 && served.open == 0);
-        assert!(served.calls.iter().all(|call| call.model == "two" && call.keys == [REAL_KEY]));
+        assert!(
+            served
+                .calls
+                .iter()
+                .all(|call| call.model == "two" && call.keys == [REAL_KEY])
+        );
         // Neither a refused credential nor a long wait is tried again at the same place.
         let of_first = house.provider.served().count / 2;
-        assert_eq!(of_first, if seen == json!(401) || seen == json!(429) { 1 } else { 2 }, "{fault:?}");
-        let one: Vec<_> = (1..=of_first).map(|number| row("openai", "one", number, seen.clone())).collect();
+        assert_eq!(
+            of_first,
+            if seen == json!(401) || seen == json!(429) {
+                1
+            } else {
+                2
+            },
+            "{fault:?}"
+        );
+        let one: Vec<_> = (1..=of_first)
+            .map(|number| row("openai", "one", number, seen.clone()))
+            .collect();
         let mut expected = one;
         expected.push(row("second", "two", of_first + 1, json!(200)));
         let all = tries(&house, expected.len() * 2);
@@ -167,7 +240,16 @@ fn a_flapping_provider_is_used_again_as_soon_as_it_answers() {
         assert_eq!(house.call(&token, CHAT, &chat("both")).status, 200);
     }
     assert_eq!(second.served().count, 3);
-    assert_eq!(house.provider.served().calls.iter().filter(|call| call.status == 200).count(), 3);
+    assert_eq!(
+        house
+            .provider
+            .served()
+            .calls
+            .iter()
+            .filter(|call| call.status == 200)
+            .count(),
+        3
+    );
 }
 
 #[test]
@@ -184,7 +266,11 @@ fn after_the_first_byte_nothing_is_tried_again() {
             "{}",
             answer.text()
         );
-        assert_eq!((house.provider.served().count, second.served().count), (1, 0), "{fault:?}");
+        assert_eq!(
+            (house.provider.served().count, second.served().count),
+            (1, 0),
+            "{fault:?}"
+        );
     }
 }
 
@@ -210,7 +296,10 @@ fn what_a_provider_leaves_out_is_not_put_in() {
         "one bad frame spoils only itself"
     );
     let settled = house.await_settled(2);
-    assert!(settled.iter().all(|row| row["usage"]["output"] == 8), "{settled:#?}");
+    assert!(
+        settled.iter().all(|row| row["usage"]["output"] == 8),
+        "{settled:#?}"
+    );
 }
 
 #[test]
@@ -218,8 +307,17 @@ fn a_slow_first_token_is_waited_for() {
     let house = House::with_patience("retries = 0\nttfb = \"20s\"\nidle = \"20s\"");
     let token = house.register(&openai()).token;
     house.provider.next(Fault::SlowHeaders(700));
-    assert_eq!(house.call(&token, CHAT, &streamed_chat("m")).ending, Ending::Whole);
-    house.provider.next(Script { pace_ms: 100, ..Script::default() });
-    assert_eq!(house.call(&token, CHAT, &streamed_chat("m")).ending, Ending::Whole);
+    assert_eq!(
+        house.call(&token, CHAT, &streamed_chat("m")).ending,
+        Ending::Whole
+    );
+    house.provider.next(Script {
+        pace_ms: 100,
+        ..Script::default()
+    });
+    assert_eq!(
+        house.call(&token, CHAT, &streamed_chat("m")).ending,
+        Ending::Whole
+    );
     assert_eq!(house.provider.served().count, 2);
 }

@@ -21,15 +21,23 @@ struct Payer {
 
 impl Payer {
     fn new() -> Payer {
-        let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
+        let provider = Provider::start(Settings {
+            keys: vec![REAL_KEY.to_owned()],
+            ..Settings::default()
+        });
         let folder = Folder::new();
-        fs::write(folder.at("config.toml"), configuration(&provider, &folder)).expect("a configuration");
+        fs::write(folder.at("config.toml"), configuration(&provider, &folder))
+            .expect("a configuration");
         Payer { provider, folder }
     }
 
     fn airlock(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(cli::airlock());
-        command.env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).current_dir(&self.folder.0);
+        command
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .stdin(Stdio::null())
+            .current_dir(&self.folder.0);
         command
             .arg("--config")
             .arg(self.folder.at("config.toml"))
@@ -49,9 +57,19 @@ impl Payer {
     fn run(&self, options: &[&str], bodies: &[&Value]) -> Value {
         let script = format!(
             "{}echo went on",
-            bodies.iter().map(|body| call(body, "%{http_code} ")).collect::<String>()
+            bodies
+                .iter()
+                .map(|body| call(body, "%{http_code} "))
+                .collect::<String>()
         );
-        self.json(&[&["run", "--json", "--llm=openai"], options, &["--", "sh", "-c", &script]].concat())
+        self.json(
+            &[
+                &["run", "--json", "--llm=openai"],
+                options,
+                &["--", "sh", "-c", &script],
+            ]
+            .concat(),
+        )
     }
 }
 
@@ -71,12 +89,20 @@ fn body(model: &str, stream: bool) -> Value {
 fn a_run_says_what_it_used_and_goes_on_when_the_money_is_spent() {
     let payer = Payer::new();
     let length = body("m", false).to_string().len() as u64;
-    payer.provider.set(Script { tokens: 20, input: Some(length), ..Script::default() });
+    payer.provider.set(Script {
+        tokens: 20,
+        input: Some(length),
+        ..Script::default()
+    });
     let limit = 2 * worst(length as usize, 20);
     let options = ["--allow-model", "m*", "--budget-usd", &dollars(limit)];
     let (good, bad) = (body("m", false), body("other", false));
     let result = payer.run(&options, &[&good, &bad, &good, &good]);
-    assert_eq!((&result["status"], &result["exit_code"]), (&json!("succeeded"), &json!(0)), "{result}");
+    assert_eq!(
+        (&result["status"], &result["exit_code"]),
+        (&json!("succeeded"), &json!(0)),
+        "{result}"
+    );
     assert_eq!(result["stdout"], "200 403 200 402 went on\n");
     assert_eq!(result["limits_hit"], json!(["budget"]));
     let denial = json!({ "what": "model", "target": "other", "rule": "allow_models", "allow_with": "--allow-model 'other'" });
@@ -91,32 +117,61 @@ fn a_run_says_what_it_used_and_goes_on_when_the_money_is_spent() {
     let id = result["run_id"].as_str().expect("a name");
     let total = &payer.json(&["usage", "--json", "--run", id])["total"];
     assert_eq!(
-        (&total["calls"], &total["input_tokens"], &total["output_tokens"], &total["cost_nano_usd"]),
+        (
+            &total["calls"],
+            &total["input_tokens"],
+            &total["output_tokens"],
+            &total["cost_nano_usd"]
+        ),
         (&json!(2), &json!(2 * length), &json!(40), &json!(limit))
     );
-    assert_eq!(payer.json(&["usage", "--json", "--verify"])["problems"], json!([]));
+    assert_eq!(
+        payer.json(&["usage", "--json", "--verify"])["problems"],
+        json!([])
+    );
 }
 
 #[test]
 fn a_run_with_money_left_has_hit_no_limit() {
     let payer = Payer::new();
-    let result = payer.run(&["--budget-usd", "1"], &[&body("m", false), &body("m", true)]);
-    assert_eq!((&result["stdout"], &result["limits_hit"]), (&json!("200 200 went on\n"), &json!([])));
+    let result = payer.run(
+        &["--budget-usd", "1"],
+        &[&body("m", false), &body("m", true)],
+    );
+    assert_eq!(
+        (&result["stdout"], &result["limits_hit"]),
+        (&json!("200 200 went on\n"), &json!([]))
+    );
     let served = payer.provider.await_served(|served| served.open == 0);
     let llm = &result["usage"]["llm"];
     assert_eq!(
         (&llm["input_tokens"], &llm["output_tokens"]),
-        (&json!(served.tokens.prompt()), &json!(served.tokens.generated()))
+        (
+            &json!(served.tokens.prompt()),
+            &json!(served.tokens.generated())
+        )
     );
-    assert_eq!((llm["cost_usd"].as_f64().expect("money") * 1e9).round() as u64, price(&served.tokens));
+    assert_eq!(
+        (llm["cost_usd"].as_f64().expect("money") * 1e9).round() as u64,
+        price(&served.tokens)
+    );
 }
 
 #[test]
 fn a_stream_that_was_cut_is_a_budget_that_was_spent() {
     let payer = Payer::new();
-    payer.provider.set(Script { tokens: 400, ignore_cap: true, pace_ms: 5, ..Script::default() });
+    payer.provider.set(Script {
+        tokens: 400,
+        ignore_cap: true,
+        pace_ms: 5,
+        ..Script::default()
+    });
     let result = payer.run(&["--budget-usd", "1"], &[&body("m", true)]);
-    assert_eq!((&result["exit_code"], &result["limits_hit"]), (&json!(0), &json!(["budget"])), "{result}");
+    assert_eq!(
+        (&result["exit_code"], &result["limits_hit"]),
+        (&json!(0), &json!(["budget"])),
+        "{result}"
+    );
     let money = (result["usage"]["llm"]["cost_usd"].as_f64().expect("money") * 1e9).round() as u64;
     assert!(money >= INPUT + 21 * OUTPUT, "{result}");
 }
@@ -127,9 +182,22 @@ fn a_run_that_was_killed_in_a_stream_owes_all_that_was_reserved() {
     payer.provider.next(Fault::Hold(2));
     let asked = body("m", true);
     let script = call(&asked, "");
-    let mut command =
-        payer.airlock(&["run", "--json", "--llm=openai", "--budget-usd", "1", "--", "sh", "-c", &script]);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("airlock starts");
+    let mut command = payer.airlock(&[
+        "run",
+        "--json",
+        "--llm=openai",
+        "--budget-usd",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    let mut child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("airlock starts");
     payer.provider.await_served(|served| served.held == 1);
     kill_process(Pid::from_child(&child), Signal::KILL).expect("it is ours");
     child.wait().expect("it has ended");
@@ -140,10 +208,24 @@ fn a_run_that_was_killed_in_a_stream_owes_all_that_was_reserved() {
     for _ in 0..2 {
         let total = payer.json(&["usage", "--json"])["total"].clone();
         assert_eq!(
-            (&total["calls"], &total["cost_nano_usd"], &total["unsettled_nano_usd"]),
+            (
+                &total["calls"],
+                &total["cost_nano_usd"],
+                &total["unsettled_nano_usd"]
+            ),
             (&json!(1), &json!(money), &json!(money))
         );
-        assert_eq!(payer.json(&["usage", "--json", "--verify"])["problems"], json!([]));
-        assert!(payer.airlock(&["sweep"]).output().expect("airlock starts").status.success());
+        assert_eq!(
+            payer.json(&["usage", "--json", "--verify"])["problems"],
+            json!([])
+        );
+        assert!(
+            payer
+                .airlock(&["sweep"])
+                .output()
+                .expect("airlock starts")
+                .status
+                .success()
+        );
     }
 }

@@ -34,35 +34,66 @@ fn a_program_cannot_name_another_upstream() {
     let elsewhere = provider::Provider::start(provider::Settings::default());
     let token = house.register(&openai()).token;
     let base = elsewhere.base();
-    for field in ["api_base", "base_url", "api_key", "custom_llm_provider", "fallbacks", "extra_body"] {
+    for field in [
+        "api_base",
+        "base_url",
+        "api_key",
+        "custom_llm_provider",
+        "fallbacks",
+        "extra_body",
+    ] {
         let mut body = chat("m");
         body[field] = json!(base);
         let answer = house.call(&token, CHAT, &body);
         assert_eq!(answer.status, 400, "{field}: {}", answer.text());
         assert_eq!(asked(&house).count, 0, "{field}");
         let query = format!("{CHAT}?{field}={base}");
-        assert_eq!(house.call(&token, &query, &chat("m")).status, 200, "{field} in the query means nothing");
+        assert_eq!(
+            house.call(&token, &query, &chat("m")).status,
+            200,
+            "{field} in the query means nothing"
+        );
         assert_eq!(asked(&house).calls[0].path, CHAT);
         // Deeper down it is a program's own data, for no reader that we know.
         let nested = json!({ "model": "m", "messages": [], "metadata": { field: base } });
         assert_eq!(house.call(&token, CHAT, &nested).status, 200);
         assert_eq!(asked(&house).count, 1);
     }
-    let headers = ["x-portkey-custom-host", "helicone-target-url", "x-llm-base-url", "x-upstream-url"];
+    let headers = [
+        "x-portkey-custom-host",
+        "helicone-target-url",
+        "x-llm-base-url",
+        "x-upstream-url",
+    ];
     let bearer = format!("Bearer {token}");
     for header in headers {
-        let sent = request("POST", CHAT, &[("authorization", &bearer), (header, &base)], &chat("m"));
+        let sent = request(
+            "POST",
+            CHAT,
+            &[("authorization", &bearer), (header, &base)],
+            &chat("m"),
+        );
         assert_eq!(house.proxy.listen.ask(&sent).status, 200);
         let served = asked(&house);
-        assert!(served.count == 1 && served.calls[0].header(header).is_none(), "{header}");
+        assert!(
+            served.count == 1 && served.calls[0].header(header).is_none(),
+            "{header}"
+        );
     }
     // Whatever host the request itself names.
-    for (target, host) in [(format!("{base}{CHAT}"), "door"), (CHAT.to_owned(), "theirs.example")] {
-        let raw = post(&target, &chat("m").to_string()).replace("host: door", &format!("host: {host}"));
+    for (target, host) in [
+        (format!("{base}{CHAT}"), "door"),
+        (CHAT.to_owned(), "theirs.example"),
+    ] {
+        let raw =
+            post(&target, &chat("m").to_string()).replace("host: door", &format!("host: {host}"));
         assert_eq!(house.raw(&token, &raw).status, 200, "{target}");
         let served = asked(&house);
         let expected = house.provider.address().to_string();
-        assert_eq!((served.count, served.calls[0].header("host")), (1, Some(expected.as_str())));
+        assert_eq!(
+            (served.count, served.calls[0].header("host")),
+            (1, Some(expected.as_str()))
+        );
         assert_eq!(served.calls[0].path, CHAT);
     }
     assert_eq!(elsewhere.served().connections, 0);
@@ -122,20 +153,39 @@ fn a_path_that_is_not_in_the_table_is_not_forwarded_in_any_spelling() {
             let answer = house.raw(&token, &post(path, &body));
             // What is no target of a request at all is no request.
             let odd = path == "*" || path.contains('\\');
-            assert!(answer.status == 404 || (odd && answer.status == 400), "{path}: {}", answer.text());
+            assert!(
+                answer.status == 404 || (odd && answer.status == 400),
+                "{path}: {}",
+                answer.text()
+            );
         }
     }
     for bytes in [&b"\0"[..], b"\x7f", b"\xff", b"\xc0\xae", b" ", b"\t"] {
         let path = [b"/v1/chat/completions", bytes].concat();
-        let raw = post("PATH", &chat("m").to_string()).replace("TOKEN", &token).into_bytes();
-        let at = raw.windows(4).position(|four| four == b"PATH").expect("it is there");
+        let raw = post("PATH", &chat("m").to_string())
+            .replace("TOKEN", &token)
+            .into_bytes();
+        let at = raw
+            .windows(4)
+            .position(|four| four == b"PATH")
+            .expect("it is there");
         let raw = [&raw[..at], &path, &raw[at + 4..]].concat();
         let answer = house.proxy.listen.open(&raw).finish();
         assert!([400, 404].contains(&answer.status), "{bytes:?}: {answer:?}");
     }
     let served = house.provider.served();
-    assert_eq!((served.connections, served.count), (0, 0), "nothing of all that was forwarded");
-    assert_eq!(house.raw(&token, &post(CHAT, &chat("m").to_string())).status, 200, "the positive control");
+    assert_eq!(
+        (served.connections, served.count),
+        (0, 0),
+        "nothing of all that was forwarded"
+    );
+    assert_eq!(
+        house
+            .raw(&token, &post(CHAT, &chat("m").to_string()))
+            .status,
+        200,
+        "the positive control"
+    );
 }
 
 #[test]
@@ -143,27 +193,51 @@ fn a_path_has_its_method_and_nothing_overrides_it() {
     let house = House::new();
     let token = house.register(&openai()).token;
     let bearer = format!("Bearer {token}");
-    for method in ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "post", "FOO"]
-    {
+    for method in [
+        "GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "post", "FOO",
+    ] {
         let sent = request(method, CHAT, &[("authorization", &bearer)], &chat("m"));
         let answer = house.proxy.listen.ask(&sent);
-        assert!([400, 405].contains(&answer.status), "{method}: {} {}", answer.status, answer.text());
+        assert!(
+            [400, 405].contains(&answer.status),
+            "{method}: {} {}",
+            answer.status,
+            answer.text()
+        );
     }
     let head = house.raw(&token, &post(CHAT, "").replace("POST", "HEAD"));
-    assert_eq!((head.status, head.raw.ends_with(b"\r\n\r\n")), (405, true), "no body where none may be");
+    assert_eq!(
+        (head.status, head.raw.ends_with(b"\r\n\r\n")),
+        (405, true),
+        "no body where none may be"
+    );
     let tunnel = "CONNECT 127.0.0.1:1 HTTP/1.1\r\nhost: door\r\nauthorization: Bearer TOKEN\r\nconnection: close\r\n\r\n";
     assert!([400, 404, 405].contains(&house.raw(&token, tunnel).status));
-    for old in
-        ["GET /v1/models\r\n\r\n", "GET /v1/models HTTP/0.9\r\n\r\n", "GET /v1/models HTTP/3.0\r\n\r\n"]
-    {
+    for old in [
+        "GET /v1/models\r\n\r\n",
+        "GET /v1/models HTTP/0.9\r\n\r\n",
+        "GET /v1/models HTTP/3.0\r\n\r\n",
+    ] {
         assert_eq!(house.raw(&token, old).status, 400, "{old}");
     }
     let preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let refused = house.raw(&token, preface);
-    assert!([0, 400].contains(&refused.status), "HTTP/2 is not offered: {refused:?}");
+    assert!(
+        [0, 400].contains(&refused.status),
+        "HTTP/2 is not offered: {refused:?}"
+    );
     assert_eq!(house.provider.served().connections, 0);
-    for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
-        let sent = request("POST", CHAT, &[("authorization", &bearer), (name, "DELETE")], &chat("m"));
+    for name in [
+        "x-http-method-override",
+        "x-http-method",
+        "x-method-override",
+    ] {
+        let sent = request(
+            "POST",
+            CHAT,
+            &[("authorization", &bearer), (name, "DELETE")],
+            &chat("m"),
+        );
         assert_eq!(house.proxy.listen.ask(&sent).status, 200);
         let call = asked(&house).calls.remove(0);
         assert_eq!((call.method.as_str(), call.header(name)), ("POST", None));
@@ -202,7 +276,9 @@ fn chat_of(house: &House, token: &str, body: &str) -> Answer {
 #[test]
 fn a_model_is_allowed_by_its_very_name() {
     let house = House::new();
-    let token = house.register(&json!({ "provider": "openai", "models": ["good-1", "fine-*"] })).token;
+    let token = house
+        .register(&json!({ "provider": "openai", "models": ["good-1", "fine-*"] }))
+        .token;
     let flood = format!("\"{}\"", "a".repeat(10 << 20));
     for model in [
         "\"bad\"",
@@ -228,8 +304,17 @@ fn a_model_is_allowed_by_its_very_name() {
         "\"\"",
         &flood,
     ] {
-        let answer = chat_of(&house, &token, &format!("{{\"model\":{model},\"messages\":[]}}"));
-        assert!([400, 403].contains(&answer.status), "{model:.60}: {} {}", answer.status, answer.text());
+        let answer = chat_of(
+            &house,
+            &token,
+            &format!("{{\"model\":{model},\"messages\":[]}}"),
+        );
+        assert!(
+            [400, 403].contains(&answer.status),
+            "{model:.60}: {} {}",
+            answer.status,
+            answer.text()
+        );
     }
     for body in [
         "{\"messages\":[]}",
@@ -242,21 +327,43 @@ fn a_model_is_allowed_by_its_very_name() {
     ] {
         assert_eq!(chat_of(&house, &token, body).status, 400, "{body}");
     }
-    assert_eq!(house.provider.served().connections, 0, "the provider was asked for none of them");
-    for (spelled, meant) in [("good-1", "good-1"), ("g\\u006fod-1", "good-1"), ("fine-2", "fine-2")] {
-        let answer = chat_of(&house, &token, &format!("{{\"model\":\"{spelled}\",\"messages\":[]}}"));
+    assert_eq!(
+        house.provider.served().connections,
+        0,
+        "the provider was asked for none of them"
+    );
+    for (spelled, meant) in [
+        ("good-1", "good-1"),
+        ("g\\u006fod-1", "good-1"),
+        ("fine-2", "fine-2"),
+    ] {
+        let answer = chat_of(
+            &house,
+            &token,
+            &format!("{{\"model\":\"{spelled}\",\"messages\":[]}}"),
+        );
         assert_eq!(answer.status, 200, "{spelled}: {}", answer.text());
         assert_eq!(asked(&house).calls[0].model, meant);
     }
-    let gemini = house.register(&json!({ "provider": "gemini", "models": ["good-1"] })).token;
+    let gemini = house
+        .register(&json!({ "provider": "gemini", "models": ["good-1"] }))
+        .token;
     for (model, body, status) in [
         ("good-1", json!({ "contents": [] }), 200),
         ("bad", json!({ "contents": [] }), 403),
-        ("good-1", json!({ "contents": [], "model": "models/bad" }), 400),
+        (
+            "good-1",
+            json!({ "contents": [], "model": "models/bad" }),
+            400,
+        ),
         ("good-1%20", json!({ "contents": [] }), 404),
     ] {
         let path = format!("/v1beta/models/{model}:generateContent");
-        assert_eq!(house.call(&gemini, &path, &body).status, status, "{model} {body}");
+        assert_eq!(
+            house.call(&gemini, &path, &body).status,
+            status,
+            "{model} {body}"
+        );
     }
     assert_eq!(asked(&house).count, 1);
     // A single model is looked up under the same rule.
@@ -273,7 +380,11 @@ fn a_model_is_allowed_by_its_very_name() {
 fn json_that_two_readers_could_read_in_two_ways_is_refused() {
     let house = House::new();
     let token = house.register(&openai()).token;
-    let deep = format!("{{\"model\":\"m\",\"messages\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let deep = format!(
+        "{{\"model\":\"m\",\"messages\":{}{}}}",
+        "[".repeat(10_000),
+        "]".repeat(10_000)
+    );
     for body in [
         "\u{feff}{\"model\":\"m\",\"messages\":[]}",
         "{\"model\":\"m\",\"messages\":[]}x",
@@ -297,12 +408,25 @@ fn json_that_two_readers_could_read_in_two_ways_is_refused() {
     ] {
         let answer = chat_of(&house, &token, body);
         assert_eq!(answer.status, 400, "{body:.60}: {}", answer.text());
-        assert_eq!(house.provider.served().connections, 0, "{body:.60}: {}", answer.text());
+        assert_eq!(
+            house.provider.served().connections,
+            0,
+            "{body:.60}: {}",
+            answer.text()
+        );
     }
-    let mut invalid =
-        post(CHAT, "{\"model\":\"m\",\"messages\":\"??\"}").replace("TOKEN", &token).into_bytes();
-    invalid.iter_mut().filter(|byte| **byte == b'?').for_each(|byte| *byte = 0xff);
-    assert_eq!(house.proxy.listen.open(&invalid).finish().status, 400, "bytes that are no text");
+    let mut invalid = post(CHAT, "{\"model\":\"m\",\"messages\":\"??\"}")
+        .replace("TOKEN", &token)
+        .into_bytes();
+    invalid
+        .iter_mut()
+        .filter(|byte| **byte == b'?')
+        .for_each(|byte| *byte = 0xff);
+    assert_eq!(
+        house.proxy.listen.open(&invalid).finish().status,
+        400,
+        "bytes that are no text"
+    );
     assert_eq!(house.provider.served().connections, 0);
 }
 
@@ -335,11 +459,26 @@ fn a_name_that_stands_for_another_model_is_replaced_where_it_stands_and_nowhere_
     for name in ["m", "models", "v1beta"] {
         let path = format!("/v1beta/models/{name}:generateContent");
         assert_eq!(house.call(&token, &path, &body).status, 200, "{name}");
-        assert_eq!(asked(&house).calls[0].path, "/v1beta/models/other-model:generateContent", "{name}");
+        assert_eq!(
+            asked(&house).calls[0].path,
+            "/v1beta/models/other-model:generateContent",
+            "{name}"
+        );
     }
     let answer = house.call(&token, "/v1beta/models/astray:generateContent", &body);
-    assert_eq!((answer.status, asked(&house).count), (404, 0), "{}", answer.text());
-    assert_eq!(house.call(&token, "/v1beta/models/plain:generateContent", &body).status, 200, "the control");
+    assert_eq!(
+        (answer.status, asked(&house).count),
+        (404, 0),
+        "{}",
+        answer.text()
+    );
+    assert_eq!(
+        house
+            .call(&token, "/v1beta/models/plain:generateContent", &body)
+            .status,
+        200,
+        "the control"
+    );
 }
 
 #[test]
@@ -349,15 +488,26 @@ fn paths_that_cost_nothing_obey_the_same_limits() {
     let token = house.register(&order).token;
     let count = |model: &str| {
         let body = json!({ "model": model, "messages": [] });
-        house.call(&token, "/v1/messages/count_tokens", &body).status
+        house
+            .call(&token, "/v1/messages/count_tokens", &body)
+            .status
     };
     let bearer = format!("Bearer {token}");
     let list = || {
-        let sent = request("GET", "/v1/models", &[("authorization", &bearer)], &Value::Null);
+        let sent = request(
+            "GET",
+            "/v1/models",
+            &[("authorization", &bearer)],
+            &Value::Null,
+        );
         house.proxy.listen.ask(&sent).status
     };
     assert_eq!(count("bad"), 403);
     assert_eq!((count("good-1"), list(), count("good-1")), (200, 200, 200));
-    assert_eq!((count("good-1"), list()), (402, 402), "the budget of requests is spent");
+    assert_eq!(
+        (count("good-1"), list()),
+        (402, 402),
+        "the budget of requests is spent"
+    );
     assert_eq!(house.provider.served().count, 3);
 }

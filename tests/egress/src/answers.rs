@@ -58,7 +58,10 @@ impl Body for Pieces {
     }
 
     fn size_hint(&self) -> http_body::SizeHint {
-        self.size.map_or_else(http_body::SizeHint::default, http_body::SizeHint::with_exact)
+        self.size.map_or_else(
+            http_body::SizeHint::default,
+            http_body::SizeHint::with_exact,
+        )
     }
 }
 
@@ -82,7 +85,10 @@ type Answer = Response<Pieces>;
 fn plain(status: StatusCode, text: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(whole(text));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
+    answer.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("text/plain"),
+    );
     answer
 }
 
@@ -104,11 +110,17 @@ pub(crate) async fn answer(
         answer.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
         return Ok(answer);
     }
-    let file = web.tables().files.get(&(host.clone(), head.uri.path().to_owned())).cloned();
+    let file = web
+        .tables()
+        .files
+        .get(&(host.clone(), head.uri.path().to_owned()))
+        .cloned();
     Ok(match file {
         Some((kind, content)) => {
             let mut answer = plain(StatusCode::OK, content);
-            answer.headers_mut().insert(header::CONTENT_TYPE, kind.parse().expect("a content type"));
+            answer
+                .headers_mut()
+                .insert(header::CONTENT_TYPE, kind.parse().expect("a content type"));
             answer
         }
         None if git::is_about(&head, web) => git::answer(&head, body, number, web).await,
@@ -119,13 +131,21 @@ pub(crate) async fn answer(
 
 /// The host that a request names.
 fn host(head: &Parts) -> String {
-    let named = head.headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let named = head
+        .headers
+        .get(header::HOST)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     without_port(named).to_ascii_lowercase()
 }
 
 fn note(head: &Parts, connection: usize, tls: bool, web: &Web) -> usize {
     let text = |value: &header::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    let headers = head.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
+    let headers = head
+        .headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), text(value)))
+        .collect();
     web.note(|log| {
         let known = log.connections.get(connection);
         let to = known.map_or_else(|| ([0, 0, 0, 0], 0).into(), |known| known.to);
@@ -157,7 +177,9 @@ fn is_let_in(head: &Parts, host: &str, web: &Web) -> bool {
         .filter(|one| one.host == host && head.uri.path().starts_with(&one.below))
         .peekable();
     let fits = |one: &crate::web::Required| {
-        head.headers.get(&one.header).is_some_and(|own| own.as_bytes() == one.value.as_bytes())
+        head.headers
+            .get(&one.header)
+            .is_some_and(|own| own.as_bytes() == one.value.as_bytes())
     };
     asked.peek().is_none() || asked.any(fits)
 }
@@ -165,16 +187,29 @@ fn is_let_in(head: &Parts, host: &str, web: &Web) -> bool {
 async fn by_path(mut head: Parts, body: Incoming, number: usize, host: &str, web: &Web) -> Answer {
     let path = head.uri.path().to_owned();
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    let argument = |at: usize| parts.get(at).and_then(|part| part.parse::<u64>().ok()).unwrap_or(0);
+    let argument = |at: usize| {
+        parts
+            .get(at)
+            .and_then(|part| part.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
     match parts[0] {
         "echo" => echo(&head, body, number, parts.get(1).copied(), web).await,
         "redirect" => {
             let mut answer = plain(StatusCode::FOUND, "elsewhere\n");
-            let to = head.uri.query().unwrap_or_default().parse().expect("a place");
+            let to = head
+                .uri
+                .query()
+                .unwrap_or_default()
+                .parse()
+                .expect("a place");
             answer.headers_mut().insert(header::LOCATION, to);
             answer
         }
-        "status" => plain(StatusCode::from_u16(argument(1) as u16).expect("a status"), "as you wish\n"),
+        "status" => plain(
+            StatusCode::from_u16(argument(1) as u16).expect("a status"),
+            "as you wish\n",
+        ),
         "bytes" => {
             drain(body, number, web).await;
             many(argument(1))
@@ -192,7 +227,9 @@ async fn by_path(mut head: Parts, body: Incoming, number: usize, host: &str, web
 async fn drain(mut body: Incoming, number: usize, web: &Web) -> Vec<u8> {
     let mut kept = Vec::new();
     while let Some(Ok(frame)) = body.frame().await {
-        let Ok(bytes) = frame.into_data() else { continue };
+        let Ok(bytes) = frame.into_data() else {
+            continue;
+        };
         web.came(number, &bytes);
         if kept.len() < 1 << 20 {
             kept.extend(&bytes);
@@ -209,12 +246,20 @@ async fn echo(head: &Parts, body: Incoming, number: usize, how: Option<&str>, we
     }
     text.extend([b"\n".as_slice(), &body].concat());
     match how {
-        Some("chunked") => in_pieces(text.chunks(5).map(Bytes::copy_from_slice).map(Frame::data).collect()),
+        Some("chunked") => in_pieces(
+            text.chunks(5)
+                .map(Bytes::copy_from_slice)
+                .map(Frame::data)
+                .collect(),
+        ),
         Some("gzip") => {
             let mut packer = GzEncoder::new(Vec::new(), Compression::default());
             packer.write_all(&text).expect("it fits");
             let mut answer = plain(StatusCode::OK, packer.finish().expect("it fits"));
-            answer.headers_mut().insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
+            answer.headers_mut().insert(
+                header::CONTENT_ENCODING,
+                header::HeaderValue::from_static("gzip"),
+            );
             answer
         }
         Some("error") => plain(StatusCode::INTERNAL_SERVER_ERROR, text),
@@ -228,8 +273,13 @@ async fn echo(head: &Parts, body: Incoming, number: usize, how: Option<&str>, we
                 Frame::data(Bytes::from("see below\n")),
                 Frame::trailers(echoed(&head.headers)),
             ]);
-            let names: Vec<_> = echoed(&head.headers).keys().map(|name| name.to_string()).collect();
-            answer.headers_mut().insert(header::TRAILER, names.join(", ").parse().expect("names"));
+            let names: Vec<_> = echoed(&head.headers)
+                .keys()
+                .map(|name| name.to_string())
+                .collect();
+            answer
+                .headers_mut()
+                .insert(header::TRAILER, names.join(", ").parse().expect("names"));
             answer
         }
         _ => plain(StatusCode::OK, text),
@@ -237,9 +287,15 @@ async fn echo(head: &Parts, body: Incoming, number: usize, how: Option<&str>, we
 }
 
 fn echoed(headers: &HeaderMap) -> HeaderMap {
-    let name =
-        |name: &header::HeaderName| format!("x-echo-{name}").parse::<header::HeaderName>().expect("a name");
-    headers.iter().map(|(own, value)| (name(own), value.clone())).collect()
+    let name = |name: &header::HeaderName| {
+        format!("x-echo-{name}")
+            .parse::<header::HeaderName>()
+            .expect("a name")
+    };
+    headers
+        .iter()
+        .map(|(own, value)| (name(own), value.clone()))
+        .collect()
 }
 
 /// A body of unknown length.
@@ -264,20 +320,31 @@ fn many(count: u64) -> Answer {
         let piece = Bytes::from(vec![b'x'; PIECE as usize]);
         while left > 0 {
             let size = left.min(PIECE);
-            if sender.send(Frame::data(piece.slice(..size as usize))).await.is_err() {
+            if sender
+                .send(Frame::data(piece.slice(..size as usize)))
+                .await
+                .is_err()
+            {
                 return;
             }
             left -= size;
         }
     });
-    Response::new(Pieces { next, size: Some(count) })
+    Response::new(Pieces {
+        next,
+        size: Some(count),
+    })
 }
 
 fn slow(pieces: u64, apart: Duration) -> Answer {
     let (sender, body) = streamed();
     tokio::spawn(async move {
         for piece in 0..pieces {
-            if sender.send(Frame::data(Bytes::from(format!("piece {piece}\n")))).await.is_err() {
+            if sender
+                .send(Frame::data(Bytes::from(format!("piece {piece}\n"))))
+                .await
+                .is_err()
+            {
                 return;
             }
             tokio::time::sleep(apart).await;
@@ -290,7 +357,11 @@ fn slow(pieces: u64, apart: Duration) -> Answer {
 fn hold(released: impl Future<Output = ()> + Send + 'static) -> Answer {
     let (sender, body) = streamed();
     tokio::spawn(async move {
-        if sender.send(Frame::data(Bytes::from("held\n"))).await.is_ok() {
+        if sender
+            .send(Frame::data(Bytes::from("held\n")))
+            .await
+            .is_ok()
+        {
             released.await;
             _ = sender.send(Frame::data(Bytes::from("released\n"))).await;
         }
@@ -301,9 +372,16 @@ fn hold(released: impl Future<Output = ()> + Send + 'static) -> Answer {
 fn upgrade(head: &mut Parts) -> Answer {
     let mut answer = Response::new(whole(Bytes::new()));
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let kind = head.headers.get(header::UPGRADE).cloned().expect("it was asked for");
+    let kind = head
+        .headers
+        .get(header::UPGRADE)
+        .cloned()
+        .expect("it was asked for");
     answer.headers_mut().insert(header::UPGRADE, kind);
-    answer.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("upgrade"));
+    answer.headers_mut().insert(
+        header::CONNECTION,
+        header::HeaderValue::from_static("upgrade"),
+    );
     let mut request = hyper::Request::new(());
     std::mem::swap(request.extensions_mut(), &mut head.extensions);
     let coming = hyper::upgrade::on(request);

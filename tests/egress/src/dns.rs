@@ -59,8 +59,14 @@ impl crate::World {
     /// What a name resolves to: the first list for its first question (of each kind), and so on; the last for ever. Lists
     /// may have addresses of both kinds, none, good and bad ones.
     pub fn resolves(&self, name: &str, turns: &[&[&str]]) {
-        let address = |text: &&str| text.parse().unwrap_or_else(|_| panic!("{text} is an address"));
-        let turns = turns.iter().map(|turn| turn.iter().map(address).collect()).collect();
+        let address = |text: &&str| {
+            text.parse()
+                .unwrap_or_else(|_| panic!("{text} is an address"))
+        };
+        let turns = turns
+            .iter()
+            .map(|turn| turn.iter().map(address).collect())
+            .collect();
         self.tell(name, Story::Turns(turns));
     }
 
@@ -90,7 +96,9 @@ impl crate::World {
     }
 
     fn tell(&self, name: &str, story: Story) {
-        lock(&self.names).stories.insert(name.to_ascii_lowercase(), story);
+        lock(&self.names)
+            .stories
+            .insert(name.to_ascii_lowercase(), story);
     }
 }
 
@@ -102,7 +110,9 @@ pub(crate) fn lock(names: &Mutex<Names>) -> std::sync::MutexGuard<'_, Names> {
 pub(crate) async fn serve(socket: UdpSocket, names: Arc<Mutex<Names>>) {
     let mut buffer = [0; 4096];
     loop {
-        let Ok((size, from)) = socket.recv_from(&mut buffer).await else { continue };
+        let Ok((size, from)) = socket.recv_from(&mut buffer).await else {
+            continue;
+        };
         if let Some(answer) = answer(&buffer[..size], from, &names) {
             _ = socket.send_to(&answer, from).await;
         }
@@ -112,7 +122,9 @@ pub(crate) async fn serve(socket: UdpSocket, names: Arc<Mutex<Names>>) {
 /// The same over TCP.
 pub(crate) async fn serve_tcp(listener: TcpListener, names: Arc<Mutex<Names>>) {
     loop {
-        let Ok((stream, from)) = listener.accept().await else { continue };
+        let Ok((stream, from)) = listener.accept().await else {
+            continue;
+        };
         let names = names.clone();
         tokio::spawn(async move { converse(stream, from, &names).await });
     }
@@ -139,7 +151,11 @@ fn answer(packet: &[u8], from: SocketAddr, names: &Mutex<Names>) -> Option<Vec<u
         other => other.to_string(),
     };
     let mut names = lock(names);
-    names.queries.push(Query { name: name.clone(), kind: known, from });
+    names.queries.push(Query {
+        name: name.clone(),
+        kind: known,
+        from,
+    });
     let (status, records) = names.records(&name, kind, 0)?;
     let mut out = packet[..2].to_vec();
     // An answer, by whom recursion can be asked.
@@ -168,7 +184,11 @@ fn question(packet: &[u8]) -> Option<(String, u16, usize)> {
     }
     let kind = packet.get(at..at + 2)?;
     packet.get(at + 2..at + 4)?;
-    Some((labels.join("."), u16::from_be_bytes([kind[0], kind[1]]), at + 4))
+    Some((
+        labels.join("."),
+        u16::from_be_bytes([kind[0], kind[1]]),
+        at + 4,
+    ))
 }
 
 impl Names {
@@ -181,41 +201,70 @@ impl Names {
     /// The status and the records for a name; none for silence.
     fn records(&mut self, name: &str, kind: u16, depth: u8) -> Option<(u8, Vec<Vec<u8>>)> {
         let story = self.stories.get(name).cloned();
-        let servers = || vec![vec![SERVER_V4.parse().expect("v4"), SERVER_V6.parse().expect("v6")]];
+        let servers = || {
+            vec![vec![
+                SERVER_V4.parse().expect("v4"),
+                SERVER_V6.parse().expect("v6"),
+            ]]
+        };
         let turns = match story.unwrap_or_else(|| Story::Turns(servers())) {
             Story::Missing => return Some((3, Vec::new())),
             Story::Broken => return Some((2, Vec::new())),
             Story::Silence => return None,
             Story::Alias(target) => {
-                let (status, more) =
-                    if depth < 8 { self.records(&target, kind, depth + 1)? } else { (0, Vec::new()) };
+                let (status, more) = if depth < 8 {
+                    self.records(&target, kind, depth + 1)?
+                } else {
+                    (0, Vec::new())
+                };
                 let own = record(name, ALIAS, &labels(&target));
                 return Some((status, [vec![own], more].concat()));
             }
             Story::Turns(turns) => turns,
         };
         let asked = self.asked.entry((name.to_owned(), kind)).or_default();
-        let turn = turns.get(*asked).or(turns.last()).cloned().unwrap_or_default();
+        let turn = turns
+            .get(*asked)
+            .or(turns.last())
+            .cloned()
+            .unwrap_or_default();
         *asked += 1;
         let bytes = |address: &IpAddr| match (address, kind) {
             (IpAddr::V4(v4), ADDRESS) => Some(Ipv4Addr::octets(v4).to_vec()),
             (IpAddr::V6(v6), ADDRESS_V6) => Some(Ipv6Addr::octets(v6).to_vec()),
             _ => None,
         };
-        let all = turn.iter().filter_map(bytes).map(|bytes| record(name, kind, &bytes));
+        let all = turn
+            .iter()
+            .filter_map(bytes)
+            .map(|bytes| record(name, kind, &bytes));
         Some((0, all.collect()))
     }
 }
 
 fn labels(name: &str) -> Vec<u8> {
     let label = |label: &str| [&[label.len() as u8], label.as_bytes()].concat();
-    let mut all: Vec<u8> = name.split('.').filter(|part| !part.is_empty()).flat_map(label).collect();
+    let mut all: Vec<u8> = name
+        .split('.')
+        .filter(|part| !part.is_empty())
+        .flat_map(label)
+        .collect();
     all.push(0);
     all
 }
 
 /// A record that nobody may keep: its time to live is nothing.
 fn record(name: &str, kind: u16, data: &[u8]) -> Vec<u8> {
-    let head = [labels(name), kind.to_be_bytes().to_vec(), vec![0, 1, 0, 0, 0, 0]].concat();
-    [head, (data.len() as u16).to_be_bytes().to_vec(), data.to_vec()].concat()
+    let head = [
+        labels(name),
+        kind.to_be_bytes().to_vec(),
+        vec![0, 1, 0, 0, 0, 0],
+    ]
+    .concat();
+    [
+        head,
+        (data.len() as u16).to_be_bytes().to_vec(),
+        data.to_vec(),
+    ]
+    .concat()
 }

@@ -77,8 +77,18 @@ impl World {
         let (ready, is_ready) = mpsc::channel();
         let (network, shared) = (place.network(), (web.clone(), names.clone()));
         let servers = std::thread::spawn(move || serve(&network, shared, &ready, ended));
-        is_ready.recv_timeout(PATIENCE).expect("the servers of the world start");
-        World { names, web, place, who, program, end: Some(end), servers: Some(servers) }
+        is_ready
+            .recv_timeout(PATIENCE)
+            .expect("the servers of the world start");
+        World {
+            names,
+            web,
+            place,
+            who,
+            program,
+            end: Some(end),
+            servers: Some(servers),
+        }
     }
 
     /// A path in the folder where `airlock` is started.
@@ -104,7 +114,9 @@ impl World {
     /// Waits for a request like that.
     #[track_caller]
     pub fn await_request(&self, wanted: impl Fn(&Request) -> bool) -> Request {
-        self.web.wait(PATIENCE, |log| log.requests.iter().find(|request| wanted(request)).cloned())
+        self.web.wait(PATIENCE, |log| {
+            log.requests.iter().find(|request| wanted(request)).cloned()
+        })
     }
 
     /// Forgets what came, and how often names were asked for.
@@ -120,19 +132,30 @@ impl World {
 
     /// This host answers the first request of a connection with these bytes and nothing else, then closes.
     pub fn says(&self, host: &str, bytes: impl Into<Bytes>) {
-        self.web.tables().verbatim.insert(host.to_owned(), bytes.into());
+        self.web
+            .tables()
+            .verbatim
+            .insert(host.to_owned(), bytes.into());
     }
 
     /// This host has a file at that path.
     pub fn publish(&self, host: &str, path: &str, kind: &str, content: impl Into<Bytes>) {
         let file = (kind.to_owned(), content.into());
-        self.web.tables().files.insert((host.to_owned(), path.to_owned()), file);
+        self.web
+            .tables()
+            .files
+            .insert((host.to_owned(), path.to_owned()), file);
     }
 
     /// This host answers 401 to requests below that path, unless they have this header (or that of another such call).
     pub fn requires(&self, host: &str, below: &str, header: &str, value: &str) {
         let [host, below, header, value] = [host, below, header, value].map(str::to_owned);
-        self.web.tables().required.push(Required { host, below, header, value });
+        self.web.tables().required.push(Required {
+            host,
+            below,
+            header,
+            value,
+        });
     }
 }
 
@@ -155,24 +178,32 @@ fn serve(
     ended: oneshot::Receiver<()>,
 ) {
     place::enter(network).expect("the network of the world");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     runtime.block_on(async {
-        let ports =
-            |ports: &[u16], speech: Speech| ports.iter().map(|port| (*port, speech)).collect::<Vec<_>>();
+        let ports = |ports: &[u16], speech: Speech| {
+            ports.iter().map(|port| (*port, speech)).collect::<Vec<_>>()
+        };
         let all = [
             ports(&TLS_PORTS, Speech::Tls),
             ports(&HTTP_PORTS, Speech::Http),
             ports(&ECHO_PORTS, Speech::Echo),
         ];
         for (port, speech) in all.concat() {
-            let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await.expect("a port");
+            let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+                .await
+                .expect("a port");
             tokio::spawn(web::serve(listener, speech, web.clone()));
         }
         let names_by_tcp = TcpListener::bind(("0.0.0.0", 53)).await.expect("a port");
         tokio::spawn(dns::serve_tcp(names_by_tcp, names.clone()));
         let socket = UdpSocket::bind(("0.0.0.0", 53)).await.expect("a port");
         tokio::spawn(dns::serve(socket, names.clone()));
-        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, DATAGRAM_PORT)).await.expect("a port");
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, DATAGRAM_PORT))
+            .await
+            .expect("a port");
         tokio::spawn(web::serve_datagrams(socket, web.clone()));
         ready.send(()).expect("somebody waits");
         // Its sender is dropped.

@@ -34,12 +34,21 @@ impl World {
             .expect("python3");
         assert!(made.success(), "prerequisite: python3, to make a wheel");
         let wheel = fs::read(&path).expect("a wheel");
-        let hash: String = Sha256::digest(&wheel).iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash: String = Sha256::digest(&wheel)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         let link = format!("https://files.pythonhosted.org/packages/{file}");
-        let page =
-            format!("<!DOCTYPE html><html><body><a href=\"{link}#sha256={hash}\">{file}</a></body></html>");
+        let page = format!(
+            "<!DOCTYPE html><html><body><a href=\"{link}#sha256={hash}\">{file}</a></body></html>"
+        );
         self.publish("pypi.org", &format!("/simple/{name}/"), "text/html", page);
-        self.publish("files.pythonhosted.org", &format!("/packages/{file}"), "application/zip", wheel);
+        self.publish(
+            "files.pythonhosted.org",
+            &format!("/packages/{file}"),
+            "application/zip",
+            wheel,
+        );
     }
 
     /// Publishes a package of Node's at `registry.npmjs.org`.
@@ -48,17 +57,39 @@ impl World {
         fs::create_dir_all(folder.join("package")).expect("a folder");
         let about = json!({ "name": name, "version": version, "main": "index.js" });
         fs::write(folder.join("package/package.json"), about.to_string()).expect("a manifest");
-        fs::write(folder.join("package/index.js"), format!("module.exports = '{version}';\n"))
-            .expect("a module");
-        let packed =
-            Command::new("tar").arg("-czC").arg(&folder).arg("package").output().expect("tar starts");
-        assert!(packed.status.success(), "{}", String::from_utf8_lossy(&packed.stderr));
+        fs::write(
+            folder.join("package/index.js"),
+            format!("module.exports = '{version}';\n"),
+        )
+        .expect("a module");
+        let packed = Command::new("tar")
+            .arg("-czC")
+            .arg(&folder)
+            .arg("package")
+            .output()
+            .expect("tar starts");
+        assert!(
+            packed.status.success(),
+            "{}",
+            String::from_utf8_lossy(&packed.stderr)
+        );
         let integrity = format!("sha512-{}", STANDARD.encode(Sha512::digest(&packed.stdout)));
         let file = format!("/{name}/-/{name}-{version}.tgz");
         let dist = json!({ "tarball": format!("https://registry.npmjs.org{file}"), "integrity": integrity });
         let versions = json!({ version: { "name": name, "version": version, "dist": dist } });
-        let page = json!({ "name": name, "dist-tags": { "latest": version }, "versions": versions });
-        self.publish("registry.npmjs.org", &format!("/{name}"), "application/json", page.to_string());
-        self.publish("registry.npmjs.org", &file, "application/octet-stream", packed.stdout);
+        let page =
+            json!({ "name": name, "dist-tags": { "latest": version }, "versions": versions });
+        self.publish(
+            "registry.npmjs.org",
+            &format!("/{name}"),
+            "application/json",
+            page.to_string(),
+        );
+        self.publish(
+            "registry.npmjs.org",
+            &file,
+            "application/octet-stream",
+            packed.stdout,
+        );
     }
 }

@@ -42,7 +42,10 @@ pub(crate) struct Place {
 pub(crate) fn new_folder() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder = PathBuf::from(format!("/tmp/airlock-world-{}.{number}", std::process::id()));
+    let folder = PathBuf::from(format!(
+        "/tmp/airlock-world-{}.{number}",
+        std::process::id()
+    ));
     fs::create_dir(&folder).expect("a folder for the world");
     folder
 }
@@ -53,21 +56,40 @@ impl Place {
         fs::write(folder.join("resolv.conf"), "nameserver 127.0.0.1\n").expect("a name server");
         fs::write(folder.join("hosts"), "127.0.0.1 localhost\n::1 localhost\n").expect("own names");
         let mut command = Command::new("unshare");
-        command.args(["--net", "--mount", "bash", "-c", GUARD, "world"]).arg(&folder).args([OWN_V4, OWN_V6]);
+        command
+            .args(["--net", "--mount", "bash", "-c", GUARD, "world"])
+            .arg(&folder)
+            .args([OWN_V4, OWN_V6]);
         // Not of our group: the signals of a terminal are not for it.
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
-        let mut guard = command.spawn().expect("prerequisite: unshare of util-linux");
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0);
+        let mut guard = command
+            .spawn()
+            .expect("prerequisite: unshare of util-linux");
         let mut line = String::new();
         let told = guard.stdout.as_mut().expect("it is ours");
         BufReader::new(told).read_line(&mut line).expect("it tells");
-        assert_eq!(line, "ready\n", "prerequisite: root, and ip of iproute2, to make a world");
+        assert_eq!(
+            line, "ready\n",
+            "prerequisite: root, and ip of iproute2, to make a world"
+        );
         Place { folder, guard }
     }
 
     /// A command that will run there.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
-        command.args(["--net", "--mount", "--target", &self.guard.id().to_string(), "--"]).arg(program);
+        command
+            .args([
+                "--net",
+                "--mount",
+                "--target",
+                &self.guard.id().to_string(),
+                "--",
+            ])
+            .arg(program);
         command
     }
 
@@ -79,7 +101,8 @@ impl Place {
 
 /// Moves this thread there: what it opens from now on is the world's.
 pub(crate) fn enter(network: &File) -> io::Result<()> {
-    move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).map_err(io::Error::from)
+    move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(io::Error::from)
 }
 
 impl Drop for Place {

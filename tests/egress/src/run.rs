@@ -47,14 +47,20 @@ impl World {
     fn started(&self, program: &Path) -> Command {
         let folder = &self.place.folder;
         let mut command = self.place.command(Path::new("/usr/bin/env"));
-        command.arg("--default-signal").arg(format!("--chdir={}", folder.display()));
+        command
+            .arg("--default-signal")
+            .arg(format!("--chdir={}", folder.display()));
         if let Who::Ordinary(user, group) = self.who {
             command.args(["setpriv", "--clear-groups", "--reuid", &user.to_string()]);
             command.args(["--regid", &group.to_string()]);
         }
         command.arg(program).stdin(Stdio::null()).env_clear();
-        command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", folder);
-        command.env("AIRLOCK_STATE", folder.join("state")).env("AIRLOCK_CONFIG", folder.join("config.toml"));
+        command
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+            .env("HOME", folder);
+        command
+            .env("AIRLOCK_STATE", folder.join("state"))
+            .env("AIRLOCK_CONFIG", folder.join("config.toml"));
         command
     }
 
@@ -66,38 +72,76 @@ impl World {
     /// `airlock run` with these options and a script of bash inside.
     #[track_caller]
     pub fn run(&self, options: &[&str], script: &str) -> Ran {
-        Ran::of(&self.airlock(&[&["run", "--json"], options, &["--", "bash", "-c", script]].concat()))
+        Ran::of(
+            &self.airlock(&[&["run", "--json"], options, &["--", "bash", "-c", script]].concat()),
+        )
     }
 
     /// The same with a program in Python.
     #[track_caller]
     pub fn python(&self, options: &[&str], script: &str) -> Ran {
-        Ran::of(&self.airlock(&[&["run", "--json"], options, &["--", "python3", "-c", script]].concat()))
+        Ran::of(
+            &self.airlock(
+                &[
+                    &["run", "--json"],
+                    options,
+                    &["--", "python3", "-c", script],
+                ]
+                .concat(),
+            ),
+        )
     }
 
     /// The same script of a shell in a container, where this machine's programs are in `/host` and on the path.
     #[track_caller]
     pub fn contained(&self, engine: (&Daemons, Kind), options: &[&str], script: &str) -> Ran {
         let (daemons, kind) = engine;
-        let libraries = format!("LD_LIBRARY_PATH=/host/lib/{}-linux-gnu", std::env::consts::ARCH);
+        let libraries = format!(
+            "LD_LIBRARY_PATH=/host/lib/{}-linux-gnu",
+            std::env::consts::ARCH
+        );
         let certificates = format!(
             "{}:/etc/ssl/certs/ca-certificates.crt",
             self.path("certs/ca-certificates.crt").display()
         );
-        let head = ["run", "--json", "--backend", kind.backend(), "--image", daemons::IMAGE];
-        let shown = ["--mount", "/usr:/host", "--mount", &certificates, "--env", "PYTHONHOME=/host"];
-        let found = ["--env", &libraries, "--env", "GIT_EXEC_PATH=/host/local/libexec/git-core"];
+        let head = [
+            "run",
+            "--json",
+            "--backend",
+            kind.backend(),
+            "--image",
+            daemons::IMAGE,
+        ];
+        let shown = [
+            "--mount",
+            "/usr:/host",
+            "--mount",
+            &certificates,
+            "--env",
+            "PYTHONHOME=/host",
+        ];
+        let found = [
+            "--env",
+            &libraries,
+            "--env",
+            "GIT_EXEC_PATH=/host/local/libexec/git-core",
+        ];
         let script = format!("PATH=$PATH:/host/local/bin:/host/bin\n{script}");
         let tail = ["--", "sh", "-c", &script];
         let mut command = self.command(&[&head[..], &shown, &found, options, &tail].concat());
         let host = daemons.host(kind);
-        command.env("DOCKER_HOST", &host).env("CONTAINER_HOST", &host);
+        command
+            .env("DOCKER_HOST", &host)
+            .env("CONTAINER_HOST", &host);
         Ran::of(&command.output().expect("airlock starts"))
     }
 
     /// The same script of bash on the world's machine, without any sandbox: the positive control of what is refused.
     pub fn outside(&self, script: &str) -> Output {
-        self.started(Path::new("bash")).args(["-c", script]).output().expect("bash starts")
+        self.started(Path::new("bash"))
+            .args(["-c", script])
+            .output()
+            .expect("bash starts")
     }
 
     /// Starts a run and lets it go on; with `read` the script waits for [`Live::go_on`].
@@ -125,8 +169,17 @@ impl World {
     #[track_caller]
     pub fn keep(&self, name: &str, value: &str) {
         let mut command = self.command(&["secrets", "set", name]);
-        let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("airlock starts");
-        child.stdin.take().expect("a pipe").write_all(value.as_bytes()).expect("it reads");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("airlock starts");
+        child
+            .stdin
+            .take()
+            .expect("a pipe")
+            .write_all(value.as_bytes())
+            .expect("it reads");
         let output = child.wait_with_output().expect("it ends");
         assert!(output.status.success(), "{}", inside::said(&output));
     }
@@ -149,10 +202,24 @@ pub(crate) fn furnish(folder: &Path, who: Who) -> PathBuf {
 /// What tests ask about first; a whole result is long.
 impl fmt::Debug for Ran {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let more = ["status", "error", "denials", "learned", "limits_hit", "notes"];
-        let more: Vec<_> = more.iter().map(|name| format!("{name}: {}", self.json[name])).collect();
+        let more = [
+            "status",
+            "error",
+            "denials",
+            "learned",
+            "limits_hit",
+            "notes",
+        ];
+        let more: Vec<_> = more
+            .iter()
+            .map(|name| format!("{name}: {}", self.json[name]))
+            .collect();
         writeln!(out, "exit status {:?}; {}", self.status, more.join("; "))?;
-        write!(out, "-- stdout\n{}\n-- stderr\n{}\n-- airlock\n{}", self.stdout, self.stderr, self.said)
+        write!(
+            out,
+            "-- stdout\n{}\n-- stderr\n{}\n-- airlock\n{}",
+            self.stdout, self.stderr, self.said
+        )
     }
 }
 
@@ -187,7 +254,10 @@ impl Ran {
 
     /// The targets of its denials at the network, each once.
     pub fn denied(&self) -> Vec<String> {
-        let all = self.json["denials"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let all = self.json["denials"]
+            .as_array()
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         let targets = all.iter().filter_map(|one| one["target"].as_str());
         let mut targets: Vec<_> = targets.map(str::to_owned).collect();
         targets.sort();
@@ -199,10 +269,17 @@ impl Ran {
 impl Live {
     /// Starts a command that was given `--stdin`.
     pub fn start(mut command: Command) -> Live {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut process = command.spawn().expect("airlock starts");
         let lines = BufReader::new(process.stdout.take().expect("it is ours"));
-        Live { input: process.stdin.take(), lines, process }
+        Live {
+            input: process.stdin.take(),
+            lines,
+            process,
+        }
     }
 
     /// The process of `airlock`.
@@ -219,7 +296,11 @@ impl Live {
 
     /// Lets a script go on that waits with `read`.
     pub fn go_on(&mut self) {
-        self.input.as_mut().expect("it was not ended").write_all(b"\n").expect("it reads");
+        self.input
+            .as_mut()
+            .expect("it was not ended")
+            .write_all(b"\n")
+            .expect("it reads");
     }
 
     /// Ends its standard input and waits for its end: exit status, the rest of stdout, stderr.
@@ -239,7 +320,8 @@ impl Drop for Live {
     fn drop(&mut self) {
         // It has ended already, unless the test failed; then it is asked to, so that it leaves nothing.
         let asked = Pid::from_child(&self.process);
-        if matches!(self.process.try_wait(), Ok(None)) && kill_process(asked, Signal::TERM).is_ok() {
+        if matches!(self.process.try_wait(), Ok(None)) && kill_process(asked, Signal::TERM).is_ok()
+        {
             _ = self.process.wait();
         }
     }

@@ -48,7 +48,11 @@ impl Trust {
         let (params, key) = authority("World Authority");
         let pem = params.self_signed(&key).expect("it signs itself").pem();
         let (other, other_key) = authority("Stranger");
-        Trust { pem, authority: Issuer::new(params, key), stranger: Issuer::new(other, other_key) }
+        Trust {
+            pem,
+            authority: Issuer::new(params, key),
+            stranger: Issuer::new(other, other_key),
+        }
     }
 
     /// Writes what a system trusts: a bundle, and the same by its hash, as OpenSSL looks for it.
@@ -68,9 +72,15 @@ impl Trust {
     /// How to be the server of that name (or address), well or badly.
     pub(crate) fn server(&self, name: &str) -> Arc<ServerConfig> {
         let flaw = Flaw::of(name);
-        let subject = if flaw == Flaw::WrongName { "somebody-else.example" } else { name };
+        let subject = if flaw == Flaw::WrongName {
+            "somebody-else.example"
+        } else {
+            name
+        };
         let mut params = CertificateParams::new([subject.to_owned()]).expect("a name");
-        params.distinguished_name.push(DnType::CommonName, "a server of the world");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "a server of the world");
         if flaw == Flaw::Expired {
             params.not_before = rcgen::date_time_ymd(2020, 1, 1);
             params.not_after = rcgen::date_time_ymd(2020, 2, 1);
@@ -84,8 +94,13 @@ impl Trust {
         let chain = vec![made.expect("it is signed").der().clone()];
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
-        let builder = builder.with_safe_default_protocol_versions().expect("versions of TLS");
-        let mut config = builder.with_no_client_auth().with_single_cert(chain, key).expect("a certificate");
+        let builder = builder
+            .with_safe_default_protocol_versions()
+            .expect("versions of TLS");
+        let mut config = builder
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .expect("a certificate");
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Arc::new(config)
     }

@@ -69,7 +69,11 @@ pub struct Request {
 impl Request {
     /// The one header of that name; none if there is none, panics if there are two.
     pub fn header(&self, name: &str) -> Option<&str> {
-        let mut all = self.headers.iter().filter(|(own, _)| own == name).map(|(_, value)| value.as_str());
+        let mut all = self
+            .headers
+            .iter()
+            .filter(|(own, _)| own == name)
+            .map(|(_, value)| value.as_str());
         let first = all.next();
         assert_eq!(all.next(), None, "{name} twice: {self:?}");
         first
@@ -167,7 +171,11 @@ impl Web {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "it did not come: {log:#?}");
-            log = self.changed.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
+            log = self
+                .changed
+                .wait_timeout(log, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -175,7 +183,9 @@ impl Web {
     pub(crate) fn came(&self, request: usize, bytes: &[u8]) {
         self.note(|log| {
             // It may have been cleared away meanwhile.
-            let Some(request) = log.requests.get_mut(request) else { return };
+            let Some(request) = log.requests.get_mut(request) else {
+                return;
+            };
             request.body_bytes += bytes.len() as u64;
             let room = KEPT.saturating_sub(request.body.len());
             request.body.extend(&bytes[..bytes.len().min(room)]);
@@ -190,7 +200,11 @@ impl Web {
     fn connected(&self, to: SocketAddr) -> usize {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         self.note(|log| {
-            log.connections.push(Connection { to, sni: None, first: Vec::new() });
+            log.connections.push(Connection {
+                to,
+                sni: None,
+                first: Vec::new(),
+            });
             log.connections.len() - 1
         })
     }
@@ -207,7 +221,9 @@ pub(crate) enum Speech {
 /// Takes connections for ever.
 pub(crate) async fn serve(listener: TcpListener, speech: Speech, web: Arc<Web>) {
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
         let web = web.clone();
         // Whatever goes wrong with one: the log says what came.
         tokio::spawn(async move { connection(stream, speech, web).await });
@@ -227,7 +243,9 @@ async fn connection(mut stream: TcpStream, speech: Speech, web: Arc<Web>) -> Opt
             echo(stream, number, &web).await
         }
         Speech::Tls => {
-            let hello = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream).await.ok()?;
+            let hello = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream)
+                .await
+                .ok()?;
             let sni = hello.client_hello().server_name().map(str::to_owned);
             web.change(number, |connection| connection.sni.clone_from(&sni));
             let name = sni.unwrap_or_else(|| to.ip().to_canonical().to_string());
@@ -240,7 +258,11 @@ async fn connection(mut stream: TcpStream, speech: Speech, web: Arc<Web>) -> Opt
 async fn echo(mut stream: TcpStream, number: usize, web: &Web) -> Option<()> {
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let size = stream.read(&mut buffer).await.ok().filter(|size| *size > 0)?;
+        let size = stream
+            .read(&mut buffer)
+            .await
+            .ok()
+            .filter(|size| *size > 0)?;
         web.change(number, |connection| {
             let room = KEPT.saturating_sub(connection.first.len());
             connection.first.extend(&buffer[..size.min(room)]);
@@ -253,7 +275,9 @@ async fn echo(mut stream: TcpStream, number: usize, web: &Web) -> Option<()> {
 pub(crate) async fn serve_datagrams(socket: UdpSocket, web: Arc<Web>) {
     let mut buffer = [0; 2048];
     loop {
-        let Ok((size, from)) = socket.recv_from(&mut buffer).await else { continue };
+        let Ok((size, from)) = socket.recv_from(&mut buffer).await else {
+            continue;
+        };
         web.note(|log| log.datagrams.push(buffer[..size].to_vec()));
         // Whoever sent it may be gone.
         _ = socket.send_to(&buffer[..size], from).await;
@@ -277,7 +301,11 @@ where
         let web = web.clone();
         async move { answers::answer(request, number, tls, &web).await }
     });
-    http1::Builder::new().serve_connection(io, service).with_upgrades().await.ok()
+    http1::Builder::new()
+        .serve_connection(io, service)
+        .with_upgrades()
+        .await
+        .ok()
 }
 
 async fn first_head<S: AsyncRead + Unpin>(stream: &mut S) -> Option<Vec<u8>> {
@@ -301,7 +329,11 @@ fn host_of(head: &[u8]) -> String {
 /// A host without the port behind it.
 pub(crate) fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.contains(':') => name,
+        Some((name, port))
+            if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.contains(':') =>
+        {
+            name
+        }
         _ => host,
     }
 }

@@ -97,17 +97,42 @@ print('control', connect('{SERVER_V4}:443')[0], socks(packed('{SERVER_V4}'), 443
     let (refused, control) = ran.well().trim().rsplit_once('\n').expect("lines");
     assert_eq!(control, "control 200 0 0");
     // At port 80 each request is judged by itself.
-    let (at_80, others) =
-        refused.split_at(refused.match_indices('\n').nth(SPELLINGS.len() - 1).expect("lines").0);
-    assert!(at_80.lines().all(|told| ["200", "403", "400"].contains(&told)), "{ran:?}");
+    let (at_80, others) = refused.split_at(
+        refused
+            .match_indices('\n')
+            .nth(SPELLINGS.len() - 1)
+            .expect("lines")
+            .0,
+    );
+    assert!(
+        at_80
+            .lines()
+            .all(|told| ["200", "403", "400"].contains(&told)),
+        "{ran:?}"
+    );
     for (at, told) in others.trim().lines().enumerate() {
         let host = SPELLINGS.get(at % SPELLINGS.len());
-        assert!(["403", "400", "2", "1"].contains(&told), "{host:?}: {told}: {ran:?}");
+        assert!(
+            ["403", "400", "2", "1"].contains(&told),
+            "{host:?}: {told}: {ran:?}"
+        );
     }
-    let to: Vec<_> = world.connections().iter().map(|one| one.to.ip().to_string()).collect();
-    assert!(to.iter().all(|to| [SERVER_V4, SERVER_V6].contains(&to.as_str())), "{to:?}");
+    let to: Vec<_> = world
+        .connections()
+        .iter()
+        .map(|one| one.to.ip().to_string())
+        .collect();
+    assert!(
+        to.iter()
+            .all(|to| [SERVER_V4, SERVER_V6].contains(&to.as_str())),
+        "{to:?}"
+    );
     assert_eq!(world.connections().len(), 3, "the controls");
-    assert!(world.queries().is_empty(), "no spelling was asked for as a name: {:?}", world.queries());
+    assert!(
+        world.queries().is_empty(),
+        "no spelling was asked for as a name: {:?}",
+        world.queries()
+    );
 }
 
 #[test]
@@ -116,11 +141,17 @@ fn a_rule_that_names_such_an_address_does_not_open_it() {
     for host in ["127.0.0.1", "10.0.0.1", "169.254.169.254", "[::1]", OWN_V4] {
         let ran = world.run(
             &["--allow-host", host],
-            &format!("curl -sS -g --fail-with-body -x http://127.0.0.1:3128 --noproxy '' http://{host}/"),
+            &format!(
+                "curl -sS -g --fail-with-body -x http://127.0.0.1:3128 --noproxy '' http://{host}/"
+            ),
         );
         // Refused before the run, or by the door.
         assert_ne!(ran.status, Some(0), "{host}: {ran:?}");
-        assert!(world.connections().is_empty(), "{host}: {:?}", world.connections());
+        assert!(
+            world.connections().is_empty(),
+            "{host}: {:?}",
+            world.connections()
+        );
     }
     // The operator may, but for metadata.
     let private = |host: &str| {
@@ -129,12 +160,22 @@ fn a_rule_that_names_such_an_address_does_not_open_it() {
         ));
         world.run(
             &[],
-            &format!("curl -sS --fail-with-body -x http://127.0.0.1:3128 --noproxy '' http://{host}/"),
+            &format!(
+                "curl -sS --fail-with-body -x http://127.0.0.1:3128 --noproxy '' http://{host}/"
+            ),
         )
     };
-    assert_eq!(private("10.0.0.1").well(), "10.0.0.1 says hello\n", "the control");
+    assert_eq!(
+        private("10.0.0.1").well(),
+        "10.0.0.1 says hello\n",
+        "the control"
+    );
     world.clear();
-    for host in ["169.254.169.254", "100.100.100.200", "metadata.google.internal"] {
+    for host in [
+        "169.254.169.254",
+        "100.100.100.200",
+        "metadata.google.internal",
+    ] {
         assert_ne!(private(host).status, Some(0), "{host}");
     }
     assert!(world.connections().is_empty() && world.queries().is_empty());
@@ -225,19 +266,43 @@ fn a_granted_name_that_leads_inwards_leads_nowhere() {
     let told: Vec<_> = ran.well().lines().collect();
     let (controls, refused) = (&told[hosts.len()..], &told[..hosts.len()]);
     for (host, told) in hosts.iter().zip(refused) {
-        assert!(!told.contains("says hello") && !told.ends_with("200"), "{host}: {told}");
+        assert!(
+            !told.contains("says hello") && !told.ends_with("200"),
+            "{host}: {told}"
+        );
     }
     assert_eq!(controls.len(), 2);
-    assert!(controls[0].matches("says hello").count() == 4 && controls[0].ends_with("200"), "{controls:?}");
-    assert!(controls[1].matches("says hello").count() >= 3, "{controls:?}");
-    let to: Vec<_> = world.connections().iter().map(|one| one.to.ip().to_string()).collect();
-    assert!(to.iter().all(|to| [SERVER_V4, SERVER_V6].contains(&to.as_str())), "{to:?}");
+    assert!(
+        controls[0].matches("says hello").count() == 4 && controls[0].ends_with("200"),
+        "{controls:?}"
+    );
+    assert!(
+        controls[1].matches("says hello").count() >= 3,
+        "{controls:?}"
+    );
+    let to: Vec<_> = world
+        .connections()
+        .iter()
+        .map(|one| one.to.ip().to_string())
+        .collect();
+    assert!(
+        to.iter()
+            .all(|to| [SERVER_V4, SERVER_V6].contains(&to.as_str())),
+        "{to:?}"
+    );
 }
 
 #[test]
 fn a_name_with_good_and_bad_addresses_is_dialled_at_the_good_ones() {
     let world = two_kinds();
-    let bad = ["127.0.0.1", "10.0.0.1", "169.254.169.254", OWN_V4, "::1", "fd00:ec2::254"];
+    let bad = [
+        "127.0.0.1",
+        "10.0.0.1",
+        "169.254.169.254",
+        OWN_V4,
+        "::1",
+        "fd00:ec2::254",
+    ];
     for host in ["mixed.tunnel.example", "mixed.inside.example"] {
         for good in [SERVER_V4, SERVER_V6] {
             // Whichever comes first.
@@ -249,8 +314,15 @@ fn a_name_with_good_and_bad_addresses_is_dialled_at_the_good_ones() {
                 world.resolves(host, &[&answer]);
                 world.clear();
                 let ran = world.python(&[], &format!("{RAW}{EVERY_WAY}\nprint(ways('{host}'))"));
-                assert!(ran.well().matches("says hello").count() >= 3, "the control: {host} {ran:?}");
-                let to: Vec<_> = world.connections().iter().map(|one| one.to.ip().to_string()).collect();
+                assert!(
+                    ran.well().matches("says hello").count() >= 3,
+                    "the control: {host} {ran:?}"
+                );
+                let to: Vec<_> = world
+                    .connections()
+                    .iter()
+                    .map(|one| one.to.ip().to_string())
+                    .collect();
                 assert!(to.iter().all(|to| to == good), "{host}: {to:?}");
             }
         }
@@ -263,15 +335,29 @@ fn a_name_that_changes_its_mind_is_dialled_where_it_was_looked_at() {
     for host in ["rebind.tunnel.example", "rebind.inside.example"] {
         for turns in [
             &[&[SERVER_V4][..], &["127.0.0.1"]][..],
-            &[&[SERVER_V4], &["169.254.169.254"], &[SERVER_V4], &["10.0.0.1"]],
+            &[
+                &[SERVER_V4],
+                &["169.254.169.254"],
+                &[SERVER_V4],
+                &["10.0.0.1"],
+            ],
         ] {
             world.resolves(host, turns);
             world.clear();
-            let ran =
-                world.python(&[], &format!("{RAW}{EVERY_WAY}\nfor turn in range(3): print(ways('{host}'))"));
+            let ran = world.python(
+                &[],
+                &format!("{RAW}{EVERY_WAY}\nfor turn in range(3): print(ways('{host}'))"),
+            );
             assert!(ran.well().contains("says hello"), "the control: {ran:?}");
-            let to: Vec<_> = world.connections().iter().map(|one| one.to.ip().to_string()).collect();
-            assert!(!to.is_empty() && to.iter().all(|to| to == SERVER_V4), "{host}: {to:?}");
+            let to: Vec<_> = world
+                .connections()
+                .iter()
+                .map(|one| one.to.ip().to_string())
+                .collect();
+            assert!(
+                !to.is_empty() && to.iter().all(|to| to == SERVER_V4),
+                "{host}: {to:?}"
+            );
         }
     }
 }

@@ -33,18 +33,33 @@ for table in ('tcp', 'tcp6', 'udp', 'udp6'):
 for address in ('{OWN_V4}', '10.0.0.1', '8.8.8.8'):
     print(address, [port for port in (7, 22, 53, 8080, 8443) if is_open((address, port))])"
     );
-    let ran = world.python(&["--allow-host", "a.example:443", "--timeout", "2m"], &script);
+    let ran = world.python(
+        &["--allow-host", "a.example:443", "--timeout", "2m"],
+        &script,
+    );
     let told: Vec<_> = ran.well().lines().collect();
     assert_eq!(told[0], "['lo']", "{ran:?}");
     // The proxy, names, and where connections arrive that were meant for elsewhere.
-    assert_eq!(told[1..5], ["tcp [80, 443, 3128]", "tcp6 [80, 443]", "udp [53]", "udp6 [53]"], "{ran:?}");
+    assert_eq!(
+        told[1..5],
+        [
+            "tcp [80, 443, 3128]",
+            "tcp6 [80, 443]",
+            "udp [53]",
+            "udp6 [53]"
+        ],
+        "{ran:?}"
+    );
     assert!(told[5..].iter().all(|line| line.ends_with("[]")), "{ran:?}");
     assert!(world.connections().is_empty() && world.queries().is_empty());
     // The control: outside, on the same machine, they answer.
     let outside = format!(
         "for port in 7 22 53 8080 8443; do timeout 5 bash -c \"exec 3<>/dev/tcp/{OWN_V4}/$port\" && echo $port; done"
     );
-    assert_eq!(String::from_utf8_lossy(&world.outside(&outside).stdout), "7\n22\n53\n8080\n8443\n");
+    assert_eq!(
+        String::from_utf8_lossy(&world.outside(&outside).stdout),
+        "7\n22\n53\n8080\n8443\n"
+    );
 }
 
 #[test]
@@ -66,7 +81,10 @@ for pid in filter(str.isdigit, os.listdir('/proc')):
     let ran = world.python(&["--allow-host", "a.example"], script);
     let told: Vec<_> = ran.well().lines().collect();
     assert_eq!(told[..4], ["[0, 1, 2]", "[]", "[]", "True"], "{ran:?}");
-    assert!(told[4..].iter().all(|line| line.ends_with(" []")), "{ran:?}");
+    assert!(
+        told[4..].iter().all(|line| line.ends_with(" []")),
+        "{ran:?}"
+    );
 }
 
 #[test]
@@ -77,48 +95,79 @@ fn to_forget_the_proxy_gains_nothing() {
         world.clear();
         let ran = world.run(
             &["--allow-host", "a.example"],
-            &format!("{forget} curl -sS -m 8 https://{host}/; {forget} curl -sS -m 8 -f http://{host}/"),
+            &format!(
+                "{forget} curl -sS -m 8 https://{host}/; {forget} curl -sS -m 8 -f http://{host}/"
+            ),
         );
-        assert_eq!(ran.stdout.matches("says hello").count(), if allowed { 2 } else { 0 }, "{ran:?}");
-        assert_eq!(world.queries().is_empty() && world.connections().is_empty(), !allowed);
+        assert_eq!(
+            ran.stdout.matches("says hello").count(),
+            if allowed { 2 } else { 0 },
+            "{ran:?}"
+        );
+        assert_eq!(
+            world.queries().is_empty() && world.connections().is_empty(),
+            !allowed
+        );
     }
 }
 
 /// Every process there is.
 fn processes() -> Vec<u32> {
     let all = fs::read_dir("/proc").expect("processes").flatten();
-    all.filter_map(|one| one.file_name().to_str()?.parse().ok()).collect()
+    all.filter_map(|one| one.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 /// Which network a process is in.
 fn network(pid: u32) -> Option<String> {
-    fs::read_link(format!("/proc/{pid}/ns/net")).ok().map(|link| link.display().to_string())
+    fs::read_link(format!("/proc/{pid}/ns/net"))
+        .ok()
+        .map(|link| link.display().to_string())
 }
 
 fn left_in_doors(world: &World) -> Vec<String> {
-    let found = fs::read_dir(world.path("state/doors")).into_iter().flatten().flatten();
-    found.map(|one| one.file_name().to_string_lossy().into_owned()).collect()
+    let found = fs::read_dir(world.path("state/doors"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    found
+        .map(|one| one.file_name().to_string_lossy().into_owned())
+        .collect()
 }
 
 #[test]
 fn of_a_run_that_is_killed_in_the_middle_of_tunnels_nothing_is_left() {
     let world = World::new();
-    world.configure("[[profile.restrictive.egress]]\nhost = \"inside.example\"\nmode = \"inspect\"\n");
+    world.configure(
+        "[[profile.restrictive.egress]]\nhost = \"inside.example\"\nmode = \"inspect\"\n",
+    );
     let mark = format!("mark={}", std::process::id());
     let script = format!(
         "curl -sS https://a.example/hold?{mark} & curl -sS https://inside.example/hold?{mark} & curl -sS --noproxy '*' https://a.example/hold?{mark} & wait"
     );
     let run = world.begin(&["--run-id", "mine", "--allow-host", "a.example"], &script);
     world.await_request(|request| request.host == "inside.example");
-    let both = |world: &World| world.requests().iter().filter(|one| one.host == "a.example").count() == 2;
+    let both = |world: &World| {
+        world
+            .requests()
+            .iter()
+            .filter(|one| one.host == "a.example")
+            .count()
+            == 2
+    };
     let deadline = Instant::now() + Duration::from_secs(20);
     while !both(&world) {
-        assert!(Instant::now() < deadline, "the tunnels stand: {:?}", world.requests());
+        assert!(
+            Instant::now() < deadline,
+            "the tunnels stand: {:?}",
+            world.requests()
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
     // The box, by its network: whoever was asked to do this, and who keeps it.
-    let asks =
-        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(&mark));
+    let asks = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(&mark))
+    };
     let outer = [network(run.pid()), network(std::process::id())];
     let networks: BTreeSet<_> = processes()
         .iter()
@@ -126,8 +175,14 @@ fn of_a_run_that_is_killed_in_the_middle_of_tunnels_nothing_is_left() {
         .map(|pid| network(*pid))
         .filter(|one| !outer.contains(one))
         .collect();
-    let inside: Vec<u32> = processes().into_iter().filter(|pid| networks.contains(&network(*pid))).collect();
-    assert!(inside.len() > 3 && networks.len() == 1, "the control: {inside:?} {networks:?}");
+    let inside: Vec<u32> = processes()
+        .into_iter()
+        .filter(|pid| networks.contains(&network(*pid)))
+        .collect();
+    assert!(
+        inside.len() > 3 && networks.len() == 1,
+        "the control: {inside:?} {networks:?}"
+    );
     // As long as somebody has it open, no other network gets its name.
     let _kept = fs::File::open(format!("/proc/{}/ns/net", inside[0])).expect("it lives");
     let files = left_in_doors(&world);
@@ -136,11 +191,20 @@ fn of_a_run_that_is_killed_in_the_middle_of_tunnels_nothing_is_left() {
             && files.iter().any(|name| name.ends_with(".control")),
         "the control: {files:?}"
     );
-    kill_process(Pid::from_raw(run.pid() as i32).expect("a process"), Signal::KILL).expect("it lives");
+    kill_process(
+        Pid::from_raw(run.pid() as i32).expect("a process"),
+        Signal::KILL,
+    )
+    .expect("it lives");
     // Waits for its end.
     drop(run);
     // What was made just now may belong to somebody who is about to listen: time passes.
-    assert!(world.outside("touch --date '1 hour ago' state/doors/mine.*").status.success());
+    assert!(
+        world
+            .outside("touch --date '1 hour ago' state/doors/mine.*")
+            .status
+            .success()
+    );
     let swept = world.airlock(&["sweep"]);
     assert!(swept.status.success(), "{}", inside::said(&swept));
     let alive = || -> Vec<u32> {
@@ -154,12 +218,20 @@ fn of_a_run_that_is_killed_in_the_middle_of_tunnels_nothing_is_left() {
         assert!(Instant::now() < deadline, "still there: {:?}", alive());
         std::thread::sleep(Duration::from_millis(10));
     }
-    let files: Vec<_> = left_in_doors(&world).into_iter().filter(|name| name.contains("mine")).collect();
+    let files: Vec<_> = left_in_doors(&world)
+        .into_iter()
+        .filter(|name| name.contains("mine"))
+        .collect();
     assert_eq!(files, Vec::<String>::new(), "in STATE/doors");
-    let held = processes().into_iter().filter(|pid| networks.contains(&network(*pid))).count();
+    let held = processes()
+        .into_iter()
+        .filter(|pid| networks.contains(&network(*pid)))
+        .count();
     assert_eq!(held, 0, "its network has no process");
     // The name is free again, and the door opens as if nothing had been.
-    let ran =
-        world.run(&["--run-id", "mine", "--allow-host", "a.example"], "curl -sS https://inside.example/");
+    let ran = world.run(
+        &["--run-id", "mine", "--allow-host", "a.example"],
+        "curl -sS https://inside.example/",
+    );
     assert_eq!(ran.well(), "inside.example says hello\n");
 }

@@ -33,17 +33,32 @@ fn is_the_same(world: &World, run: &dyn Fn(&[&str], &str) -> Ran) {
         assert_eq!(run(&granted, way).well(), "a.example says hello\n", "{way}");
         world.clear();
         run(&["--allow-host", "b.example"], way).badly();
-        assert!(nothing_came(world), "{way}: {:?} {:?}", world.queries(), world.connections());
+        assert!(
+            nothing_came(world),
+            "{way}: {:?} {:?}",
+            world.queries(),
+            world.connections()
+        );
     }
     world.repository("acme/app");
     let clone = "git clone -q https://git.example/acme/app.git && cat app/README";
     assert_eq!(run(&granted, clone).well(), "acme/app\n");
     world.clear();
     let key = run(&["--profile", "agent"], "curl -sS https://api.example/echo");
-    assert!(key.well().contains("authorization: ") && !key.json.to_string().contains(REAL_KEY), "{key:?}");
-    assert_eq!(world.requests()[0].header("authorization"), Some(format!("Bearer {REAL_KEY}").as_str()));
+    assert!(
+        key.well().contains("authorization: ") && !key.json.to_string().contains(REAL_KEY),
+        "{key:?}"
+    );
+    assert_eq!(
+        world.requests()[0].header("authorization"),
+        Some(format!("Bearer {REAL_KEY}").as_str())
+    );
     world.clear();
-    run(&["--profile", "agent"], "curl -sS --fail-with-body -X DELETE https://api.example/v1/x").badly();
+    run(
+        &["--profile", "agent"],
+        "curl -sS --fail-with-body -X DELETE https://api.example/v1/x",
+    )
+    .badly();
     assert!(world.requests().is_empty());
     is_open_to_the_public_alone(world, run);
 }
@@ -54,21 +69,37 @@ fn is_open_to_the_public_alone(world: &World, run: &dyn Fn(&[&str], &str) -> Ran
 'https://[2606:4700::1111]/' http://10.0.0.1/ http://127.0.0.1/ http://169.254.169.254/ 'http://[::1]/' http://localhost/
 do curl -gsSf -m 5 --noproxy '*' $url; curl -gsSf -m 5 $url; done";
     let open = run(&["--network", "open"], script);
-    let hosts = ["any.example", "any.example", "1.2.3.4", "1.2.3.4", "[2606:4700::1111]"];
-    assert_eq!(open.stdout, hosts.map(|host| format!("{host} says hello\n").repeat(2)).concat(), "{open:?}");
+    let hosts = [
+        "any.example",
+        "any.example",
+        "1.2.3.4",
+        "1.2.3.4",
+        "[2606:4700::1111]",
+    ];
+    assert_eq!(
+        open.stdout,
+        hosts
+            .map(|host| format!("{host} says hello\n").repeat(2))
+            .concat(),
+        "{open:?}"
+    );
     assert_eq!(world.connections().len(), 10, "{:?}", world.connections());
 }
 
 #[test]
 fn an_ordinary_user_has_the_same_door() {
-    let Some(who) = ordinary("the egress door needs no root") else { return };
+    let Some(who) = ordinary("the egress door needs no root") else {
+        return;
+    };
     let world = new_world(who);
     is_the_same(&world, &|options, script| world.run(options, script));
 }
 
 fn in_containers_of(kind: Kind, who: Who) {
     let world = new_world(who);
-    is_the_same(&world, &|options, script| world.contained((engines(), kind), options, script));
+    is_the_same(&world, &|options, script| {
+        world.contained((engines(), kind), options, script)
+    });
 }
 
 #[test]
@@ -83,6 +114,8 @@ fn containers_of_podman_have_the_same_door() {
 
 #[test]
 fn containers_of_an_ordinary_users_podman_have_the_same_door() {
-    let Some(who) = ordinary("the egress door works in containers without root") else { return };
+    let Some(who) = ordinary("the egress door works in containers without root") else {
+        return;
+    };
     in_containers_of(Kind::Rootless, who);
 }

@@ -32,9 +32,13 @@ print(took[25], took[-1])
 /// The middle and the longest of a polite run's times.
 fn times(of: &Value) -> (Duration, Duration) {
     let text = of["stdout"].as_str().expect("what it said");
-    let mut all =
-        text.split_ascii_whitespace().map(|time| Duration::from_secs_f64(time.parse().expect("a time")));
-    (all.next().expect("the middle"), all.next().expect("the longest"))
+    let mut all = text
+        .split_ascii_whitespace()
+        .map(|time| Duration::from_secs_f64(time.parse().expect("a time")));
+    (
+        all.next().expect("the middle"),
+        all.next().expect("the longest"),
+    )
 }
 
 /// Runs both; what came of the hostile one, how many descriptors and how much memory were held.
@@ -44,10 +48,11 @@ fn beside(hostile: &str) -> (World, Value) {
     world.give("polite.py", &format!("{RAW}{POLITE}"));
     world.give("hostile.py", &format!("{RAW}{hostile}"));
     let program = env!("CARGO_BIN_EXE_neighbours");
-    let output =
-        world.outside(&format!("ulimit -n $(ulimit -Hn); timeout 120 {program} state polite.py hostile.py"));
-    let told: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", inside::said(&output)));
+    let output = world.outside(&format!(
+        "ulimit -n $(ulimit -Hn); timeout 120 {program} state polite.py hostile.py"
+    ));
+    let told: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", inside::said(&output)));
     for run in ["quiet", "beside"] {
         assert_eq!(told[run]["stderr"], "", "{told:#}");
     }
@@ -57,10 +62,17 @@ fn beside(hostile: &str) -> (World, Value) {
     println!("{quiet:?} became {middle:?}");
     let memory = told["memory"][1].as_u64().expect("a size");
     assert!(memory < 600 << 10, "{memory} KiB: {told:#}");
-    let descriptors: Vec<u64> =
-        told["descriptors"].as_array().expect("three").iter().filter_map(Value::as_u64).collect();
+    let descriptors: Vec<u64> = told["descriptors"]
+        .as_array()
+        .expect("three")
+        .iter()
+        .filter_map(Value::as_u64)
+        .collect();
     assert!(descriptors[1] < 2 * 2048 + 200, "{told:#}");
-    assert!(descriptors[2] <= descriptors[0] + 10, "they are given back: {told:#}");
+    assert!(
+        descriptors[2] <= descriptors[0] + 10,
+        "they are given back: {told:#}"
+    );
     (world, told)
 }
 
@@ -86,7 +98,11 @@ while True:
     time.sleep(1)
 ",
     );
-    assert_eq!(told["hostile"]["limits_hit"], serde_json::json!(["Egress"]), "it is named: {told:#}");
+    assert_eq!(
+        told["hostile"]["limits_hit"],
+        serde_json::json!(["Egress"]),
+        "it is named: {told:#}"
+    );
     assert_eq!(told["beside"]["limits_hit"], serde_json::json!([]));
 }
 
@@ -107,7 +123,10 @@ while True:
         list(pool.map(lambda number: said(more, number), range(100)))
 ",
     );
-    assert!(told["hostile"]["passed"].as_u64().expect("a number") >= 600, "the control: {told:#}");
+    assert!(
+        told["hostile"]["passed"].as_u64().expect("a number") >= 600,
+        "the control: {told:#}"
+    );
     assert!(world.connections().len() >= 600);
 }
 
@@ -167,7 +186,11 @@ print('ready', flush=True)
 time.sleep(600)
 ",
     );
-    let polite = world.requests().iter().filter(|request| request.header("x").is_none()).count();
+    let polite = world
+        .requests()
+        .iter()
+        .filter(|request| request.header("x").is_none())
+        .count();
     assert_eq!(world.requests().len(), polite, "not one of them arrived");
 }
 
@@ -191,5 +214,9 @@ time.sleep(600)
 ",
     );
     let asked = world.queries();
-    assert!(asked.iter().all(|query| query.name == "a.example") && asked.len() < 200, "{}", asked.len());
+    assert!(
+        asked.iter().all(|query| query.name == "a.example") && asked.len() < 200,
+        "{}",
+        asked.len()
+    );
 }

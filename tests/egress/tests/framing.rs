@@ -110,32 +110,71 @@ with concurrent.futures.ThreadPoolExecutor(24) as pool:
 
 /// Where what arrives through the door differs from what arrives through squid, and why that is right.
 const DIFFERENT: &[(&str, &str)] = &[
-    ("a body of a GET", "a body is a body, whatever the method; squid wants none there"),
-    ("a carriage return alone in a header", "two could see two headers there: refused"),
-    ("a folded first header", "folded headers are refused, as RFC 9112 allows"),
+    (
+        "a body of a GET",
+        "a body is a body, whatever the method; squid wants none there",
+    ),
+    (
+        "a carriage return alone in a header",
+        "two could see two headers there: refused",
+    ),
+    (
+        "a folded first header",
+        "folded headers are refused, as RFC 9112 allows",
+    ),
     ("a folded header", "the same"),
-    ("folded chunks", "the same; squid unfolds, and takes what was hidden for a request"),
-    ("a host with a path in the header", "the header must name the host of the line; squid writes it anew"),
+    (
+        "folded chunks",
+        "the same; squid unfolds, and takes what was hidden for a request",
+    ),
+    (
+        "a host with a path in the header",
+        "the header must name the host of the line; squid writes it anew",
+    ),
     ("another host in the header", "the same"),
     ("two hosts", "a request names its host once"),
     ("two hosts, the good one last", "the same"),
     ("no host", "a request of HTTP/1.1 has one"),
-    ("a length and chunks", "chunks count and the connection ends; squid goes on with what follows"),
+    (
+        "a length and chunks",
+        "chunks count and the connection ends; squid goes on with what follows",
+    ),
     ("chunks and a length", "the same"),
     (
         "a line feed alone in a header",
         "a line feed ends a line, so there is a length; what follows is that body",
     ),
     ("a list of lengths", "one length is one number"),
-    ("a second request to somebody else", "the second is judged by itself: nobody granted that host"),
-    ("a tab", "between the parts of a first line there is one space"),
+    (
+        "a second request to somebody else",
+        "the second is judged by itself: nobody granted that host",
+    ),
+    (
+        "a tab",
+        "between the parts of a first line there is one space",
+    ),
     ("two spaces", "the same"),
-    ("a user before the good host", "a user before the host is refused: it is there to mislead"),
-    ("a user before the host", "the same; that host was not granted either"),
-    ("an unknown expectation", "expectations are met here, and do not go on"),
-    ("https in the clear", "asked for by CONNECT, so that the encryption is the client's own"),
+    (
+        "a user before the good host",
+        "a user before the host is refused: it is there to mislead",
+    ),
+    (
+        "a user before the host",
+        "the same; that host was not granted either",
+    ),
+    (
+        "an unknown expectation",
+        "expectations are met here, and do not go on",
+    ),
+    (
+        "https in the clear",
+        "asked for by CONNECT, so that the encryption is the client's own",
+    ),
     ("no version", "HTTP/0.9 is not spoken"),
-    ("version 1.0 with chunks", "HTTP/1.0 has none: two could read it differently"),
+    (
+        "version 1.0 with chunks",
+        "HTTP/1.0 has none: two could read it differently",
+    ),
     ("version 1.9", "an unknown version is refused"),
 ];
 
@@ -177,12 +216,20 @@ pid_filename {0}/squid.pid\ncoredump_dir /tmp\nvisible_hostname oracle\nshutdown
     };
     let start = "setsid squid -N -f squid.conf >/dev/null 2>&1 </dev/null & echo $! >own.pid";
     let started = world.outside(&format!("{start}; {}", wait("&&")));
-    assert!(started.status.success(), "prerequisite: squid of Debian: {}", inside::said(&started));
+    assert!(
+        started.status.success(),
+        "prerequisite: squid of Debian: {}",
+        inside::said(&started)
+    );
     let squid = Squid(world);
     let told = then();
     drop(squid);
     let ended = world.outside(&wait("||"));
-    assert!(ended.status.success(), "squid ends: {}", inside::said(&ended));
+    assert!(
+        ended.status.success(),
+        "squid ends: {}",
+        inside::said(&ended)
+    );
     told
 }
 
@@ -198,7 +245,9 @@ fn arrived(world: &World) -> BTreeMap<usize, Vec<(String, String)>> {
     for request in world.requests() {
         let case = case(&request).unwrap_or_else(|| panic!("whose is it? {request:?}"));
         let path = request.target.split(['?', '#']).next().unwrap_or_default();
-        all.entry(case).or_default().push((request.host.clone(), path.to_owned()));
+        all.entry(case)
+            .or_default()
+            .push((request.host.clone(), path.to_owned()));
     }
     all
 }
@@ -216,23 +265,33 @@ fn names(told: &str) -> BTreeMap<usize, (String, String)> {
 fn nothing_arrives_that_was_hidden() {
     let world = World::new();
     let script = |port: u16| format!("PORT = {port}\n{RAW}{CORPUS}");
-    let ran = world.python(&["--allow-host", "a.example", "--timeout", "2m"], &script(3128));
+    let ran = world.python(
+        &["--allow-host", "a.example", "--timeout", "2m"],
+        &script(3128),
+    );
     let (told, ours) = (names(ran.well()), arrived(&world));
     world.clear();
     world.give("corpus.py", &script(8888));
     let (theirs, said) = with_squid(&world, || {
         let output = world.outside("python3 corpus.py");
-        (arrived(&world), String::from_utf8_lossy(&output.stdout).into_owned())
+        (
+            arrived(&world),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+        )
     });
     let by_squid = names(&said);
-    assert!(told.len() > 60 && by_squid.len() == told.len(), "{ran:?} {said}");
+    assert!(
+        told.len() > 60 && by_squid.len() == told.len(),
+        "{ran:?} {said}"
+    );
     let (mut different, mut wrong) = (BTreeSet::new(), Vec::new());
     for (number, (status, name)) in &told {
         let of = |all: &BTreeMap<usize, Vec<_>>| all.get(number).cloned().unwrap_or_default();
         let (own, other): (Vec<(String, String)>, Vec<_>) = (of(&ours), of(&theirs));
         let asked_for = |(host, path): &(String, String)| {
             let paths = ["case", "second"].map(|part| format!("/{part}/{number}"));
-            host == "a.example" && (paths.contains(path) || other.contains(&(host.clone(), path.clone())))
+            host == "a.example"
+                && (paths.contains(path) || other.contains(&(host.clone(), path.clone())))
         };
         if own.len() > other.len().max(1) || !own.iter().all(asked_for) {
             wrong.push(format!("{name} ({status}): {own:?}, squid: {other:?}"));
@@ -243,6 +302,13 @@ fn nothing_arrives_that_was_hidden() {
     }
     assert_eq!(wrong, Vec::<String>::new());
     let expected: BTreeSet<_> = DIFFERENT.iter().map(|(name, _)| *name).collect();
-    assert_eq!(different, expected, "{told:?}\n{by_squid:?}\n{ours:?}\n{theirs:?}");
-    assert_eq!((ours[&0].len(), ours[&1].len(), ours[&2].len()), (1, 1, 1), "the control: good ones arrive");
+    assert_eq!(
+        different, expected,
+        "{told:?}\n{by_squid:?}\n{ours:?}\n{theirs:?}"
+    );
+    assert_eq!(
+        (ours[&0].len(), ours[&1].len(), ours[&2].len()),
+        (1, 1, 1),
+        "the control: good ones arrive"
+    );
 }

@@ -70,20 +70,37 @@ print(said(lambda: context.wrap_socket(connect('inside.example:443')[1], server_
     let ran = world.python(&["--allow-host", "b.example"], &script);
     let told: Vec<_> = ran.well().lines().collect();
     for (at, line) in told[..15].iter().enumerate() {
-        assert!(["421", "400", "403", "closed"].contains(line), "{at}: {line}: {ran:?}");
+        assert!(
+            ["421", "400", "403", "closed"].contains(line),
+            "{at}: {line}: {ran:?}"
+        );
     }
     assert!(told[15].starts_with("second 200 421"), "{ran:?}");
     assert_eq!(told[16], "control 200 200", "{ran:?}");
     assert_ne!(told[17], "h2", "nobody looks into HTTP/2: {ran:?}");
     assert_ne!(told[18], "h2", "{ran:?}");
     assert!(
-        world.requests().iter().all(|one| one.host == "inside.example" && one.target == "/"),
+        world
+            .requests()
+            .iter()
+            .all(|one| one.host == "inside.example" && one.target == "/"),
         "{:?}",
         world.requests()
     );
     // The third behind the second may pass: it is judged by itself.
-    assert!((3..=4).contains(&world.requests().len()), "{:?}", world.requests());
-    assert!(world.queries().iter().all(|query| query.name == "inside.example"), "{:?}", world.queries());
+    assert!(
+        (3..=4).contains(&world.requests().len()),
+        "{:?}",
+        world.requests()
+    );
+    assert!(
+        world
+            .queries()
+            .iter()
+            .all(|query| query.name == "inside.example"),
+        "{:?}",
+        world.queries()
+    );
 }
 
 #[test]
@@ -113,15 +130,21 @@ for host in ('b.example', 'inside.example:8080', ''):
     assert_eq!(told[0], "200 200 200 200", "the control: {ran:?}");
     for line in &told[1..] {
         assert!(
-            line.split(' ').all(|one| ["403", "400", "421", "closed", "ConnectionResetError"].contains(&one)),
+            line.split(' ')
+                .all(|one| ["403", "400", "421", "closed", "ConnectionResetError"].contains(&one)),
             "{line}: {ran:?}"
         );
     }
-    let came: Vec<_> = world.requests().into_iter().map(|one| (one.method, one.target, one.host)).collect();
+    let came: Vec<_> = world
+        .requests()
+        .into_iter()
+        .map(|one| (one.method, one.target, one.host))
+        .collect();
     assert_eq!(came.len(), 4, "{came:?}");
     assert!(
-        came.iter()
-            .all(|(method, target, host)| method == "GET" && target == "/v1/a" && host == "inside.example"),
+        came.iter().all(|(method, target, host)| method == "GET"
+            && target == "/v1/a"
+            && host == "inside.example"),
         "{came:?}"
     );
     // Without that word, nothing at all in the clear.
@@ -154,23 +177,47 @@ for path in (b'/v2', b'/v1/a'):
     let ran = world.python(&[], &script);
     let told: Vec<_> = ran.well().lines().collect();
     // A WebSocket is refused; other offers are not passed on, and the request is answered as if they were not there.
-    assert_eq!(told[..4], ["403 403", "200 403", "200 403", "200 403"], "{ran:?}");
-    assert!(told[4].ends_with("200") && told[5].ends_with("403"), "{ran:?}");
-    assert_eq!(told[6..], ["200", "403", "200"], "{ran:?}");
-    let came: Vec<_> =
-        world.requests().into_iter().map(|one| format!("{} {}", one.method, one.target)).collect();
-    let plain = ["GET /socket"; 3];
-    assert_eq!(came, [&plain[..], &["POST /echo", "POST /echo", "GET /v1/a"]].concat());
-    assert!(world.requests().iter().all(|one| one.header("upgrade").is_none()));
+    assert_eq!(
+        told[..4],
+        ["403 403", "200 403", "200 403", "200 403"],
+        "{ran:?}"
+    );
     assert!(
-        world.requests().iter().all(|one| one.header("x-late").is_none() && one.host == "inside.example")
+        told[4].ends_with("200") && told[5].ends_with("403"),
+        "{ran:?}"
+    );
+    assert_eq!(told[6..], ["200", "403", "200"], "{ran:?}");
+    let came: Vec<_> = world
+        .requests()
+        .into_iter()
+        .map(|one| format!("{} {}", one.method, one.target))
+        .collect();
+    let plain = ["GET /socket"; 3];
+    assert_eq!(
+        came,
+        [&plain[..], &["POST /echo", "POST /echo", "GET /v1/a"]].concat()
+    );
+    assert!(
+        world
+            .requests()
+            .iter()
+            .all(|one| one.header("upgrade").is_none())
+    );
+    assert!(
+        world
+            .requests()
+            .iter()
+            .all(|one| one.header("x-late").is_none() && one.host == "inside.example")
     );
 }
 
 #[test]
 fn the_authority_of_a_run_ends_with_it() {
     let world = looked_into("");
-    let mut run = world.begin(&["--run-id", "mine"], "cat $SSL_CERT_FILE; echo; echo END; read");
+    let mut run = world.begin(
+        &["--run-id", "mine"],
+        "cat $SSL_CERT_FILE; echo; echo END; read",
+    );
     let mut text = String::new();
     loop {
         match run.line() {
@@ -181,9 +228,15 @@ fn the_authority_of_a_run_ends_with_it() {
     assert!(world.path("state/doors/mine.pem").exists(), "the control");
     run.go_on();
     run.end();
-    assert!(!world.path("state/doors/mine.pem").exists(), "it is nowhere on the host");
+    assert!(
+        !world.path("state/doors/mine.pem").exists(),
+        "it is nowhere on the host"
+    );
     // Another run's door has another authority: who trusts the old one alone trusts nobody.
-    let own = text.rsplit("-----BEGIN CERTIFICATE-----").next().expect("a certificate");
+    let own = text
+        .rsplit("-----BEGIN CERTIFICATE-----")
+        .next()
+        .expect("a certificate");
     let script = format!(
         "cat >old.pem <<'END'\n-----BEGIN CERTIFICATE-----{own}END\ntac $SSL_CERT_FILE | sed '/BEGIN CERT/q' | tac >own.pem
 for file in old own; do curl -sS --cacert $file.pem https://inside.example/ 2>&- ; echo $?; done"

@@ -12,7 +12,10 @@ fn with_rule(repository: &str) -> (World, Repository, Repository) {
         "[[profile.restrictive.egress]]\nhost = \"git.example\"\nmode = \"git\"\nrepos = [{{ {repository} }}]
 [credential.git]\nkey = {{ secret = \"git\" }}\ninject = \"basic:x\"\nhosts = [\"git.example\"]\n"
     ));
-    let (app, evil) = (world.repository("acme/app"), world.repository("acme/app-evil"));
+    let (app, evil) = (
+        world.repository("acme/app"),
+        world.repository("acme/app-evil"),
+    );
     (world, app, evil)
 }
 
@@ -32,13 +35,24 @@ git clone -q https://git.example/acme/app.git; cd app; git commit -q --allow-emp
 fn reading_is_allowed_and_writing_is_not() {
     let (world, app, _) = with_rule(READ_ONLY);
     let before = app.refs();
-    assert_eq!(work(&world, "cat README; git fetch -q; git ls-remote -q | wc -l").well(), "acme/app\n2\n");
+    assert_eq!(
+        work(&world, "cat README; git fetch -q; git ls-remote -q | wc -l").well(),
+        "acme/app\n2\n"
+    );
     work(&world, "git push -q origin HEAD:refs/heads/agent/one").badly();
     assert_eq!(app.refs(), before);
-    assert!(world.requests().iter().all(|request| !request.target.contains("receive-pack")));
+    assert!(
+        world
+            .requests()
+            .iter()
+            .all(|request| !request.target.contains("receive-pack"))
+    );
     let (world, app, _) = with_rule(AGENTS);
     work(&world, "git push -q origin HEAD:refs/heads/agent/one").well();
-    assert!(app.refs().contains_key("refs/heads/agent/one"), "the control");
+    assert!(
+        app.refs().contains_key("refs/heads/agent/one"),
+        "the control"
+    );
 }
 
 #[test]
@@ -54,12 +68,27 @@ fn a_repository_with_a_like_name_is_another_one() {
         "acme/app.git.git",
     ] {
         world.clear();
-        world.run(&[], &format!("GIT_TERMINAL_PROMPT=0 git clone -q 'https://git.example/{path}' x")).badly();
-        assert!(world.requests().is_empty(), "{path}: {:?}", world.requests());
+        world
+            .run(
+                &[],
+                &format!("GIT_TERMINAL_PROMPT=0 git clone -q 'https://git.example/{path}' x"),
+            )
+            .badly();
+        assert!(
+            world.requests().is_empty(),
+            "{path}: {:?}",
+            world.requests()
+        );
     }
-    work(&world, "git push -q https://git.example/acme/app-evil HEAD:refs/heads/agent/one").badly();
+    work(
+        &world,
+        "git push -q https://git.example/acme/app-evil HEAD:refs/heads/agent/one",
+    )
+    .badly();
     assert_eq!(evil.refs(), before);
-    world.run(&[], "git clone -q https://git.example/acme/app x").well();
+    world
+        .run(&[], "git clone -q https://git.example/acme/app x")
+        .well();
 }
 
 #[test]
@@ -78,10 +107,18 @@ fn only_these_refs_are_written() {
         "--atomic HEAD:refs/heads/agent/good HEAD:refs/heads/bad",
     ] {
         work(&world, &format!("git push -q origin {push}")).badly();
-        assert_eq!(app.refs().keys().collect::<Vec<_>>(), ["refs/heads/main"], "{push}");
+        assert_eq!(
+            app.refs().keys().collect::<Vec<_>>(),
+            ["refs/heads/main"],
+            "{push}"
+        );
         assert_eq!(app.refs()["refs/heads/main"], main, "{push}");
     }
-    work(&world, "git push -q origin HEAD:refs/heads/agent/one HEAD:refs/heads/agent/two/three").well();
+    work(
+        &world,
+        "git push -q origin HEAD:refs/heads/agent/one HEAD:refs/heads/agent/two/three",
+    )
+    .well();
     assert_eq!(app.refs().len(), 3);
     work(&world, "git push -q origin :refs/heads/agent/one").badly();
     assert_eq!(app.refs().len(), 3, "removing needs `delete`");
@@ -89,19 +126,26 @@ fn only_these_refs_are_written() {
 
 #[test]
 fn moving_and_removing_are_for_those_who_may() {
-    let (world, app, _) = with_rule("repo = \"acme/app\", push = [\"refs/heads/*\"], update = false");
+    let (world, app, _) =
+        with_rule("repo = \"acme/app\", push = [\"refs/heads/*\"], update = false");
     work(&world, "git push -q origin HEAD:refs/heads/new").well();
     work(&world, "git push -q origin HEAD:refs/heads/main").badly();
     assert_eq!(app.refs().len(), 2);
-    let (world, app, _) = with_rule("repo = \"acme/app\", push = [\"refs/heads/*\"], delete = true");
-    work(&world, "git push -q origin HEAD:refs/heads/new; git push -q origin :refs/heads/new").well();
+    let (world, app, _) =
+        with_rule("repo = \"acme/app\", push = [\"refs/heads/*\"], delete = true");
+    work(
+        &world,
+        "git push -q origin HEAD:refs/heads/new; git push -q origin :refs/heads/new",
+    )
+    .well();
     assert_eq!(app.refs().len(), 1);
 }
 
 #[test]
 fn its_credential_goes_to_that_repository_and_is_not_inside() {
-    let (world, _, _) =
-        with_rule(&format!("{READ_ONLY}, credential = \"git\" }}, {{ repo = \"acme/app-evil\""));
+    let (world, _, _) = with_rule(&format!(
+        "{READ_ONLY}, credential = \"git\" }}, {{ repo = \"acme/app-evil\""
+    ));
     // base64 of `x:` and the key.
     let own = "Basic eDpzay1jYW5hcnktNGYxZTdh";
     world.requires("git.example", "/acme/app", "authorization", own);
@@ -112,13 +156,29 @@ fn its_credential_goes_to_that_repository_and_is_not_inside() {
     );
     ran.well();
     assert!(!ran.json.to_string().contains(REAL_KEY));
-    assert!(world.requests().iter().all(|request| request.header("authorization") == Some(own)));
-    world.clear();
-    world.run(&[], "GIT_TERMINAL_PROMPT=0 git clone -q https://git.example/acme/app-evil");
-    assert!(!world.requests().is_empty(), "the control: it may be asked");
-    assert!(world.requests().iter().all(|request| request.header("authorization").is_none()));
     assert!(
-        !world.outside("GIT_TERMINAL_PROMPT=0 git clone -q https://git.example/acme/app").status.success()
+        world
+            .requests()
+            .iter()
+            .all(|request| request.header("authorization") == Some(own))
+    );
+    world.clear();
+    world.run(
+        &[],
+        "GIT_TERMINAL_PROMPT=0 git clone -q https://git.example/acme/app-evil",
+    );
+    assert!(!world.requests().is_empty(), "the control: it may be asked");
+    assert!(
+        world
+            .requests()
+            .iter()
+            .all(|request| request.header("authorization").is_none())
+    );
+    assert!(
+        !world
+            .outside("GIT_TERMINAL_PROMPT=0 git clone -q https://git.example/acme/app")
+            .status
+            .success()
     );
 }
 
@@ -146,11 +206,19 @@ fn what_is_not_gits_own_protocol_does_not_pass() {
         "https://git.example/acme/app.git/info/../../app-evil.git/info/refs?service=git-upload-pack",
     ] {
         let ran = world.run(&[], &format!("{status} {request}"));
-        assert!(["403\n", "400\n"].contains(&ran.stdout.as_str()), "{request}: {ran:?}");
-        assert!(world.requests().is_empty(), "{request}: {:?}", world.requests());
+        assert!(
+            ["403\n", "400\n"].contains(&ran.stdout.as_str()),
+            "{request}: {ran:?}"
+        );
+        assert!(
+            world.requests().is_empty(),
+            "{request}: {:?}",
+            world.requests()
+        );
     }
     assert_eq!(app.refs(), before);
-    let good = format!("{status} 'https://git.example/acme/app.git/info/refs?service=git-upload-pack'");
+    let good =
+        format!("{status} 'https://git.example/acme/app.git/info/refs?service=git-upload-pack'");
     assert_eq!(world.run(&[], &good).stdout, "200\n", "the control");
 }
 

@@ -37,7 +37,10 @@ fn a_grant_holds_for_its_time_and_no_longer() {
     while is_listed() {
         assert!(asked.elapsed() < Duration::from_secs(30), "it does not end");
     }
-    assert!(asked.elapsed() >= Duration::from_secs(5), "it ended too early");
+    assert!(
+        asked.elapsed() >= Duration::from_secs(5),
+        "it ended too early"
+    );
     assert_eq!(ask(&mut run), "000 403");
     run.end();
 }
@@ -46,19 +49,31 @@ fn a_grant_holds_for_its_time_and_no_longer() {
 fn what_is_under_way_ends_with_its_grant() {
     let world = World::new();
     let script = "echo ready; read; curl -sSN https://a.example/hold; echo ended $?";
-    let mut run = world.begin(&["--run-id", "mine", "--allow-host", "other.example"], script);
+    let mut run = world.begin(
+        &["--run-id", "mine", "--allow-host", "other.example"],
+        script,
+    );
     let mut other = world.begin(&["--allow-host", "a.example"], script);
-    assert_eq!((run.line().as_str(), other.line().as_str()), ("ready", "ready"));
+    assert_eq!(
+        (run.line().as_str(), other.line().as_str()),
+        ("ready", "ready")
+    );
     granting(&world, &["mine", "a.example", "--for", "5s"]);
     run.go_on();
     other.go_on();
-    assert_eq!((run.line().as_str(), other.line().as_str()), ("held", "held"));
+    assert_eq!(
+        (run.line().as_str(), other.line().as_str()),
+        ("held", "held")
+    );
     // Nobody has released it.
     let cut = run.line();
     assert!(cut.starts_with("ended ") && cut != "ended 0", "{cut}");
     // The control: what no grant ends goes on.
     world.release();
-    assert_eq!((other.line().as_str(), other.line().as_str()), ("released", "ended 0"));
+    assert_eq!(
+        (other.line().as_str(), other.line().as_str()),
+        ("released", "ended 0")
+    );
     run.end();
     other.end();
 }
@@ -104,7 +119,10 @@ fn a_grant_is_for_one_run_and_never_for_what_is_not_public() {
     mine.end();
     other.end();
     let output = world.airlock(&["grant", "mine", "a.example", "--for", "1m"]);
-    assert!(!output.status.success(), "a run that has ended is granted nothing");
+    assert!(
+        !output.status.success(),
+        "a run that has ended is granted nothing"
+    );
 }
 
 /// The very question that whoever started the run may ask, at its socket; says the answer, or why there is none.
@@ -138,7 +156,11 @@ fn a_program_inside_cannot_grant_itself_anything() {
         assert!(world.connections().is_empty());
         // The control: the same, from outside.
         let output = world.outside(&ask_for_more(&state));
-        assert!(String::from_utf8_lossy(&output.stdout).contains("\"ok\":true"), "{}", inside::said(&output));
+        assert!(
+            String::from_utf8_lossy(&output.stdout).contains("\"ok\":true"),
+            "{}",
+            inside::said(&output)
+        );
         assert_eq!(ask(&mut run), "200 200");
         // Nor can the socket be shown to it, while there is one.
         let shown = format!("{}:/shown", state.join("doors").display());
@@ -155,12 +177,21 @@ fn a_second_run_of_the_same_id_is_refused_and_takes_nothing_from_the_first() {
     world.configure(&format!("[[profile.restrictive.egress]]\n{rule}"));
     let mut run = world.begin(&["--run-id", "mine"], ASK);
     assert_eq!(ask(&mut run), "200 200");
-    let files = || std::fs::read_dir(world.path("state/doors")).expect("it is there").count();
+    let files = || {
+        std::fs::read_dir(world.path("state/doors"))
+            .expect("it is there")
+            .count()
+    };
     let before = files();
     let refused = world.run(&["--run-id", "mine"], "true");
     assert_eq!(refused.json["status"], "not_started", "{refused:?}");
-    let why = refused.json["error"]["message"].as_str().unwrap_or_default();
-    assert!(why.contains("mine") && !why.contains("socket"), "{refused:?}");
+    let why = refused.json["error"]["message"]
+        .as_str()
+        .unwrap_or_default();
+    assert!(
+        why.contains("mine") && !why.contains("socket"),
+        "{refused:?}"
+    );
     assert_eq!((before, files()), (2, 2), "its socket and its certificates");
     granting(&world, &["mine", "--list"]);
     assert_eq!(ask(&mut run), "200 200");
@@ -172,7 +203,16 @@ fn a_second_run_of_the_same_id_is_refused_and_takes_nothing_from_the_first() {
 fn the_longest_id_has_doors_as_any_other() {
     let world = World::new();
     let id = "i".repeat(128);
-    let mut run = world.begin(&["--run-id", &id, "--inference", "--allow-host", "other.example"], ASK);
+    let mut run = world.begin(
+        &[
+            "--run-id",
+            &id,
+            "--inference",
+            "--allow-host",
+            "other.example",
+        ],
+        ASK,
+    );
     assert_eq!(ask(&mut run), "000 403");
     granting(&world, &[&id, "a.example", "--for", "1m"]);
     assert_eq!(ask(&mut run), "200 200");

@@ -108,8 +108,10 @@ fn a_first_message_asks_for_the_host_of_its_tunnel_or_does_not_arrive() {
         &["--allow-host", "a.example:7", "--allow-host", "b.example:7"],
         &format!("{RAW}{HELLOS}{AT_PORT_7}"),
     );
-    let (passing, refused): (Vec<_>, Vec<_>) =
-        ran.well().lines().partition(|line| line.starts_with("passes "));
+    let (passing, refused): (Vec<_>, Vec<_>) = ran
+        .well()
+        .lines()
+        .partition(|line| line.starts_with("passes "));
     assert_eq!(passing.len(), 6, "{ran:?}");
     for line in &refused {
         assert!(
@@ -120,13 +122,24 @@ fn a_first_message_asks_for_the_host_of_its_tunnel_or_does_not_arrive() {
         );
     }
     assert_eq!(refused.len(), 22);
-    let arrived: Vec<_> = world.connections().into_iter().filter(|one| !one.first.is_empty()).collect();
-    assert_eq!(arrived.len(), 6, "nothing of the others arrived: {arrived:?}");
+    let arrived: Vec<_> = world
+        .connections()
+        .into_iter()
+        .filter(|one| !one.first.is_empty())
+        .collect();
+    assert_eq!(
+        arrived.len(),
+        6,
+        "nothing of the others arrived: {arrived:?}"
+    );
     // A rule may allow what hides a name.
     world.configure("[[profile.restrictive.egress]]\nhost = \"a.example\"\nports = [7]\nmode = \"tunnel\"\nallow_hidden_name = true\n");
     let hidden = format!(
         "{RAW}{HELLOS}{}\nprint(sent(REFUSE['a hidden name']))",
-        AT_PORT_7.split("for name, words in PASS").next().expect("it has")
+        AT_PORT_7
+            .split("for name, words in PASS")
+            .next()
+            .expect("it has")
     );
     assert_eq!(world.python(&[], &hidden).well(), "passes\n");
 }
@@ -134,7 +147,9 @@ fn a_first_message_asks_for_the_host_of_its_tunnel_or_does_not_arrive() {
 #[test]
 fn at_443_there_is_nothing_but_tls() {
     let world = World::new();
-    world.configure("[[profile.restrictive.egress]]\nhost = \"inside.example\"\nmode = \"inspect\"\n");
+    world.configure(
+        "[[profile.restrictive.egress]]\nhost = \"inside.example\"\nmode = \"inspect\"\n",
+    );
     let script = format!(
         r#"{RAW}{HELLOS}
 WORDS = [b'SSH-2.0-OpenSSH_9.9\r\n', b'GET / HTTP/1.1\r\nHost: a.example\r\n\r\n', b'CONNECT b.example:443 HTTP/1.1\r\n\r\n', b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', b'\x80\x2e\x01\x03\x01', b'\0' * 100, b'\x05\x01\x00', b'\xff' * 70000, b'\x17\x03\x03\x00\x10' + bytes(16)]
@@ -151,16 +166,34 @@ for host in ('a.example', 'inside.example'):
     );
     let ran = world.python(&["--allow-host", "a.example"], &script);
     let told: Vec<_> = ran.well().lines().collect();
-    assert_eq!(told[18..], ["a.example says hello", "inside.example says hello"], "the control: {ran:?}");
-    assert!(told[..18].iter().all(|one| *one == "200 refused" || *one == "ConnectionResetError"), "{ran:?}");
+    assert_eq!(
+        told[18..],
+        ["a.example says hello", "inside.example says hello"],
+        "the control: {ran:?}"
+    );
+    assert!(
+        told[..18]
+            .iter()
+            .all(|one| *one == "200 refused" || *one == "ConnectionResetError"),
+        "{ran:?}"
+    );
     assert_eq!(world.requests().len(), 2, "{:?}", world.requests());
-    assert!(world.connections().iter().filter(|one| one.sni.is_some()).count() == 2);
+    assert!(
+        world
+            .connections()
+            .iter()
+            .filter(|one| one.sni.is_some())
+            .count()
+            == 2
+    );
 }
 
 #[test]
 fn who_never_finishes_is_let_go() {
     let world = World::new();
-    world.configure("[[profile.restrictive.egress]]\nhost = \"inside.example\"\nmode = \"inspect\"\n");
+    world.configure(
+        "[[profile.restrictive.egress]]\nhost = \"inside.example\"\nmode = \"inspect\"\n",
+    );
     let script = format!(
         r#"{RAW}{HELLOS}
 whole = records(message([GOOD]))
@@ -178,16 +211,29 @@ print(get(secure(connect('a.example:443')[1], 'a.example'), 'a.example'))"#
     );
     let ran = world.python(&["--allow-host", "a.example"], &script);
     let told: Vec<_> = ran.well().lines().collect();
-    assert!(told[..10].iter().all(|one| *one == "let go" || *one == "ConnectionResetError"), "{ran:?}");
+    assert!(
+        told[..10]
+            .iter()
+            .all(|one| *one == "let go" || *one == "ConnectionResetError"),
+        "{ran:?}"
+    );
     assert_eq!(told[10], "a.example says hello", "the control");
-    assert!(world.connections().iter().filter(|one| one.sni.is_some()).count() == 1);
+    assert!(
+        world
+            .connections()
+            .iter()
+            .filter(|one| one.sni.is_some())
+            .count()
+            == 1
+    );
 }
 
 #[test]
 fn real_clients_that_ask_for_another_server_reach_nobody() {
     let world = World::new();
     let hosts = ["--allow-host", "a.example"];
-    let client = "openssl s_client -quiet -verify_quiet -proxy 127.0.0.1:3128 -connect a.example:443";
+    let client =
+        "openssl s_client -quiet -verify_quiet -proxy 127.0.0.1:3128 -connect a.example:443";
     let ask = "printf 'GET / HTTP/1.0\\r\\nHost: b.example\\r\\n\\r\\n'";
     for way in [
         format!("{ask} | {client} -servername b.example"),
@@ -208,7 +254,14 @@ fn real_clients_that_ask_for_another_server_reach_nobody() {
     let ran = world.run(&hosts, &control);
     // Inside the tunnel the request is between the client and that server: only a rule that looks inside sees it.
     assert!(ran.stdout.contains("says hello"), "the control: {ran:?}");
-    assert_eq!(world.connections().last().and_then(|one| one.sni.clone()).as_deref(), Some("a.example"));
+    assert_eq!(
+        world
+            .connections()
+            .last()
+            .and_then(|one| one.sni.clone())
+            .as_deref(),
+        Some("a.example")
+    );
 }
 
 #[test]
@@ -219,9 +272,17 @@ fn by_a_bare_address_the_name_in_the_message_is_judged() {
 for name in ('b.example', 'a.example'):
     print(said(lambda: get(secure(connect('{SERVER_V4}:443')[1], name), name)))"
     );
-    let ran = world.python(&["--allow-host", SERVER_V4, "--allow-host", "a.example"], &script);
+    let ran = world.python(
+        &["--allow-host", SERVER_V4, "--allow-host", "a.example"],
+        &script,
+    );
     let told: Vec<_> = ran.well().lines().collect();
     assert_eq!(told[1], "a.example says hello", "the control: {ran:?}");
     assert!(!told[0].contains("hello"), "{ran:?}");
-    assert!(world.connections().iter().all(|one| one.sni.as_deref() != Some("b.example")));
+    assert!(
+        world
+            .connections()
+            .iter()
+            .all(|one| one.sni.as_deref() != Some("b.example"))
+    );
 }

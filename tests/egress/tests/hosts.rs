@@ -14,7 +14,11 @@
 use egress::{RAW, World};
 
 fn names(world: &World) -> Vec<String> {
-    let mut all: Vec<_> = world.queries().into_iter().map(|query| query.name).collect();
+    let mut all: Vec<_> = world
+        .queries()
+        .into_iter()
+        .map(|query| query.name)
+        .collect();
     all.sort();
     all.dedup();
     all
@@ -50,7 +54,10 @@ print('control', connect('a.example:443')[0])"
     let (refused, control) = ran.well().trim().rsplit_once('\n').expect("lines");
     assert_eq!(control, "control 200", "{ran:?}");
     for (at, told) in refused.lines().enumerate() {
-        assert!(["400", "403", "414", "421", "431", "closed", "2"].contains(&told), "{at}: {told}: {ran:?}");
+        assert!(
+            ["400", "403", "414", "421", "431", "closed", "2"].contains(&told),
+            "{at}: {told}: {ran:?}"
+        );
     }
     assert_eq!(names(&world), ["a.example"], "the control alone");
     assert_eq!(world.connections().len(), 1, "{:?}", world.connections());
@@ -88,14 +95,30 @@ print(socket.gethostbyname('A.EXAMPLE.') == socket.gethostbyname('a.example'), s
         "True gaierror",
     ];
     assert_eq!(ran.well().lines().collect::<Vec<_>>(), wanted, "{ran:?}");
-    assert_eq!(names(&world), ["a.example"], "what was decided on is what was asked for");
-    assert!(world.requests().iter().all(|request| request.host == "a.example"), "{:?}", world.requests());
+    assert_eq!(
+        names(&world),
+        ["a.example"],
+        "what was decided on is what was asked for"
+    );
+    assert!(
+        world
+            .requests()
+            .iter()
+            .all(|request| request.host == "a.example"),
+        "{:?}",
+        world.requests()
+    );
 }
 
 #[test]
 fn other_letters_and_underscores_are_names_in_the_one_spelling_that_resolvers_have() {
     let world = World::new();
-    let hosts = ["--allow-host", "xn--bcher-kva.example", "--allow-host", "_acme.a.example"];
+    let hosts = [
+        "--allow-host",
+        "xn--bcher-kva.example",
+        "--allow-host",
+        "_acme.a.example",
+    ];
     let script = format!(
         "{RAW}
 each(lambda target: connect(target)[0], ['xn--bcher-kva.example:443', 'XN--BCHER-KVA.EXAMPLE:443', 'b\\u00fccher.example:443', '_acme.a.example:443', 'acme.a.example:443'])"
@@ -117,7 +140,12 @@ each(lambda host: socket.gethostbyname(host) and 'address', HOSTS)"
     );
     let ran = world.python(&["--allow-host", "*.good.example"], &script);
     let column = |good: &'static str, bad: &'static str| [&[good; 2][..], &[bad; 6]].concat();
-    let wanted = [column("200", "403"), column("0", "2"), column("address", "gaierror")].concat();
+    let wanted = [
+        column("200", "403"),
+        column("0", "2"),
+        column("address", "gaierror"),
+    ]
+    .concat();
     assert_eq!(ran.well().lines().collect::<Vec<_>>(), wanted, "{ran:?}");
     assert_eq!(names(&world), ["a.b.good.example", "a.good.example"]);
 }
@@ -141,10 +169,17 @@ each(dial, PORTS)"
     let ran = world.python(&["--allow-host", "a.example"], &script);
     let told: Vec<_> = ran.well().lines().collect();
     assert_eq!(told.len(), 36);
-    assert!(told.iter().all(|one| !["200", "0", "reached"].contains(one)), "{ran:?}");
+    assert!(
+        told.iter()
+            .all(|one| !["200", "0", "reached"].contains(one)),
+        "{ran:?}"
+    );
     assert!(world.connections().is_empty(), "{:?}", world.connections());
     let hosts = [22, 25, 7, 5432, 6379, 8080, 8443].map(|port| format!("a.example:{port}"));
-    let options: Vec<_> = hosts.iter().flat_map(|host| ["--allow-host", host]).collect();
+    let options: Vec<_> = hosts
+        .iter()
+        .flat_map(|host| ["--allow-host", host])
+        .collect();
     let ran = world.python(&options, &script);
     let told: Vec<_> = ran.well().lines().collect();
     assert!(
@@ -157,7 +192,12 @@ each(dial, PORTS)"
 #[test]
 fn what_follows_a_connect_goes_through_it_or_nowhere() {
     let world = World::new();
-    let hosts = ["--allow-host", "a.example:7", "--allow-host", "a.example:8080"];
+    let hosts = [
+        "--allow-host",
+        "a.example:7",
+        "--allow-host",
+        "a.example:8080",
+    ];
     let script = format!(
         "{RAW}
 # Early: a second CONNECT and a request behind the first, before its answer. They are bytes to that host.
@@ -181,12 +221,29 @@ print(told, code(head(stream)))"
     );
     let ran = world.python(&hosts, &script);
     let told: Vec<_> = ran.well().lines().collect();
-    assert_eq!(told[..5], ["200", "CONNECT b.example:7 HTTP/1.1", "403", "400", "400"], "{ran:?}");
-    assert_eq!(names(&world), ["a.example"], "nobody else was asked for: {told:?}");
-    let first: Vec<_> =
-        world.connections().into_iter().map(|one| String::from_utf8_lossy(&one.first).into_owned()).collect();
-    assert!(first.iter().all(|first| !first.contains("secret")), "{first:?}");
-    assert!(first[0].starts_with("CONNECT b.example:7"), "the control: early bytes pass: {first:?}");
+    assert_eq!(
+        told[..5],
+        ["200", "CONNECT b.example:7 HTTP/1.1", "403", "400", "400"],
+        "{ran:?}"
+    );
+    assert_eq!(
+        names(&world),
+        ["a.example"],
+        "nobody else was asked for: {told:?}"
+    );
+    let first: Vec<_> = world
+        .connections()
+        .into_iter()
+        .map(|one| String::from_utf8_lossy(&one.first).into_owned())
+        .collect();
+    assert!(
+        first.iter().all(|first| !first.contains("secret")),
+        "{first:?}"
+    );
+    assert!(
+        first[0].starts_with("CONNECT b.example:7"),
+        "the control: early bytes pass: {first:?}"
+    );
 }
 
 #[test]
@@ -204,7 +261,10 @@ print('control', status(b'GET / HTTP/1.1\\r\\nHost: door\\r\\n\\r\\n'))"
     world.resolves("own.example", &[&["127.0.0.1"]]);
     let ran = world.python(&["--network", "open"], &script);
     let (refused, control) = ran.well().trim().rsplit_once('\n').expect("lines");
-    assert!(control.starts_with("control ") && control != "control closed", "{ran:?}");
+    assert!(
+        control.starts_with("control ") && control != "control closed",
+        "{ran:?}"
+    );
     assert!(refused.lines().all(|told| told == "403"), "{ran:?}");
     assert!(world.connections().is_empty());
 }

@@ -73,15 +73,36 @@ fn nothing_is_asked_outside_for_a_name_that_is_not_allowed() {
     let script = format!("{RAW}{EVERY_WAY}\neach(ways, {:?})", telling());
     let ran = world.python(&["--allow-host", "a.example"], &script);
     let told = ran.well();
-    assert!(!told.contains("200") && !told.contains("answer") && !told.contains("SOCKS 0"), "{ran:?}");
-    assert_eq!((world.queries(), world.connections().len(), world.datagrams().len()), (vec![], 0, 0));
+    assert!(
+        !told.contains("200") && !told.contains("answer") && !told.contains("SOCKS 0"),
+        "{ran:?}"
+    );
+    assert_eq!(
+        (
+            world.queries(),
+            world.connections().len(),
+            world.datagrams().len()
+        ),
+        (vec![], 0, 0)
+    );
     // The control: with the rule the same leaves, and only then.
-    let ran =
-        world.python(&["--allow-host", "b.example"], &format!("{RAW}{EVERY_WAY}\nprint(ways('b.example'))"));
+    let ran = world.python(
+        &["--allow-host", "b.example"],
+        &format!("{RAW}{EVERY_WAY}\nprint(ways('b.example'))"),
+    );
     let told = ran.well();
-    assert!(told.contains("CONNECT 200 200 403\nSOCKS 0 0\nforward 200\n"), "{ran:?}");
+    assert!(
+        told.contains("CONNECT 200 200 403\nSOCKS 0 0\nforward 200\n"),
+        "{ran:?}"
+    );
     assert!(told.contains("questions answer"), "{ran:?}");
-    assert!(!world.queries().is_empty() && world.queries().iter().all(|query| query.name == "b.example"));
+    assert!(
+        !world.queries().is_empty()
+            && world
+                .queries()
+                .iter()
+                .all(|query| query.name == "b.example")
+    );
 }
 
 #[test]
@@ -94,9 +115,24 @@ fn a_name_inside_a_connection_to_somebody_else_is_not_asked_for() {
     let ran = world.python(&["--allow-host", "a.example"], &script);
     let (refused, control) = ran.well().trim().rsplit_once('\n').expect("lines");
     assert_eq!(control, "200 a.example says hello", "the control: {ran:?}");
-    assert!(!refused.contains("200") && !refused.contains("hello"), "{ran:?}");
-    assert!(world.queries().iter().all(|query| query.name == "a.example"), "{:?}", world.queries());
-    assert!(world.requests().iter().all(|request| request.host == "a.example"));
+    assert!(
+        !refused.contains("200") && !refused.contains("hello"),
+        "{ran:?}"
+    );
+    assert!(
+        world
+            .queries()
+            .iter()
+            .all(|query| query.name == "a.example"),
+        "{:?}",
+        world.queries()
+    );
+    assert!(
+        world
+            .requests()
+            .iter()
+            .all(|request| request.host == "a.example")
+    );
 }
 
 #[test]
@@ -110,13 +146,22 @@ for number in range(20000):
 print('answer' if any(question('a.example', 1) == 'answer' for turn in range(20)) else 'nothing')");
     let ran = world.python(&["--allow-host", "a.example"], &script);
     assert!(ran.well().starts_with("answer "), "the control: {ran:?}");
-    assert!(ran.well().ends_with("\nanswer\n"), "it goes on answering: {ran:?}");
+    assert!(
+        ran.well().ends_with("\nanswer\n"),
+        "it goes on answering: {ran:?}"
+    );
     let asked = world.queries();
     assert!(
-        asked.iter().all(|query| query.name == "a.example" && ["A", "AAAA"].contains(&query.kind.as_str())),
+        asked
+            .iter()
+            .all(|query| query.name == "a.example" && ["A", "AAAA"].contains(&query.kind.as_str())),
         "{asked:?}"
     );
-    assert!(asked.len() < 20, "what was asked for is remembered: {}", asked.len());
+    assert!(
+        asked.len() < 20,
+        "what was asked for is remembered: {}",
+        asked.len()
+    );
 }
 
 #[test]
@@ -124,23 +169,43 @@ fn what_the_project_left_out_is_not_asked_for_either() {
     let world = World::new();
     world.configure("[[profile.restrictive.egress]]\nhost = \"*.example\"\nmode = \"tunnel\"\n");
     world.give("airlock.toml", "allow_hosts = [\"a.example\"]\n");
-    let script =
-        format!("{RAW}{EVERY_WAY}\nprint(ways('b.example'))\nprint('control', connect('a.example:443')[0])");
+    let script = format!(
+        "{RAW}{EVERY_WAY}\nprint(ways('b.example'))\nprint('control', connect('a.example:443')[0])"
+    );
     let ran = world.python(&[], &script);
     assert!(ran.well().ends_with("control 200\n"), "{ran:?}");
     assert_eq!(ran.well().matches("200").count(), 1, "{ran:?}");
-    assert!(world.queries().iter().all(|query| query.name == "a.example"), "{:?}", world.queries());
+    assert!(
+        world
+            .queries()
+            .iter()
+            .all(|query| query.name == "a.example"),
+        "{:?}",
+        world.queries()
+    );
     // Nor is it granted later.
     let mut run = world.begin(
         &["--run-id", "mine"],
         "echo ready; read; curl -s -o /dev/null -w '%{http_connect}\\n' https://b.example/",
     );
     assert_eq!(run.line(), "ready");
-    assert!(!world.airlock(&["grant", "mine", "b.example", "--for", "1m"]).status.success());
+    assert!(
+        !world
+            .airlock(&["grant", "mine", "b.example", "--for", "1m"])
+            .status
+            .success()
+    );
     run.go_on();
     assert_eq!(run.line(), "403");
     run.end();
-    assert!(world.queries().iter().all(|query| query.name == "a.example"), "{:?}", world.queries());
+    assert!(
+        world
+            .queries()
+            .iter()
+            .all(|query| query.name == "a.example"),
+        "{:?}",
+        world.queries()
+    );
     std::fs::remove_file(world.path("airlock.toml")).expect("it was there");
     assert!(
         world.python(&[], &script).well().starts_with("CONNECT 200"),

@@ -87,13 +87,25 @@ fn nothing_of_this_machine_or_its_network_is_reached_however_it_is_spelled() {
     let mut reached: Vec<_> = ran.well().lines().collect();
     reached.sort_unstable();
     let ways = ["connect", "forward", "itself"];
-    let wanted = ways.iter().flat_map(|way| [80, 8080].map(|port| format!("reached {way} {public} {port}")));
+    let wanted = ways
+        .iter()
+        .flat_map(|way| [80, 8080].map(|port| format!("reached {way} {public} {port}")));
     assert_eq!(reached, wanted.collect::<Vec<_>>(), "{ran:?}");
     let elsewhere: Vec<_> = world.connections().into_iter().map(|one| one.to).collect();
-    assert!(elsewhere.iter().all(|to| to.ip().to_string() == public), "{elsewhere:#?}");
+    assert!(
+        elsewhere.iter().all(|to| to.ip().to_string() == public),
+        "{elsewhere:#?}"
+    );
     // The control: from outside they answer, but for those that a whole network or no interface has.
-    for host in NOT_PUBLIC.iter().filter(|host| !["224.0.0.1", "255.255.255.255", "fe80::1"].contains(host)) {
-        let shown = if host.contains(':') { format!("[{host}]") } else { (*host).to_owned() };
+    for host in NOT_PUBLIC
+        .iter()
+        .filter(|host| !["224.0.0.1", "255.255.255.255", "fe80::1"].contains(host))
+    {
+        let shown = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            (*host).to_owned()
+        };
         let output = world.outside(&format!("curl -sS -g -m 5 'http://{shown}/'"));
         assert!(output.status.success(), "{host}: {}", inside::said(&output));
     }
@@ -108,7 +120,10 @@ server = http.server.HTTPServer(('127.0.0.1', 8000), http.server.SimpleHTTPReque
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print(urllib.request.urlopen('http://127.0.0.1:8000/').status)
 print(urllib.request.urlopen('http://localhost:8000/').status)";
-    assert_eq!(world.python(&["--network", "open"], script).well(), "200\n200\n");
+    assert_eq!(
+        world.python(&["--network", "open"], script).well(),
+        "200\n200\n"
+    );
     assert!(world.connections().is_empty());
 }
 
@@ -135,32 +150,62 @@ exec 4<>/dev/tcp/5.6.7.8/6379; echo back >&4; head -n 1 <&4"
         "SSH-2.0-world",
         "back",
     ];
-    assert_eq!(ran.well().replace('\r', "").lines().collect::<Vec<_>>(), wanted);
+    assert_eq!(
+        ran.well().replace('\r', "").lines().collect::<Vec<_>>(),
+        wanted
+    );
     let to: Vec<_> = world.connections().iter().map(|one| one.to).collect();
     assert!(to.iter().all(|to| is_public(to.ip())), "{to:?}");
-    assert!(to.iter().any(|to| to.to_string() == "5.6.7.8:6379"), "{to:?}");
+    assert!(
+        to.iter().any(|to| to.to_string() == "5.6.7.8:6379"),
+        "{to:?}"
+    );
 }
 
 #[test]
 fn names_that_lead_inwards_lead_nowhere() {
     let world = World::new();
-    for (at, address) in NOT_PUBLIC.iter().filter(|host| host.parse::<std::net::IpAddr>().is_ok()).enumerate()
+    for (at, address) in NOT_PUBLIC
+        .iter()
+        .filter(|host| host.parse::<std::net::IpAddr>().is_ok())
+        .enumerate()
     {
         world.resolves(&format!("n{at}.example"), &[&[*address]]);
     }
-    let names: Vec<_> = (0..NOT_PUBLIC.len()).map(|at| format!("n{at}.example")).collect();
+    let names: Vec<_> = (0..NOT_PUBLIC.len())
+        .map(|at| format!("n{at}.example"))
+        .collect();
     for name in &names[..28] {
-        assert!(world.outside(&format!("getent hosts {name}")).status.success(), "the control: {name}");
+        assert!(
+            world
+                .outside(&format!("getent hosts {name}"))
+                .status
+                .success(),
+            "the control: {name}"
+        );
     }
-    let ran = world.python(&["--network", "open"], &format!("HOSTS = {:?}\n{DIAL}", &names[..28]));
+    let ran = world.python(
+        &["--network", "open"],
+        &format!("HOSTS = {:?}\n{DIAL}", &names[..28]),
+    );
     assert_eq!(ran.well(), "", "{ran:?}");
     assert!(world.connections().is_empty(), "{:#?}", world.connections());
-    world.resolves("mixed.example", &[&["127.0.0.1", "169.254.169.254", SERVER_V4, "10.0.0.1", "::1"]]);
+    world.resolves(
+        "mixed.example",
+        &[&["127.0.0.1", "169.254.169.254", SERVER_V4, "10.0.0.1", "::1"]],
+    );
     for way in ["", "--noproxy '*'"] {
-        let ran = world.run(&["--network", "open"], &format!("curl -sS {way} http://mixed.example/"));
+        let ran = world.run(
+            &["--network", "open"],
+            &format!("curl -sS {way} http://mixed.example/"),
+        );
         assert_eq!(ran.well(), "mixed.example says hello\n", "{way}");
     }
-    let to: Vec<_> = world.connections().iter().map(|one| one.to.ip().to_string()).collect();
+    let to: Vec<_> = world
+        .connections()
+        .iter()
+        .map(|one| one.to.ip().to_string())
+        .collect();
     assert_eq!(to, [SERVER_V4, SERVER_V4], "only the good one is dialled");
 }
 
@@ -170,14 +215,34 @@ fn a_name_that_changes_its_mind_is_dialled_where_it_was_looked_at() {
     for way in ["", "--noproxy '*'"] {
         world.resolves("rebind.example", &[&[SERVER_V4], &["127.0.0.1"]]);
         world.clear();
-        let script = format!("for i in 1 2 3 4 5 6; do curl -sS -m 5 {way} http://rebind.example/; done");
+        let script =
+            format!("for i in 1 2 3 4 5 6; do curl -sS -m 5 {way} http://rebind.example/; done");
         let ran = world.run(&["--network", "open"], &script);
-        assert!(ran.stdout.starts_with("rebind.example says hello\n"), "{ran:?}");
-        let to: Vec<_> = world.connections().iter().map(|one| one.to.ip().to_string()).collect();
-        assert!(!to.is_empty() && to.iter().all(|to| to == SERVER_V4), "{way}: {to:?}");
-        assert!(world.outside("curl -sS http://rebind.example/").status.success(), "the control");
+        assert!(
+            ran.stdout.starts_with("rebind.example says hello\n"),
+            "{ran:?}"
+        );
+        let to: Vec<_> = world
+            .connections()
+            .iter()
+            .map(|one| one.to.ip().to_string())
+            .collect();
+        assert!(
+            !to.is_empty() && to.iter().all(|to| to == SERVER_V4),
+            "{way}: {to:?}"
+        );
+        assert!(
+            world
+                .outside("curl -sS http://rebind.example/")
+                .status
+                .success(),
+            "the control"
+        );
         let last = world.connections().pop().expect("it came");
-        assert!(last.to.ip().is_loopback(), "the control: it leads inwards now");
+        assert!(
+            last.to.ip().is_loopback(),
+            "the control: it leads inwards now"
+        );
     }
 }
 
@@ -192,10 +257,21 @@ fn the_profiles_that_say_so_are_open() {
         );
         assert_eq!(ran.stdout, "any.example says hello\n", "{profile}: {ran:?}");
     }
-    assert!(world.connections().iter().all(|one| !one.to.ip().is_loopback()));
+    assert!(
+        world
+            .connections()
+            .iter()
+            .all(|one| !one.to.ip().is_loopback())
+    );
     world.clear();
-    world.run(&[], "curl -sS --noproxy '*' https://any.example/").badly();
-    assert_eq!((world.queries(), world.connections().len()), (vec![], 0), "the restrictive one is not");
+    world
+        .run(&[], "curl -sS --noproxy '*' https://any.example/")
+        .badly();
+    assert_eq!(
+        (world.queries(), world.connections().len()),
+        (vec![], 0),
+        "the restrictive one is not"
+    );
 }
 
 /// Sends a datagram, then a question for a name, to each of these; prints who answered.
@@ -224,9 +300,19 @@ fn datagrams_go_nowhere_and_names_are_asked_for_by_the_rules_alone() {
     let ran = world.python(&["--allow-host", "a.example"], DATAGRAMS);
     assert!(!ran.well().contains("found"), "{ran:?}");
     assert_eq!((world.queries(), world.datagrams().len()), (vec![], 0));
-    world.give("datagrams.py", &DATAGRAMS.replace("settimeout(0.3)", "settimeout(5)"));
+    world.give(
+        "datagrams.py",
+        &DATAGRAMS.replace("settimeout(0.3)", "settimeout(5)"),
+    );
     let output = world.outside("/usr/bin/python3 datagrams.py");
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(told.contains("127.0.0.1 7 found\n127.0.0.1 53 found"), "the control: {}", inside::said(&output));
-    assert!(world.datagrams().len() == 5 && !world.queries().is_empty(), "the control: outside they arrive");
+    assert!(
+        told.contains("127.0.0.1 7 found\n127.0.0.1 53 found"),
+        "the control: {}",
+        inside::said(&output)
+    );
+    assert!(
+        world.datagrams().len() == 5 && !world.queries().is_empty(),
+        "the control: outside they arrive"
+    );
 }

@@ -101,20 +101,41 @@ print(pushed(b'%x\r\n' % 5 + good[:5] + b'\r\n%x\r\n' % (len(good) - 5) + good[5
     let (refused, control) = ran.well().trim().rsplit_once('\n').expect("lines");
     assert_eq!(control, "200 ok | control", "{ran:?}");
     for line in refused.lines() {
-        let good =
-            ["200 ng |", "200 |", "400", "403", "415", "closed", "ConnectionResetError", "BrokenPipeError"];
-        assert!(good.iter().any(|word| line.starts_with(word)), "{line}: {ran:?}");
+        let good = [
+            "200 ng |",
+            "200 |",
+            "400",
+            "403",
+            "415",
+            "closed",
+            "ConnectionResetError",
+            "BrokenPipeError",
+        ];
+        assert!(
+            good.iter().any(|word| line.starts_with(word)),
+            "{line}: {ran:?}"
+        );
     }
-    let wanted = ["refs/heads/agent/here", "refs/heads/agent/one", "refs/heads/main"];
+    let wanted = [
+        "refs/heads/agent/here",
+        "refs/heads/agent/one",
+        "refs/heads/main",
+    ];
     assert_eq!(app.refs().keys().collect::<Vec<_>>(), wanted);
     assert!(app.refs().values().all(|id| *id == main));
     let pushes: Vec<_> = world
         .requests()
         .into_iter()
-        .filter(|one| one.method == "POST" && one.target.ends_with("git-receive-pack") && one.body_bytes > 4)
+        .filter(|one| {
+            one.method == "POST" && one.target.ends_with("git-receive-pack") && one.body_bytes > 4
+        })
         .collect();
     // What follows an allowed list is the pack, whatever it looks like; git finds that it is none.
-    assert_eq!(pushes.len(), 2, "only the control arrived, and that: {pushes:?}");
+    assert_eq!(
+        pushes.len(),
+        2,
+        "only the control arrived, and that: {pushes:?}"
+    );
 }
 
 #[test]
@@ -130,10 +151,18 @@ for more in ('X-HTTP-Method-Override: POST', 'X-Original-URL: /acme/app.git/git-
     let (world, app) = with_rule("");
     let before = app.refs();
     let ran = world.python(&[], &script);
-    assert!(ran.well().lines().all(|line| ["400", "403"].contains(&&line[..3])), "{ran:?}");
+    assert!(
+        ran.well()
+            .lines()
+            .all(|line| ["400", "403"].contains(&&line[..3])),
+        "{ran:?}"
+    );
     assert_eq!(app.refs(), before);
     assert!(
-        world.requests().iter().all(|one| one.method == "GET" || one.target.ends_with("git-upload-pack")),
+        world
+            .requests()
+            .iter()
+            .all(|one| one.method == "GET" || one.target.ends_with("git-upload-pack")),
         "{:?}",
         world.requests()
     );
@@ -145,7 +174,8 @@ for more in ('X-HTTP-Method-Override: POST', 'X-Original-URL: /acme/app.git/git-
         world
             .requests()
             .iter()
-            .all(|one| one.target.starts_with("/acme/app.git/") || one.target.starts_with("/acme/app/")),
+            .all(|one| one.target.starts_with("/acme/app.git/")
+                || one.target.starts_with("/acme/app/")),
         "what arrives is in its one spelling: {:?}",
         world.requests()
     );
@@ -154,8 +184,14 @@ for more in ('X-HTTP-Method-Override: POST', 'X-Original-URL: /acme/app.git/git-
 /// The largest resident size of a process and its own children's, in KiB.
 fn peak(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("its peak");
-    line.split_ascii_whitespace().nth(1).and_then(|size| size.parse().ok()).expect("a size")
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmHWM:"))
+        .expect("its peak");
+    line.split_ascii_whitespace()
+        .nth(1)
+        .and_then(|size| size.parse().ok())
+        .expect("a size")
 }
 
 #[test]
@@ -209,7 +245,12 @@ read"#
     run.go_on();
     run.end();
     assert!(app.refs().contains_key("refs/heads/agent/big"));
-    let arrived = world.requests().iter().map(|one| one.body_bytes).max().expect("it came");
+    let arrived = world
+        .requests()
+        .iter()
+        .map(|one| one.body_bytes)
+        .max()
+        .expect("it came");
     assert!(arrived > size, "the control: {arrived}");
     assert!(held < 100 << 10, "{held} KiB were held of {arrived} bytes");
 }

@@ -49,7 +49,12 @@ except socket.gaierror as error: print(error.errno == socket.EAI_NONAME)";
     let ran = by_hand(&world, &["--allow-host", "a.example"], script);
     assert_eq!(ran.well(), "gaierror\ngaierror\nTrue\n");
     assert_eq!((world.queries(), world.connections().len()), (vec![], 0));
-    assert!(ran.denied().iter().any(|target| target.starts_with("b.example")), "{ran:?}");
+    assert!(
+        ran.denied()
+            .iter()
+            .any(|target| target.starts_with("b.example")),
+        "{ran:?}"
+    );
     assert_eq!(
         by_hand(&world, &["--allow-host", "b.example"], "tell('b.example')").well(),
         "b.example says hello\n"
@@ -65,10 +70,18 @@ fn other_programs_do_it_too() {
         "exec 3<>/dev/tcp/a.example/80; printf 'GET / HTTP/1.0\\r\\nHost: a.example\\r\\n\\r\\n' >&3; tail -n 1 <&3",
     ];
     for way in ways {
-        assert_eq!(world.run(&["--allow-host", "a.example"], way).well(), "a.example says hello\n", "{way}");
+        assert_eq!(
+            world.run(&["--allow-host", "a.example"], way).well(),
+            "a.example says hello\n",
+            "{way}"
+        );
         world.clear();
         world.run(&["--allow-host", "b.example"], way).badly();
-        assert_eq!((world.queries(), world.connections().len()), (vec![], 0), "{way}");
+        assert_eq!(
+            (world.queries(), world.connections().len()),
+            (vec![], 0),
+            "{way}"
+        );
     }
 }
 
@@ -81,7 +94,11 @@ fn hosts_of_either_kind_of_address_are_reached() {
         world.clear();
         let get = format!("curl -sS --noproxy '*' https://{name}/ && curl -sS https://{name}/");
         world.run(&["--allow-host", name], &get).well();
-        let to: Vec<_> = world.connections().iter().map(|one| one.to.ip().to_string()).collect();
+        let to: Vec<_> = world
+            .connections()
+            .iter()
+            .map(|one| one.to.ip().to_string())
+            .collect();
         assert_eq!(to, [address, address], "{name}");
     }
 }
@@ -89,7 +106,10 @@ fn hosts_of_either_kind_of_address_are_reached() {
 #[test]
 fn a_bare_address_is_a_host_like_any_other() {
     let world = World::new();
-    for (address, shown) in [(SERVER_V4, SERVER_V4.to_owned()), (SERVER_V6, format!("[{SERVER_V6}]"))] {
+    for (address, shown) in [
+        (SERVER_V4, SERVER_V4.to_owned()),
+        (SERVER_V6, format!("[{SERVER_V6}]")),
+    ] {
         let get = format!("curl -sS -g --noproxy '*' https://{shown}/");
         world.clear();
         world.run(&["--allow-host", "a.example"], &get).badly();
@@ -107,8 +127,18 @@ fn another_servers_name_does_not_pass_by_a_granted_ones() {
     let told: Vec<_> = ran.well().lines().map(str::to_owned).collect();
     assert_ne!(told[0], "b.example says hello");
     assert_eq!(told[1], "a.example says hello", "the control");
-    assert!(world.requests().iter().all(|request| request.host == "a.example"));
-    assert!(world.connections().iter().all(|one| one.sni.as_deref() != Some("b.example")));
+    assert!(
+        world
+            .requests()
+            .iter()
+            .all(|request| request.host == "a.example")
+    );
+    assert!(
+        world
+            .connections()
+            .iter()
+            .all(|one| one.sni.as_deref() != Some("b.example"))
+    );
 }
 
 #[test]
@@ -118,7 +148,16 @@ fn a_port_that_no_rule_names_is_closed() {
     let ran = by_hand(&world, &["--allow-host", "a.example"], script);
     assert!(!ran.well().contains("hello"), "{ran:?}");
     assert!(world.connections().is_empty());
-    let ran = by_hand(&world, &["--allow-host", "a.example:8443", "--allow-host", "a.example:8080"], script);
+    let ran = by_hand(
+        &world,
+        &[
+            "--allow-host",
+            "a.example:8443",
+            "--allow-host",
+            "a.example:8080",
+        ],
+        script,
+    );
     assert_eq!(ran.well(), "a.example says hello\na.example says hello\n");
 }
 

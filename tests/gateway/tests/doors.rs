@@ -22,11 +22,19 @@ struct Payer {
 
 impl Payer {
     fn new() -> Payer {
-        let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
+        let provider = Provider::start(Settings {
+            keys: vec![REAL_KEY.to_owned()],
+            ..Settings::default()
+        });
         let folder = doors_tests::Folder::new();
         let server = Server::with(&doors_tests::configuration(&provider, &folder), &[]);
         let key = server.key(&["runs", "sandboxes", "usage"]);
-        Payer { server, provider, key, folder }
+        Payer {
+            server,
+            provider,
+            key,
+            folder,
+        }
     }
 }
 
@@ -42,7 +50,10 @@ fn call(body: &Value) -> String {
 fn sandbox(server: &Server, key: &str, order: &Value) -> String {
     let made = server.ask(key, "POST", "/v1/sandboxes", &[], order);
     assert_eq!(made.status, 201, "{}", made.text());
-    made.json()["sandbox_id"].as_str().expect("an identifier").to_owned()
+    made.json()["sandbox_id"]
+        .as_str()
+        .expect("an identifier")
+        .to_owned()
 }
 
 fn exec(server: &Server, key: &str, sandbox: &str, command: &[&str]) -> Value {
@@ -60,7 +71,13 @@ fn both(server: &Server, key: &str, options: &Value, command: &[&str]) -> [Value
     assert_eq!(ran.status, 200, "{}", ran.text());
     let id = sandbox(server, key, options);
     let mut told = exec(server, key, &id, command);
-    let ended = server.ask(key, "DELETE", &format!("/v1/sandboxes/{id}"), &[], &Value::Null);
+    let ended = server.ask(
+        key,
+        "DELETE",
+        &format!("/v1/sandboxes/{id}"),
+        &[],
+        &Value::Null,
+    );
     assert_eq!(ended.status, 200, "{}", ended.text());
     for name in ["usage", "limits_hit", "denials"] {
         told[name] = ended.json()[name].clone();
@@ -72,9 +89,16 @@ fn both(server: &Server, key: &str, options: &Value, command: &[&str]) -> [Value
 #[test]
 fn what_models_cost_is_counted_and_the_budget_holds_in_runs_and_in_sandboxes() {
     let payer = Payer::new();
-    let (good, bad) = (Way::Chat.body("m", false, Some(20)), Way::Chat.body("other", false, Some(20)));
+    let (good, bad) = (
+        Way::Chat.body("m", false, Some(20)),
+        Way::Chat.body("other", false, Some(20)),
+    );
     let length = good.to_string().len() as u64;
-    payer.provider.set(Script { tokens: 20, input: Some(length), ..Script::default() });
+    payer.provider.set(Script {
+        tokens: 20,
+        input: Some(length),
+        ..Script::default()
+    });
     let limit = 2 * worst(length as usize, 20);
     let options = json!({ "llm": "openai", "allow_models": ["m*"], "budget_usd": dollars(limit) });
     let script = [&good, &bad, &good, &good].map(call).concat();
@@ -89,15 +113,35 @@ fn what_models_cost_is_counted_and_the_budget_holds_in_runs_and_in_sandboxes() {
             "cost_usd": limit as f64 / 1e9,
         });
         assert_eq!(result["usage"]["llm"], llm, "{result}");
-        let path = format!("/v1/usage?run={}", result["run_id"].as_str().expect("a name"));
-        let summed = payer.server.ask(&payer.key, "GET", &path, &[], &Value::Null);
+        let path = format!(
+            "/v1/usage?run={}",
+            result["run_id"].as_str().expect("a name")
+        );
+        let summed = payer
+            .server
+            .ask(&payer.key, "GET", &path, &[], &Value::Null);
         assert_eq!(summed.status, 200, "{}", summed.text());
         let row = &summed.json()["rows"][0];
-        assert_eq!((&row["calls"], &row["cost_nano_usd"]), (&json!(2), &json!(limit)), "{row}");
-        assert_eq!(payer.server.ask(&stranger, "GET", &path, &[], &Value::Null).status, 404, "not his");
+        assert_eq!(
+            (&row["calls"], &row["cost_nano_usd"]),
+            (&json!(2), &json!(limit)),
+            "{row}"
+        );
+        assert_eq!(
+            payer
+                .server
+                .ask(&stranger, "GET", &path, &[], &Value::Null)
+                .status,
+            404,
+            "not his"
+        );
     }
     let served = payer.provider.await_served(|served| served.open == 0);
-    assert_eq!((served.count, price(&served.tokens)), (4, 2 * limit), "by the provider's own account");
+    assert_eq!(
+        (served.count, price(&served.tokens)),
+        (4, 2 * limit),
+        "by the provider's own account"
+    );
 }
 
 #[test]
@@ -105,18 +149,31 @@ fn the_budget_of_a_sandbox_is_one_for_all_its_programs_and_is_told_while_it_live
     let payer = Payer::new();
     let good = Way::Chat.body("m", false, Some(20));
     let length = good.to_string().len() as u64;
-    payer.provider.set(Script { tokens: 20, input: Some(length), ..Script::default() });
+    payer.provider.set(Script {
+        tokens: 20,
+        input: Some(length),
+        ..Script::default()
+    });
     let one = worst(length as usize, 20);
     let id = sandbox(
         &payer.server,
         &payer.key,
         &json!({ "llm": "openai", "allow_models": ["m"], "budget_usd": dollars(2 * one) }),
     );
-    let ask = || exec(&payer.server, &payer.key, &id, &["sh", "-c", &call(&good)])["stdout"].clone();
+    let ask =
+        || exec(&payer.server, &payer.key, &id, &["sh", "-c", &call(&good)])["stdout"].clone();
     assert_eq!([ask(), ask(), ask()], ["200 ", "200 ", "402 "]);
     let path = format!("/v1/usage?run={id}");
-    let row = payer.server.ask(&payer.key, "GET", &path, &[], &Value::Null).json()["rows"][0].clone();
-    assert_eq!((&row["calls"], &row["cost_nano_usd"]), (&json!(2), &json!(2 * one)), "{row}");
+    let row = payer
+        .server
+        .ask(&payer.key, "GET", &path, &[], &Value::Null)
+        .json()["rows"][0]
+        .clone();
+    assert_eq!(
+        (&row["calls"], &row["cost_nano_usd"]),
+        (&json!(2), &json!(2 * one)),
+        "{row}"
+    );
 }
 
 #[test]
@@ -124,21 +181,38 @@ fn the_real_key_is_nowhere_inside_a_run_or_a_sandbox_and_in_no_answer() {
     let payer = Payer::new();
     let script = format!("{}\n{}", include_str!("../../inside/ask.py"), look());
     let options = json!({ "llm": "openai", "inference": true, "memory": "1G" });
-    for result in both(&payer.server, &payer.key, &options, &["python3", "-c", &script]) {
+    for result in both(
+        &payer.server,
+        &payer.key,
+        &options,
+        &["python3", "-c", &script],
+    ) {
         assert_eq!(result["stdout"], format!("200\n200\n{FOUND}"), "{result}");
         assert!(!result.to_string().contains(REAL_KEY));
     }
     let served = payer.provider.served();
-    assert!(served.count > 0 && served.calls.iter().all(|call| call.keys == [REAL_KEY]), "it was used");
+    assert!(
+        served.count > 0 && served.calls.iter().all(|call| call.keys == [REAL_KEY]),
+        "it was used"
+    );
     let holding = |folder| doors_tests::Folder(folder).holding(REAL_KEY);
-    assert_eq!(holding(payer.server.folder.0.clone()), Vec::<std::path::PathBuf>::new());
-    assert_eq!(payer.folder.holding(REAL_KEY), [payer.folder.at("key")], "the control: its own file");
+    assert_eq!(
+        holding(payer.server.folder.0.clone()),
+        Vec::<std::path::PathBuf>::new()
+    );
+    assert_eq!(
+        payer.folder.holding(REAL_KEY),
+        [payer.folder.at("key")],
+        "the control: its own file"
+    );
 }
 
 /// A server in a world of its own; it listens at a path, since no address leads out of the world.
 fn serve_in(world: &World) -> Server {
     let socket = format!("unix:{}", world.path("sock").display());
-    let mut command = world.command(&["serve", "--json", "--quiet", "--pool", "0", "--listen", &socket]);
+    let mut command = world.command(&[
+        "serve", "--json", "--quiet", "--pool", "0", "--listen", &socket,
+    ]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     Server::started(command, Folder::new(), None)
 }
@@ -152,15 +226,25 @@ fn only_hosts_that_were_asked_for_are_reached_from_runs_and_sandboxes() {
                   curl -sS --noproxy '*' --max-time 5 https://1.1.1.1/ >/dev/null 2>&1 || echo closed";
     let options = json!({ "allow_hosts": ["a.example"] });
     for result in both(&server, &key, &options, &["bash", "-c", script]) {
-        assert_eq!(result["stdout"], "a.example says hello\n403\nclosed\n", "{result}");
+        assert_eq!(
+            result["stdout"], "a.example says hello\n403\nclosed\n",
+            "{result}"
+        );
         let denied = &result["denials"][0];
         assert_eq!(
             (&denied["target"], &denied["allow_with"]),
             (&json!("b.example:443"), &json!("--allow-host b.example"))
         );
     }
-    let asked: Vec<_> = world.queries().into_iter().map(|query| query.name).collect();
-    assert!(asked.iter().all(|name| name == "a.example"), "nobody asked for the other one: {asked:?}");
+    let asked: Vec<_> = world
+        .queries()
+        .into_iter()
+        .map(|query| query.name)
+        .collect();
+    assert!(
+        asked.iter().all(|name| name == "a.example"),
+        "nobody asked for the other one: {asked:?}"
+    );
     assert_eq!(world.requests().len(), 2);
 }
 
@@ -175,7 +259,12 @@ fn a_profiles_rules_hold_for_sandboxes_and_its_credential_stays_outside() {
          credential = \"example\"\n\
          [credential.example]\nkey = { secret = \"example\" }\ninject = \"bearer\"\nhosts = [\"api.example\"]\n",
     );
-    world.requires("api.example", "/v1/", "authorization", &format!("Bearer {VALUE}"));
+    world.requires(
+        "api.example",
+        "/v1/",
+        "authorization",
+        &format!("Bearer {VALUE}"),
+    );
     let server = serve_in(&world);
     let key = server.key(&["sandboxes"]);
     let id = sandbox(&server, &key, &json!({ "profile": "ci" }));
@@ -194,7 +283,10 @@ fn a_profiles_rules_hold_for_sandboxes_and_its_credential_stays_outside() {
          look; env -u whole | grep -c $whole; echo $whole > /tmp/there; look"
     );
     let looked = exec(&server, &key, &id, &["bash", "-c", &script]);
-    assert_eq!(looked["stdout"], "0\n0\n1\n", "nowhere, and the control: {looked}");
+    assert_eq!(
+        looked["stdout"], "0\n0\n1\n",
+        "nowhere, and the control: {looked}"
+    );
 }
 
 #[test]
@@ -209,10 +301,25 @@ fn a_secret_that_an_admin_injects_is_in_his_sandbox_and_in_no_answer() {
     assert_eq!(told["stdout"], format!("{}\n", VALUE.len()), "{told}");
     let shown = server.get(&format!("/v1/sandboxes/{id}"));
     let note = json!("the secret `token` was injected as TOKEN");
-    assert!(shown.json()["notes"].as_array().is_some_and(|notes| notes.contains(&note)), "{}", shown.text());
+    assert!(
+        shown.json()["notes"]
+            .as_array()
+            .is_some_and(|notes| notes.contains(&note)),
+        "{}",
+        shown.text()
+    );
     assert!(!shown.text().contains(VALUE));
-    let refused = server.ask(&server.key(&["sandboxes"]), "POST", "/v1/sandboxes", &[], &order);
-    assert_eq!((refused.status, &refused.json()["code"]), (403, &json!("policy_denied")));
+    let refused = server.ask(
+        &server.key(&["sandboxes"]),
+        "POST",
+        "/v1/sandboxes",
+        &[],
+        &order,
+    );
+    assert_eq!(
+        (refused.status, &refused.json()["code"]),
+        (403, &json!("policy_denied"))
+    );
 }
 
 /// An image of busybox whose user is root and which says more of itself, as `docker save` writes it.
@@ -230,7 +337,10 @@ tar -cf image.tar manifest.json config.json layer.tar
 "#;
 
 fn load(server: &Server, folder: &Folder) -> Answer {
-    let saved = Command::new("sh").args(["-c", SAVE]).current_dir(&folder.0).status();
+    let saved = Command::new("sh")
+        .args(["-c", SAVE])
+        .current_dir(&folder.0)
+        .status();
     assert!(saved.is_ok_and(|saved| saved.success()), "an image");
     let archive = std::fs::read(folder.at("image.tar")).expect("it was saved");
     let head = format!(
@@ -239,7 +349,10 @@ fn load(server: &Server, folder: &Folder) -> Answer {
         server.admin,
         archive.len()
     );
-    server.client.open(&[head.as_bytes(), &archive].concat()).answer()
+    server
+        .client
+        .open(&[head.as_bytes(), &archive].concat())
+        .answer()
 }
 
 #[test]
@@ -250,8 +363,15 @@ fn an_image_of_the_store_is_what_runs_and_sandboxes_see_and_its_root_is_not_the_
     let key = server.key(&["runs", "sandboxes"]);
     let script = "cat /greeting; id -u; echo $COLOUR; cat /proc/self/uid_map; \
                   touch /greeting 2>/dev/null || echo kept; touch mine && echo written";
-    for result in both(&server, &key, &json!({ "image": "rooted:1" }), &["sh", "-c", script]) {
-        let said = result["stdout"].as_str().unwrap_or_else(|| panic!("{result}"));
+    for result in both(
+        &server,
+        &key,
+        &json!({ "image": "rooted:1" }),
+        &["sh", "-c", script],
+    ) {
+        let said = result["stdout"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{result}"));
         let lines: Vec<_> = said.lines().collect();
         assert_eq!(
             (lines[0], lines[2], &lines[4..]),
@@ -259,8 +379,23 @@ fn an_image_of_the_store_is_what_runs_and_sandboxes_see_and_its_root_is_not_the_
             "{result}"
         );
         let mapped: Vec<_> = lines[3].split_whitespace().collect();
-        assert_ne!((lines[1], mapped[1]), ("0", "0"), "it is not root of the host: {said}");
+        assert_ne!(
+            (lines[1], mapped[1]),
+            ("0", "0"),
+            "it is not root of the host: {said}"
+        );
     }
-    let missing = server.ask(&key, "POST", "/v1/sandboxes", &[], &json!({ "image": "absent:1" }));
-    assert_eq!(missing.json()["code"], "image_missing", "{}", missing.text());
+    let missing = server.ask(
+        &key,
+        "POST",
+        "/v1/sandboxes",
+        &[],
+        &json!({ "image": "absent:1" }),
+    );
+    assert_eq!(
+        missing.json()["code"],
+        "image_missing",
+        "{}",
+        missing.text()
+    );
 }

@@ -22,7 +22,10 @@ const SCOPES: [&str; 3] = ["sandboxes", "runs", "artifacts"];
 fn sandbox_of(server: &Server, key: &str) -> String {
     let made = server.ask(key, "POST", "/v1/sandboxes", &[], &json!({}));
     assert_eq!(made.status, 201, "{}", made.text());
-    format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name"))
+    format!(
+        "/v1/sandboxes/{}",
+        made.json()["sandbox_id"].as_str().expect("its name")
+    )
 }
 
 /// A program that goes on.
@@ -30,16 +33,26 @@ fn sleeper(server: &Server, key: &str, sandbox: &str) -> String {
     let order = json!({ "command": ["sleep", "600"], "background": true, "open_stdin": true });
     let exec = server.ask(key, "POST", &format!("{sandbox}/exec"), &[], &order);
     assert_eq!(exec.status, 201, "{}", exec.text());
-    format!("{sandbox}/exec/{}", exec.json()["exec_id"].as_str().expect("its name"))
+    format!(
+        "{sandbox}/exec/{}",
+        exec.json()["exec_id"].as_str().expect("its name")
+    )
 }
 
 fn terminal(server: &Server, key: &str, sandbox: &str) -> Socket {
     let bearer = format!("Bearer {key}");
-    Socket::open(&server.client, &format!("{sandbox}/pty"), &[("authorization", &bearer)]).expect("a socket")
+    Socket::open(
+        &server.client,
+        &format!("{sandbox}/pty"),
+        &[("authorization", &bearer)],
+    )
+    .expect("a socket")
 }
 
 fn open(server: &Server, key: &str, method: &str, path: &str, body: &Value) -> Stream {
-    server.client.open(&server.request(key, method, path, &[], body))
+    server
+        .client
+        .open(&server.request(key, method, path, &[], body))
 }
 
 /// The first of nine bytes; the others are still to come.
@@ -71,15 +84,34 @@ impl Open {
         let mut terminal = terminal(server, key, &sandbox);
         terminal.keys(b"echo a$((1+1))b\n");
         terminal.until("a2b");
-        let (prefer, order) = ([("prefer", "respond-async")], json!({ "command": ["sleep", "60"] }));
+        let (prefer, order) = (
+            [("prefer", "respond-async")],
+            json!({ "command": ["sleep", "60"] }),
+        );
         let run = server.ask(key, "POST", "/v1/runs", &prefer, &order).json();
-        let run = format!("/v1/runs/{}/events", run["run_id"].as_str().expect("its name"));
-        let paths = [format!("{exec}/events"), format!("{sandbox}/logs?follow=true"), run];
-        let mut told: Vec<_> =
-            paths.iter().map(|path| open(server, key, "GET", path, &json!(null))).collect();
-        told.iter_mut().for_each(|stream| assert_eq!(stream.head().expect("an answer").0, 200));
+        let run = format!(
+            "/v1/runs/{}/events",
+            run["run_id"].as_str().expect("its name")
+        );
+        let paths = [
+            format!("{exec}/events"),
+            format!("{sandbox}/logs?follow=true"),
+            run,
+        ];
+        let mut told: Vec<_> = paths
+            .iter()
+            .map(|path| open(server, key, "GET", path, &json!(null)))
+            .collect();
+        told.iter_mut()
+            .for_each(|stream| assert_eq!(stream.head().expect("an answer").0, 200));
         let awaited = vec![
-            open(server, key, "GET", &format!("{exec}/output?wait=60"), &json!(null)),
+            open(
+                server,
+                key,
+                "GET",
+                &format!("{exec}/output?wait=60"),
+                &json!(null),
+            ),
             open(server, key, "POST", "/v1/runs", &order),
         ];
         let sent = [
@@ -87,8 +119,18 @@ impl Open {
             ("PUT", format!("{sandbox}/files/half")),
             ("PUT", "/v1/artifacts/half".to_owned()),
         ];
-        let sent = sent.iter().map(|(method, path)| first_byte(server, key, method, path)).collect();
-        Open { sandbox, exec, terminal, told, awaited, sent }
+        let sent = sent
+            .iter()
+            .map(|(method, path)| first_byte(server, key, method, path))
+            .collect();
+        Open {
+            sandbox,
+            exec,
+            terminal,
+            told,
+            awaited,
+            sent,
+        }
     }
 
     /// All of it ends, and no half of anything is left.
@@ -105,11 +147,26 @@ impl Open {
         for stream in self.awaited.iter_mut().chain(&mut self.sent) {
             assert_eq!(stream.answer().status, 401);
         }
-        assert_eq!(server.get(&self.exec).json()["status"], "running", "the program itself goes on");
-        assert_eq!(server.get(&format!("{}/files/half", self.sandbox)).status, 404);
-        for path in [format!("{}/files/", self.sandbox), "/v1/artifacts".to_owned()] {
+        assert_eq!(
+            server.get(&self.exec).json()["status"],
+            "running",
+            "the program itself goes on"
+        );
+        assert_eq!(
+            server.get(&format!("{}/files/half", self.sandbox)).status,
+            404
+        );
+        for path in [
+            format!("{}/files/", self.sandbox),
+            "/v1/artifacts".to_owned(),
+        ] {
             let listed = server.get(&path);
-            assert_eq!((listed.status, listed.text().contains("half")), (200, false), "{}", listed.text());
+            assert_eq!(
+                (listed.status, listed.text().contains("half")),
+                (200, false),
+                "{}",
+                listed.text()
+            );
         }
     }
 
@@ -120,9 +177,18 @@ impl Open {
         for stream in &mut self.sent {
             stream.send(b"12345678");
         }
-        let statuses: Vec<_> = self.sent.iter_mut().map(|stream| stream.answer().status).collect();
+        let statuses: Vec<_> = self
+            .sent
+            .iter_mut()
+            .map(|stream| stream.answer().status)
+            .collect();
         assert_eq!(statuses, [200, 201, 201]);
-        assert_eq!(server.ask(key, "DELETE", &self.exec, &[], &json!(null)).status, 200);
+        assert_eq!(
+            server
+                .ask(key, "DELETE", &self.exec, &[], &json!(null))
+                .status,
+            200
+        );
         let told = String::from_utf8_lossy(&chunks(&mut self.told[0])).into_owned();
         assert!(told.contains("event: exited"), "{told}");
         assert_eq!(self.awaited[0].answer().status, 200);
@@ -139,11 +205,21 @@ fn ends_with_its_key(server: &Server, make: impl FnOnce() -> String, end: impl F
     let control = Open::by(server, &others);
     let key = make();
     let open = Open::by(server, &key);
-    assert_eq!(server.ask(&key, "GET", "/v1/runs", &[], &json!(null)).status, 200, "it is still good");
+    assert_eq!(
+        server
+            .ask(&key, "GET", "/v1/runs", &[], &json!(null))
+            .status,
+        200,
+        "it is still good"
+    );
     end(&key[4..20]);
     let begun = Instant::now();
     open.ends(server);
-    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "it took {:?}",
+        begun.elapsed()
+    );
     control.goes_on(server, &others);
 }
 
@@ -169,7 +245,14 @@ fn a_key_that_another_process_revokes_takes_its_open_streams_with_it() {
             let state = server.folder.at("state");
             let mut command = Command::new(cli::airlock());
             command.args(["key", "revoke", id, "--state"]).arg(state);
-            assert!(command.env("HOME", &server.folder.0).output().expect("airlock runs").status.success());
+            assert!(
+                command
+                    .env("HOME", &server.folder.0)
+                    .output()
+                    .expect("airlock runs")
+                    .status
+                    .success()
+            );
         },
     );
 }
@@ -179,7 +262,10 @@ fn a_key_that_expires_takes_its_open_streams_with_it() {
     let server = Server::new();
     let short = || {
         let order = json!({ "name": "short", "scopes": SCOPES, "expires_in": "6s" });
-        server.post("/v1/keys", &order).json()["token"].as_str().expect("a token").to_owned()
+        server.post("/v1/keys", &order).json()["token"]
+            .as_str()
+            .expect("a token")
+            .to_owned()
     };
     ends_with_its_key(&server, short, |_| {});
 }
@@ -188,10 +274,16 @@ fn a_key_that_expires_takes_its_open_streams_with_it() {
 fn whoever_takes_nothing_of_what_he_is_sent_gives_his_connection_back() {
     let server = Server::with("[serve]\nconnections = 6\nwrite_time = \"2s\"", &[]);
     let asked = server.request("", "GET", "/openapi.json", &[], &json!(null));
-    assert_eq!(server.client.open(&asked).answer().status, 200, "the positive control");
+    assert_eq!(
+        server.client.open(&asked).answer().status,
+        200,
+        "the positive control"
+    );
     let healthy = || server.ask("", "GET", "/healthz", &[], &json!(null)).status == 200;
     server.until("room", healthy);
-    let hogs: Vec<_> = (0..6).map(|_| server.client.open(&asked.repeat(400))).collect();
+    let hogs: Vec<_> = (0..6)
+        .map(|_| server.client.open(&asked.repeat(400)))
+        .collect();
     server.until("a full server", || !healthy());
     server.until("room again", healthy);
     drop(hogs);
@@ -207,7 +299,11 @@ fn a_terminal_keeps_its_place_among_the_connections() {
     // The connection before may not have been given back yet. Two are all that a key has of four.
     while terminals.len() < 2 {
         let path = format!("{sandbox}/pty");
-        terminals.extend(Socket::open(&server.client, &path, &[("authorization", &bearer)]));
+        terminals.extend(Socket::open(
+            &server.client,
+            &path,
+            &[("authorization", &bearer)],
+        ));
     }
     let asked = server.request("", "GET", "/healthz", &[], &json!(null));
     while kept.len() < 2 {
@@ -224,8 +320,13 @@ fn a_sandbox_has_sixteen_terminals_at_a_time() {
     let server = Server::new();
     let (key, sandbox) = sandbox(&server);
     let _first = terminal(&server, &key, &sandbox);
-    let listed = server.ask(&key, "GET", &format!("{sandbox}/exec"), &[], &json!(null)).json();
-    let path = format!("{sandbox}/pty?exec={}", listed["execs"][0]["exec_id"].as_str().expect("its name"));
+    let listed = server
+        .ask(&key, "GET", &format!("{sandbox}/exec"), &[], &json!(null))
+        .json();
+    let path = format!(
+        "{sandbox}/pty?exec={}",
+        listed["execs"][0]["exec_id"].as_str().expect("its name")
+    );
     let bearer = format!("Bearer {key}");
     let look = || Socket::open(&server.client, &path, &[("authorization", &bearer)]);
     let mut open: Vec<_> = (1..16).map(|_| look().expect("a socket")).collect();
@@ -241,12 +342,15 @@ fn a_terminal_that_is_closed_while_its_program_does_not_read_is_seen_at_once() {
     let (key, sandbox) = sandbox(&server);
     let bearer = format!("Bearer {key}");
     let path = format!("{sandbox}/pty?command=sleep&command=600&kill=true");
-    let mut socket = Socket::open(&server.client, &path, &[("authorization", &bearer)]).expect("a socket");
+    let mut socket =
+        Socket::open(&server.client, &path, &[("authorization", &bearer)]).expect("a socket");
     for _ in 0..40 {
         socket.keys(&b"x\n".repeat(8192));
     }
     let running = || {
-        let listed = server.ask(&key, "GET", &format!("{sandbox}/exec"), &[], &json!(null)).json();
+        let listed = server
+            .ask(&key, "GET", &format!("{sandbox}/exec"), &[], &json!(null))
+            .json();
         listed["execs"][0]["status"] == "running"
     };
     assert!(running());
@@ -271,10 +375,16 @@ fn a_piece_of_output_is_as_large_as_was_asked() {
     let order = json!({ "command": ["head", "-c", "3000000", "/dev/zero"] });
     let ended = server.ask(&key, "POST", &format!("{sandbox}/exec"), &[], &order);
     assert_eq!(ended.status, 200, "{}", ended.text());
-    let exec = ended.json()["exec_id"].as_str().expect("its name").to_owned();
+    let exec = ended.json()["exec_id"]
+        .as_str()
+        .expect("its name")
+        .to_owned();
     let path = format!("{sandbox}/exec/{exec}/output?limit=");
     let length = |limit: u32| server.get(&format!("{path}{limit}")).body.len();
-    assert_eq!((length(2_000_000), length(4_000_000)), (2_000_000, 3_000_000));
+    assert_eq!(
+        (length(2_000_000), length(4_000_000)),
+        (2_000_000, 3_000_000)
+    );
 }
 
 #[test]
@@ -292,13 +402,20 @@ fn a_run_that_only_the_database_knows_says_what_of_its_output_is_missing() {
     let large = events("large");
     let (gap, end) = (large.find("event: gap"), large.find("event: finished"));
     assert!(gap.is_some() && gap < end, "{large}");
-    assert!(large.contains(r#"data: {"from":65536,"stream":"stdout","to":null}"#), "{large}");
+    assert!(
+        large.contains(r#"data: {"from":65536,"stream":"stdout","to":null}"#),
+        "{large}"
+    );
 }
 
 #[test]
 fn a_database_that_another_process_keeps_stops_nobody_who_does_not_write() {
     let server = Server::new();
-    let run = || server.post("/v1/runs", &json!({ "command": ["true"] })).status;
+    let run = || {
+        server
+            .post("/v1/runs", &json!({ "command": ["true"] }))
+            .status
+    };
     assert_eq!(run(), 200, "the positive control");
     let keep = "import sqlite3, sys\nd = sqlite3.connect(sys.argv[1], isolation_level=None)\n\
                 d.execute('BEGIN IMMEDIATE')\nprint('kept', flush=True)\nsys.stdin.read()";
@@ -310,18 +427,29 @@ fn a_database_that_another_process_keeps_stops_nobody_who_does_not_write() {
         .spawn()
         .expect("python3 runs");
     let mut said = [0; 5];
-    std::io::Read::read_exact(keeper.stdout.as_mut().expect("ours"), &mut said).expect("it keeps it");
+    std::io::Read::read_exact(keeper.stdout.as_mut().expect("ours"), &mut said)
+        .expect("it keeps it");
     let order = json!({ "command": ["true"] });
-    let mut refused: Vec<_> =
-        (0..8).map(|_| open(&server, &server.admin, "POST", "/v1/runs", &order)).collect();
-    refused.extend((0..4).map(|_| open(&server, &server.admin, "POST", "/v1/sandboxes", &json!({}))));
+    let mut refused: Vec<_> = (0..8)
+        .map(|_| open(&server, &server.admin, "POST", "/v1/runs", &order))
+        .collect();
+    refused
+        .extend((0..4).map(|_| open(&server, &server.admin, "POST", "/v1/sandboxes", &json!({}))));
     let begun = Instant::now();
     for path in ["/healthz", "/v1/runs", "/v1/sandboxes"] {
         assert_eq!(server.get(path).status, 200);
     }
-    assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(1),
+        "it took {:?}",
+        begun.elapsed()
+    );
     assert!(refused.iter_mut().all(|asked| asked.answer().status == 503));
-    assert!(begun.elapsed() < Duration::from_secs(8), "it took {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(8),
+        "it took {:?}",
+        begun.elapsed()
+    );
     drop(keeper.stdin.take());
     keeper.wait().expect("it ends");
     assert_eq!(run(), 200);

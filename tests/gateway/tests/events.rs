@@ -16,10 +16,16 @@ type Events = Vec<(String, String, Value)>;
 /// What is whole of a stream of events; comments are left away.
 fn parse(text: &str) -> Events {
     let field = |block: &str, name: &str| {
-        block.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned()
+        block
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap_or_default()
+            .to_owned()
     };
     let whole = text.rfind("\n\n").map_or("", |end| &text[..end]);
-    let blocks = whole.split("\n\n").filter(|block| block.contains("event: "));
+    let blocks = whole
+        .split("\n\n")
+        .filter(|block| block.contains("event: "));
     blocks
         .map(|block| {
             let data = serde_json::from_str(&field(block, "data: ")).expect("data is JSON");
@@ -32,7 +38,10 @@ fn parse(text: &str) -> Events {
 fn read(server: &Server, run: &str, last: Option<&str>, most: usize) -> Events {
     let headers: Vec<_> = last.map(|id| ("last-event-id", id)).into_iter().collect();
     let path = format!("/v1/runs/{run}/events");
-    let mut stream = server.client.open(&server.request(&server.admin, "GET", &path, &headers, &Value::Null));
+    let mut stream =
+        server
+            .client
+            .open(&server.request(&server.admin, "GET", &path, &headers, &Value::Null));
     let (status, headers) = stream.head().expect("an answer");
     assert_eq!(status, 200);
     assert!(headers.contains(&("content-type".into(), "text/event-stream".into())));
@@ -40,7 +49,12 @@ fn read(server: &Server, run: &str, last: Option<&str>, most: usize) -> Events {
     while let Some(piece) = stream.chunk() {
         text += &String::from_utf8(piece).expect("text");
         if text.len() >= most {
-            text.truncate((0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
+            text.truncate(
+                (0..=most)
+                    .rev()
+                    .find(|at| text.is_char_boundary(*at))
+                    .unwrap_or(0),
+            );
             break;
         }
     }
@@ -52,7 +66,11 @@ fn output(events: &Events, name: &str) -> Vec<u8> {
     let mut all = Vec::new();
     for (_, kind, data) in events {
         if kind == "output" && data["stream"] == name {
-            assert_eq!(data["offset"], all.len(), "nothing is lost and nothing comes twice");
+            assert_eq!(
+                data["offset"],
+                all.len(),
+                "nothing is lost and nothing comes twice"
+            );
             all.extend(data["text"].as_str().expect("text").as_bytes());
         }
     }
@@ -61,7 +79,13 @@ fn output(events: &Events, name: &str) -> Vec<u8> {
 
 fn begin(server: &Server, script: &str, id: &str) {
     let order = json!({ "command": ["sh", "-c", script], "run_id": id });
-    let answer = server.ask(&server.admin, "POST", "/v1/runs", &[("prefer", "respond-async")], &order);
+    let answer = server.ask(
+        &server.admin,
+        "POST",
+        "/v1/runs",
+        &[("prefer", "respond-async")],
+        &order,
+    );
     assert_eq!(answer.status, 202, "{}", answer.text());
 }
 
@@ -71,7 +95,11 @@ fn a_reader_sees_the_start_the_output_and_the_end() {
     begin(&server, "echo out; echo err >&2; exit 4", "r");
     let events = read(&server, "r", None, usize::MAX);
     let kinds: Vec<_> = events.iter().map(|(_, kind, _)| kind.as_str()).collect();
-    assert_eq!((kinds[0], *kinds.last().unwrap()), ("started", "finished"), "{kinds:?}");
+    assert_eq!(
+        (kinds[0], *kinds.last().unwrap()),
+        ("started", "finished"),
+        "{kinds:?}"
+    );
     assert!(events[0].2["barriers"].as_array().unwrap().len() > 5);
     assert_eq!(
         (output(&events, "stdout"), output(&events, "stderr")),
@@ -98,8 +126,14 @@ fn a_reader_who_is_cut_off_anywhere_reads_on_with_nothing_lost_or_doubled() {
         }
     }
     let wanted = |line: fn(usize) -> String| (0..60).map(line).collect::<String>().into_bytes();
-    assert_eq!(output(&all, "stdout"), wanted(|number| format!("line {number} ä\n")));
-    assert_eq!(output(&all, "stderr"), wanted(|number| format!("other {number}\n")));
+    assert_eq!(
+        output(&all, "stdout"),
+        wanted(|number| format!("line {number} ä\n"))
+    );
+    assert_eq!(
+        output(&all, "stderr"),
+        wanted(|number| format!("other {number}\n"))
+    );
     let count = |kind: &str| all.iter().filter(|(_, known, _)| known == kind).count();
     assert_eq!((count("started"), count("finished")), (1, 1));
 }
@@ -114,9 +148,21 @@ fn a_run_that_only_the_database_knows_is_told_the_same_way() {
     assert_eq!(output(&kept, "stdout"), output(&live, "stdout"));
     assert_eq!(kept.last().unwrap().2, live.last().unwrap().2);
     let rest = read(&server, "r", Some("1.0.2.0"), usize::MAX);
-    let piece = rest.iter().find(|(_, _, data)| data["stream"] == "stdout").expect("the rest");
-    assert_eq!((&piece.2["offset"], &piece.2["text"]), (&json!(2), &json!("t\n")));
-    let odd = server.ask(&server.admin, "GET", "/v1/runs/r/events", &[("last-event-id", "x")], &Value::Null);
+    let piece = rest
+        .iter()
+        .find(|(_, _, data)| data["stream"] == "stdout")
+        .expect("the rest");
+    assert_eq!(
+        (&piece.2["offset"], &piece.2["text"]),
+        (&json!(2), &json!("t\n"))
+    );
+    let odd = server.ask(
+        &server.admin,
+        "GET",
+        "/v1/runs/r/events",
+        &[("last-event-id", "x")],
+        &Value::Null,
+    );
     assert_eq!(odd.status, 400);
 }
 
@@ -129,16 +175,31 @@ fn what_was_denied_and_what_is_no_text_is_told() {
         "r",
     );
     let events = read(&server, "r", None, usize::MAX);
-    let bytes = events.iter().find(|(_, _, data)| data["base64"].is_string()).expect("bytes");
+    let bytes = events
+        .iter()
+        .find(|(_, _, data)| data["base64"].is_string())
+        .expect("bytes");
     assert_eq!(bytes.2["base64"], "//4=");
-    let denied: Vec<_> =
-        events.iter().filter(|(_, kind, _)| kind == "denied").map(|(_, _, data)| data).collect();
-    assert_eq!(denied.len(), server.get("/v1/runs/r").json()["denials"].as_array().unwrap().len());
+    let denied: Vec<_> = events
+        .iter()
+        .filter(|(_, kind, _)| kind == "denied")
+        .map(|(_, _, data)| data)
+        .collect();
+    assert_eq!(
+        denied.len(),
+        server.get("/v1/runs/r").json()["denials"]
+            .as_array()
+            .unwrap()
+            .len()
+    );
 }
 
 /// Reads whatever comes, until nothing does for a while.
 fn look(server: &Server, path: &str) {
-    let mut stream = server.client.open(&server.request(&server.admin, "GET", path, &[], &Value::Null));
+    let mut stream =
+        server
+            .client
+            .open(&server.request(&server.admin, "GET", path, &[], &Value::Null));
     let seen = Arc::new(AtomicUsize::new(0));
     let count = seen.clone();
     // It ends with the run.
@@ -162,13 +223,23 @@ fn whoever_merely_looks_takes_nothing_from_the_reader_that_the_program_waits_for
     let script = format!("head -c {total} /dev/zero | tr '\\0' x");
     let order = json!({ "command": ["sh", "-c", script], "run_id": "r" });
     let accept = [("accept", "text/event-stream")];
-    let mut first = server.client.open(&server.request(&server.admin, "POST", "/v1/runs", &accept, &order));
+    let mut first =
+        server
+            .client
+            .open(&server.request(&server.admin, "POST", "/v1/runs", &accept, &order));
     // Now he reads nothing for a while, and somebody else does.
     server.until("the run", || server.get("/v1/runs/r").status == 200);
     look(&server, "/v1/runs/r/events");
-    assert_eq!(server.get("/v1/runs/r").json()["status"], "running", "the program waits for the first");
+    assert_eq!(
+        server.get("/v1/runs/r").json()["status"],
+        "running",
+        "the program waits for the first"
+    );
     let text = first.answer().text();
     assert!(!text.contains("event: gap"), "nothing is lost");
     let end = format!("id: 1.0.{total}.0\nevent: finished");
-    assert!(text.contains(&end), "the positive control: it goes on when he reads");
+    assert!(
+        text.contains(&end),
+        "the positive control: it goes on when he reads"
+    );
 }

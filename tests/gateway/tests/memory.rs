@@ -10,20 +10,33 @@ const MIB: u64 = 1 << 20;
 fn server() -> Server {
     let folder = Folder::new();
     let mut command = serve(&folder, "", &[]);
-    command.env("MALLOC_MMAP_THRESHOLD_", "1048576").env("MALLOC_ARENA_MAX", "1");
+    command
+        .env("MALLOC_MMAP_THRESHOLD_", "1048576")
+        .env("MALLOC_ARENA_MAX", "1");
     Server::started(command, folder, None)
 }
 
 fn resident(server: &Server) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid)).expect("the server lives");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
-    line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).expect("a number") * 1024
+    let status =
+        fs::read_to_string(format!("/proc/{}/status", server.pid)).expect("the server lives");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .expect("its memory");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|number| number.parse::<u64>().ok())
+        .expect("a number")
+        * 1024
 }
 
 fn sandbox(server: &Server, order: &Value) -> String {
     let made = server.post("/v1/sandboxes", order);
     assert_eq!(made.status, 201, "{}", made.text());
-    format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name"))
+    format!(
+        "/v1/sandboxes/{}",
+        made.json()["sandbox_id"].as_str().expect("its name")
+    )
 }
 
 #[test]
@@ -43,12 +56,25 @@ fn inputs_of_a_sandbox_lie_in_its_workspace_and_not_in_the_servers_memory() {
             &[("range", "bytes=4194302-")],
             &Value::Null,
         );
-        assert_eq!((end.status, end.text().as_str()), (206, "xx"), "it was put there");
+        assert_eq!(
+            (end.status, end.text().as_str()),
+            (206, "xx"),
+            "it was put there"
+        );
     }
     let grown = resident(&server).saturating_sub(before);
-    assert!(grown < COUNT * 4 * MIB / 2, "{} MiB for {COUNT} sandboxes", grown / MIB);
+    assert!(
+        grown < COUNT * 4 * MIB / 2,
+        "{} MiB for {COUNT} sandboxes",
+        grown / MIB
+    );
     let forked = server.post(&format!("{}/fork", made[0]), &json!({}));
-    assert_eq!(forked.status, 201, "one is made like it all the same: {}", forked.text());
+    assert_eq!(
+        forked.status,
+        201,
+        "one is made like it all the same: {}",
+        forked.text()
+    );
 }
 
 #[test]
@@ -57,21 +83,38 @@ fn output_that_nobody_takes_stays_where_it_is() {
     let server = server();
     let sandbox = sandbox(&server, &json!({ "output": "32M" }));
     let order = json!({ "command": ["head", "-c", "16777216", "/dev/zero"] });
-    assert_eq!(server.post(&format!("{sandbox}/exec"), &order).json()["status"], "succeeded");
+    assert_eq!(
+        server.post(&format!("{sandbox}/exec"), &order).json()["status"],
+        "succeeded"
+    );
     let path = format!("{sandbox}/logs?limit=16777216");
     let whole = server.get(&path);
-    assert_eq!((whole.body.len() as u64, whole.header("airlock-complete")), (16 * MIB, Some("true")));
+    assert_eq!(
+        (whole.body.len() as u64, whole.header("airlock-complete")),
+        (16 * MIB, Some("true"))
+    );
     let before = resident(&server);
     let ask = server.request(&server.admin, "GET", &path, &[], &Value::Null);
     let mut unread: Vec<_> = (0..COUNT).map(|_| server.client.open(&ask)).collect();
-    assert!(unread.iter_mut().all(|one| one.head().is_some_and(|(status, _)| status == 200)));
+    assert!(
+        unread
+            .iter_mut()
+            .all(|one| one.head().is_some_and(|(status, _)| status == 200))
+    );
     let grown = resident(&server).saturating_sub(before);
-    assert!(grown < COUNT * 4 * MIB, "{} MiB for {COUNT} who read nothing", grown / MIB);
+    assert!(
+        grown < COUNT * 4 * MIB,
+        "{} MiB for {COUNT} who read nothing",
+        grown / MIB
+    );
 }
 
 /// Runs a script in it.
 fn run(server: &Server, sandbox: &str, script: &str) {
-    let ran = server.post(&format!("{sandbox}/exec"), &json!({ "command": ["sh", "-c", script] }));
+    let ran = server.post(
+        &format!("{sandbox}/exec"),
+        &json!({ "command": ["sh", "-c", script] }),
+    );
     assert_eq!(ran.json()["status"], "succeeded", "{}", ran.text());
 }
 
@@ -81,7 +124,8 @@ fn a_listing_of_hostile_links_comes_in_pieces() {
     let (server, most) = (server(), 5 * MIB as usize);
     let sandbox = sandbox(&server, &json!({}));
     // Each is 24 KiB of JSON.
-    let script = "t=$(printf '\\001%.0s' $(seq 4000)); for i in $(seq 400); do ln -s \"$t\" $i; done";
+    let script =
+        "t=$(printf '\\001%.0s' $(seq 4000)); for i in $(seq 400); do ln -s \"$t\" $i; done";
     run(&server, &sandbox, script);
     let all = server.get(&format!("{sandbox}/files?recursive=true"));
     assert_eq!((all.status, &all.json()["truncated"]), (200, &json!(true)));
@@ -91,7 +135,11 @@ fn a_listing_of_hostile_links_comes_in_pieces() {
         let page = server.get(&format!("{sandbox}/files?after={after}"));
         assert!(page.body.len() < most, "{}", page.body.len());
         let files = page.json()["files"].as_array().expect("files").clone();
-        names.extend(files.iter().map(|file| file["name"].as_str().expect("a name").to_owned()));
+        names.extend(
+            files
+                .iter()
+                .map(|file| file["name"].as_str().expect("a name").to_owned()),
+        );
         after = names.last().expect("some").clone();
         if page.json()["truncated"] == false {
             break;
@@ -109,13 +157,21 @@ fn a_path_that_is_too_long_hides_itself_and_nothing_else() {
     let sandbox = sandbox(&server, &json!({}));
     let listed = || server.get(&format!("{sandbox}/files?recursive=true"));
     run(&server, &sandbox, "mkdir a z; touch a/before z/behind");
-    assert_eq!((listed().status, &listed().json()["truncated"]), (200, &json!(false)));
+    assert_eq!(
+        (listed().status, &listed().json()["truncated"]),
+        (200, &json!(false))
+    );
     // Two that can be named, and one below the other cannot.
     let deep = "n=$(printf 'd%.0s' $(seq 250)); p=$n; for i in $(seq 9); do p=$p/$n; done; \
                 mkdir -p $p m/$p && mv m $p/";
     run(&server, &sandbox, deep);
     let all = listed();
-    assert_eq!((all.status, &all.json()["truncated"]), (200, &json!(true)), "{:.300}", all.text());
+    assert_eq!(
+        (all.status, &all.json()["truncated"]),
+        (200, &json!(true)),
+        "{:.300}",
+        all.text()
+    );
     for name in ["\"a/before\"", "\"z/behind\""] {
         assert!(all.text().contains(name), "{name}");
     }

@@ -4,25 +4,49 @@ use gateway_tests::{Answer, Server};
 use serde_json::{Value, json};
 
 fn is_problem(answer: &Answer, what: &str) {
-    assert!((400..600).contains(&answer.status), "{what}: {} {}", answer.status, answer.text());
-    assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{what}: {}", answer.text());
+    assert!(
+        (400..600).contains(&answer.status),
+        "{what}: {} {}",
+        answer.status,
+        answer.text()
+    );
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/problem+json"),
+        "{what}: {}",
+        answer.text()
+    );
     let told = answer.json();
-    assert!(told["code"].is_string() && told["title"].is_string(), "{what}: {told}");
+    assert!(
+        told["code"].is_string() && told["title"].is_string(),
+        "{what}: {told}"
+    );
     assert_eq!(told["status"], answer.status, "{what}");
 }
 
 /// Every path of the description, with its methods.
 fn described(server: &Server) -> Vec<(String, Vec<String>)> {
-    let document = server.ask("", "GET", "/openapi.json", &[], &Value::Null).json();
+    let document = server
+        .ask("", "GET", "/openapi.json", &[], &Value::Null)
+        .json();
     let paths = document["paths"].as_object().expect("paths").iter();
-    let methods =
-        |told: &Value| told.as_object().expect("methods").keys().map(|name| name.to_uppercase()).collect();
-    paths.map(|(path, told)| (path.clone(), methods(told))).collect()
+    let methods = |told: &Value| {
+        told.as_object()
+            .expect("methods")
+            .keys()
+            .map(|name| name.to_uppercase())
+            .collect()
+    };
+    paths
+        .map(|(path, told)| (path.clone(), methods(told)))
+        .collect()
 }
 
 /// The path with this in the place of every name.
 fn filled(path: &str, with: &str) -> String {
-    let parts = path.split('/').map(|part| if part.starts_with('{') { with } else { part });
+    let parts = path
+        .split('/')
+        .map(|part| if part.starts_with('{') { with } else { part });
     parts.collect::<Vec<_>>().join("/")
 }
 
@@ -47,16 +71,35 @@ fn every_route_answers_a_bad_path_query_and_method_with_a_problem() {
         }
         let has_query = |method: &&String| **method == "GET" && path.starts_with("/v1/");
         for method in methods.iter().filter(has_query) {
-            let bad = format!("{}?limit=x&no_such=1&version=x&wait=x", filled(path, "none"));
+            let bad = format!(
+                "{}?limit=x&no_such=1&version=x&wait=x",
+                filled(path, "none")
+            );
             // A route without questions does not look at them.
             let answer = server.ask(&server.admin, method, &bad, &[], &Value::Null);
             if answer.status >= 400 {
                 is_problem(&answer, &format!("{method} {bad}"));
             }
         }
-        is_problem(&server.ask(&server.admin, "PATCH", &filled(path, "none"), &[], &json!({})), path);
+        is_problem(
+            &server.ask(
+                &server.admin,
+                "PATCH",
+                &filled(path, "none"),
+                &[],
+                &json!({}),
+            ),
+            path,
+        );
     }
-    for path in ["/", "/v1", "/v1/nothing", "/v1/runs/", "/%ff", "/v1/runs/a/b/c"] {
+    for path in [
+        "/",
+        "/v1",
+        "/v1/nothing",
+        "/v1/runs/",
+        "/%ff",
+        "/v1/runs/a/b/c",
+    ] {
         is_problem(&server.get(path), path);
     }
 }
@@ -64,12 +107,23 @@ fn every_route_answers_a_bad_path_query_and_method_with_a_problem() {
 #[test]
 fn questions_that_a_route_does_not_know_are_problems() {
     let server = Server::new();
-    for path in ["/v1/runs?limit=x", "/v1/runs?no_such=1", "/v1/artifacts?limit=-1", "/v1/usage?by=colour"] {
+    for path in [
+        "/v1/runs?limit=x",
+        "/v1/runs?no_such=1",
+        "/v1/artifacts?limit=-1",
+        "/v1/usage?by=colour",
+    ] {
         let answer = server.get(path);
         assert_eq!(answer.status, 400, "{path}");
         is_problem(&answer, path);
     }
-    let image = server.ask(&server.admin, "POST", "/v1/images?no_such=1", &[], &Value::Null);
+    let image = server.ask(
+        &server.admin,
+        "POST",
+        "/v1/images?no_such=1",
+        &[],
+        &Value::Null,
+    );
     assert_eq!(image.status, 400);
     is_problem(&image, "images");
 }
@@ -79,7 +133,13 @@ fn a_body_that_is_too_large_for_any_route_is_a_problem_of_its_own() {
     let server = Server::with("[serve]\nbody = \"4M\"\n", &[]);
     let large = |size: usize| json!({ "no_such": "x".repeat(size) });
     // For what is not there no body is read.
-    let none = server.ask(&server.admin, "POST", "/v1/workspaces/none/commit", &[], &large(5 << 20));
+    let none = server.ask(
+        &server.admin,
+        "POST",
+        "/v1/workspaces/none/commit",
+        &[],
+        &large(5 << 20),
+    );
     assert_eq!(none.status, 404, "{}", none.text());
     for path in ["/v1/runs", "/v1/sandboxes", "/v1/keys"] {
         let over = server.ask(&server.admin, "POST", path, &[], &large(5 << 20));
@@ -91,6 +151,12 @@ fn a_body_that_is_too_large_for_any_route_is_a_problem_of_its_own() {
         is_problem(&under, path);
     }
     let kinds = [("content-type", "text/plain")];
-    let answer = server.ask(&server.admin, "POST", "/v1/runs", &kinds, &json!({ "command": ["true"] }));
+    let answer = server.ask(
+        &server.admin,
+        "POST",
+        "/v1/runs",
+        &kinds,
+        &json!({ "command": ["true"] }),
+    );
     assert_eq!(answer.status, 200, "a body is JSON whatever it is called");
 }

@@ -13,22 +13,42 @@ use std::{
 #[test]
 fn it_listens_with_a_key_and_runs_what_is_asked() {
     let mut server = Server::new();
-    assert_eq!(server.ask("", "GET", "/healthz", &[], &json!(null)).text(), "ok\n");
-    assert_eq!(server.ask("", "GET", "/readyz", &[], &json!(null)).text(), "ready\n");
-    let answer = server.post("/v1/runs", &json!({ "command": ["sh", "-c", "echo hello; exit 3"] }));
+    assert_eq!(
+        server.ask("", "GET", "/healthz", &[], &json!(null)).text(),
+        "ok\n"
+    );
+    assert_eq!(
+        server.ask("", "GET", "/readyz", &[], &json!(null)).text(),
+        "ready\n"
+    );
+    let answer = server.post(
+        "/v1/runs",
+        &json!({ "command": ["sh", "-c", "echo hello; exit 3"] }),
+    );
     let result = answer.json();
-    assert_eq!((answer.status, &result["status"], &result["exit_code"]), (200, &json!("failed"), &json!(3)));
+    assert_eq!(
+        (answer.status, &result["status"], &result["exit_code"]),
+        (200, &json!("failed"), &json!(3))
+    );
     assert_eq!(result["stdout"], "hello\n");
     let (status, said) = server.end(Signal::TERM);
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
-    assert!(!fs::read_dir(server.folder.at("state/runs")).unwrap().any(|_| true), "no record is left");
+    assert!(
+        !fs::read_dir(server.folder.at("state/runs"))
+            .unwrap()
+            .any(|_| true),
+        "no record is left"
+    );
 }
 
 #[test]
 fn a_second_server_is_refused_and_told_who_has_the_folder() {
     let server = Server::new();
     let said = refusal(&mut serve(&server.folder, "", &[]));
-    assert!(said.contains(&format!("process {} at http://127.0.0.1:", server.pid)), "{said}");
+    assert!(
+        said.contains(&format!("process {} at http://127.0.0.1:", server.pid)),
+        "{said}"
+    );
 }
 
 #[test]
@@ -38,9 +58,16 @@ fn other_machines_are_not_served_without_encryption() {
     assert!(said.contains("can be reached by other machines"), "{said}");
     let folder = gateway_tests::Folder::new();
     let open = Server::on(folder, "", &["--listen", "0.0.0.0:0", "--plain-http"], None);
-    let gateway_tests::Client::Tcp(address) = &open.client else { panic!("a port") };
+    let gateway_tests::Client::Tcp(address) = &open.client else {
+        panic!("a port")
+    };
     let here = gateway_tests::Client::Tcp(([127, 0, 0, 1], address.port()).into());
-    assert_eq!(here.open(&here.request("GET", "/healthz", &[], &json!(null))).answer().status, 200);
+    assert_eq!(
+        here.open(&here.request("GET", "/healthz", &[], &json!(null)))
+            .answer()
+            .status,
+        200
+    );
 }
 
 #[test]
@@ -51,11 +78,23 @@ fn the_admins_key_is_printed_once_and_kept_only_as_a_hash() {
     let secret = admin.rsplit('_').next().unwrap().to_owned();
     for entry in fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();
-        let bytes = if path.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
-        assert!(!bytes.windows(64).any(|part| part == secret.as_bytes()), "{}", path.display());
+        let bytes = if path.is_file() {
+            fs::read(&path).unwrap()
+        } else {
+            Vec::new()
+        };
+        assert!(
+            !bytes.windows(64).any(|part| part == secret.as_bytes()),
+            "{}",
+            path.display()
+        );
     }
     let server = server.restart(Signal::TERM, "");
-    assert_eq!(server.get("/v1/keys").status, 200, "the same key is good, and no other was made");
+    assert_eq!(
+        server.get("/v1/keys").status,
+        200,
+        "the same key is good, and no other was made"
+    );
 }
 
 #[test]
@@ -63,15 +102,27 @@ fn the_admins_key_can_live_in_a_file_that_nobody_else_reads() {
     let server = Server::with("", &["--admin-key-file", "admin"]);
     let file = server.folder.at("admin");
     let key = fs::read_to_string(&file).unwrap().trim().to_owned();
-    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     assert_eq!(server.admin, "", "it is not printed");
-    assert_eq!(server.ask(&key, "GET", "/v1/keys", &[], &json!(null)).status, 200);
+    assert_eq!(
+        server
+            .ask(&key, "GET", "/v1/keys", &[], &json!(null))
+            .status,
+        200
+    );
 
     let other = gateway_tests::Folder::new();
     fs::copy(&file, other.at("admin")).unwrap();
     fs::set_permissions(other.at("admin"), fs::Permissions::from_mode(0o600)).unwrap();
     let again = Server::on(other, "", &["--admin-key-file", "admin"], Some(key));
-    assert_eq!(again.get("/v1/keys").status, 200, "another server takes the same file");
+    assert_eq!(
+        again.get("/v1/keys").status,
+        200,
+        "another server takes the same file"
+    );
 }
 
 #[test]
@@ -91,7 +142,10 @@ fn a_key_file_that_others_read_or_that_is_a_link_is_refused() {
 fn a_unix_socket_is_served_and_removed() {
     let mut server = Server::with("", &["--listen", "unix:sock"]);
     let socket = server.folder.at("sock");
-    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
     // The path is relative to where it was started.
     server.client = gateway_tests::Client::Unix(socket.clone());
     assert_eq!(server.get("/v1/keys").status, 200);
@@ -103,7 +157,8 @@ fn a_unix_socket_is_served_and_removed() {
 fn a_unix_socket_is_its_owners_alone() {
     let server = Server::with("", &["--listen", "unix:sock"]);
     let socket = server.folder.at("sock");
-    let Some(Who::Ordinary(user, group)) = ordinary("others do not reach a socket of the server's") else {
+    let Some(Who::Ordinary(user, group)) = ordinary("others do not reach a socket of the server's")
+    else {
         return;
     };
     let ask = |others: bool| {
@@ -123,7 +178,14 @@ fn a_unix_socket_is_its_owners_alone() {
         }
         String::from_utf8(command.output().expect("curl runs").stdout).expect("text")
     };
-    assert_eq!((ask(false), ask(true)), ("200".to_owned(), "000".to_owned()));
+    assert_eq!(
+        (ask(false), ask(true)),
+        ("200".to_owned(), "000".to_owned())
+    );
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
-    assert_eq!(ask(true), "200", "the control: it is the mode that keeps him out");
+    assert_eq!(
+        ask(true),
+        "200",
+        "the control: it is the mode that keeps him out"
+    );
 }

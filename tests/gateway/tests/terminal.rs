@@ -35,19 +35,34 @@ impl Sitting {
         let (server, folder) = (Server::new(), Folder::new());
         let made = server.post("/v1/sandboxes", &json!({})).json();
         let sandbox = made["sandbox_id"].as_str().expect("a name").to_owned();
-        let Client::Tcp(address) = &server.client else { panic!("a port") };
+        let Client::Tcp(address) = &server.client else {
+            panic!("a port")
+        };
         let airlock = cli::airlock().to_str().expect("its path is text");
         let words = [airlock, "sandbox", "exec", "--tty", &sandbox, "--"];
         let login = Login::start(words.iter().chain(command).copied(), |command| {
-            command.current_dir(&folder.0).env("PATH", "/usr/bin:/bin").env("HOME", &folder.0);
-            command.env("AIRLOCK_URL", format!("http://{address}")).env("AIRLOCK_KEY", &server.admin);
+            command
+                .current_dir(&folder.0)
+                .env("PATH", "/usr/bin:/bin")
+                .env("HOME", &folder.0);
+            command
+                .env("AIRLOCK_URL", format!("http://{address}"))
+                .env("AIRLOCK_KEY", &server.admin);
         });
-        Sitting { server, sandbox, _folder: folder, login }
+        Sitting {
+            server,
+            sandbox,
+            _folder: folder,
+            login,
+        }
     }
 
     /// The programs of the sandbox, as its server sees them.
     fn programs(&self) -> Vec<Value> {
-        let listed = self.server.get(&format!("/v1/sandboxes/{}/exec", self.sandbox)).json();
+        let listed = self
+            .server
+            .get(&format!("/v1/sandboxes/{}/exec", self.sandbox))
+            .json();
         listed["execs"].as_array().expect("a list").clone()
     }
 }
@@ -92,6 +107,15 @@ fn a_sandbox_that_ends_ends_its_terminals() {
     let mut sitting = Sitting::start(&["sh", "-c", "echo ready; sleep 600"]);
     sitting.expect("ready");
     assert_eq!(sitting.programs()[0]["status"], "running");
-    assert_eq!(sitting.server.delete(&format!("/v1/sandboxes/{}", sitting.sandbox)).status, 200);
-    assert!(sitting.end().is_some_and(|status| status != 0), "it did not go well");
+    assert_eq!(
+        sitting
+            .server
+            .delete(&format!("/v1/sandboxes/{}", sitting.sandbox))
+            .status,
+        200
+    );
+    assert!(
+        sitting.end().is_some_and(|status| status != 0),
+        "it did not go well"
+    );
 }

@@ -39,10 +39,15 @@ fn key(text: &str) -> String {
     }
     for file in ["mod", "pack", "script", "workshop"] {
         hash.update(
-            fs::read(repository().join(format!("crates/image/src/build/{file}.rs"))).expect("a source"),
+            fs::read(repository().join(format!("crates/image/src/build/{file}.rs")))
+                .expect("a source"),
         );
     }
-    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// The archive of an image, built now or kept from before.
@@ -57,12 +62,26 @@ fn built(name: &str, text: &str, arguments: &[&str], world: &World) -> PathBuf {
     // Left by a test that was killed.
     let _ = fs::remove_file(&draft);
     let mut command = Command::new(airlock());
-    command.args(["image", "build"]).args(arguments).arg("--output").arg(&draft);
-    let output = command.current_dir(world.here("")).env("AIRLOCK_STATE", world.state()).output();
+    command
+        .args(["image", "build"])
+        .args(arguments)
+        .arg("--output")
+        .arg(&draft);
+    let output = command
+        .current_dir(world.here(""))
+        .env("AIRLOCK_STATE", world.state())
+        .output();
     let output = output.expect("airlock starts");
     let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}: {}\n{told}", String::from_utf8_lossy(&output.stdout));
-    assert!(told.contains("airlock: note: RUN apt-get update"), "progress is shown: {told}");
+    assert!(
+        output.status.success(),
+        "{name}: {}\n{told}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    assert!(
+        told.contains("airlock: note: RUN apt-get update"),
+        "progress is shown: {told}"
+    );
     fs::rename(&draft, &archive).expect("it is kept");
     archive
 }
@@ -70,11 +89,20 @@ fn built(name: &str, text: &str, arguments: &[&str], world: &World) -> PathBuf {
 /// Builds the image of a profile, and checks what was built as it says and as its profile.
 fn builds_and_keeps_its_contract(profile: ImageProfile) {
     let world = World::new();
-    let archive = built(profile.name(), of_profile(profile), &[profile.name()], &world);
+    let archive = built(
+        profile.name(),
+        of_profile(profile),
+        &[profile.name()],
+        &world,
+    );
     load(&world, &archive);
     let checked = check(&world, &format!("localhost/{}", profile.name()), &[]);
     // An ordinary user cannot look at what only root of the image may read.
-    let unseen = if rustix::process::geteuid().is_root() { vec![] } else { vec!["no credentials inside"] };
+    let unseen = if rustix::process::geteuid().is_root() {
+        vec![]
+    } else {
+        vec!["no credentials inside"]
+    };
     let told = (checked.status, checked.with("fail"), checked.with("warn"));
     assert_eq!(told, (Some(0), vec![], unseen), "{checked:#?}");
     assert_eq!(checked.all["profiles"], serde_json::json!([profile.name()]));
@@ -88,12 +116,30 @@ fn builds_and_keeps_its_contract(profile: ImageProfile) {
 fn has_an_agent_that_answers(world: &World, profile: &str) {
     let image = format!("localhost/{profile}");
     let task = r#"TASK_PAYLOAD={"task_id":"t","prompt":"p"}"#;
-    let settings = ["--contract", "task", "--env", task, "--env", "AIRLOCK_AGENT_MODEL=m"];
-    let answer =
-        world.run(&[&["run", "--json", "--image", &image], &settings[..], &["--", "airlock-agent"]].concat());
+    let settings = [
+        "--contract",
+        "task",
+        "--env",
+        task,
+        "--env",
+        "AIRLOCK_AGENT_MODEL=m",
+    ];
+    let answer = world.run(
+        &[
+            &["run", "--json", "--image", &image],
+            &settings[..],
+            &["--", "airlock-agent"],
+        ]
+        .concat(),
+    );
     let result = answer.json();
-    let seen = (answer.status, &result["output"]["status"], &result["output"]["error"]);
-    let error = "config_error: no model can be reached: set OPENAI_BASE_URL or ANTHROPIC_BASE_URL".into();
+    let seen = (
+        answer.status,
+        &result["output"]["status"],
+        &result["output"]["error"],
+    );
+    let error =
+        "config_error: no model can be reached: set OPENAI_BASE_URL or ANTHROPIC_BASE_URL".into();
     assert_eq!(seen, (Some(1), &"failed".into(), &error), "{result:#}");
 }
 
@@ -110,10 +156,14 @@ fn agent_is_built_and_keeps_its_contract() {
 #[test]
 fn the_other_profiles_are_built_and_keep_their_contracts() {
     let rest = ImageProfile::ALL.into_iter();
-    let rest = rest.filter(|profile| !matches!(profile, ImageProfile::BaseTools | ImageProfile::Agent));
+    let rest =
+        rest.filter(|profile| !matches!(profile, ImageProfile::BaseTools | ImageProfile::Agent));
     match is_full() {
         true => rest.for_each(builds_and_keeps_its_contract),
-        false => println!("NOT BUILT: {:?}; AIRLOCK_FULL=1 builds them", rest.collect::<Vec<_>>()),
+        false => println!(
+            "NOT BUILT: {:?}; AIRLOCK_FULL=1 builds them",
+            rest.collect::<Vec<_>>()
+        ),
     }
 }
 
@@ -123,22 +173,41 @@ fn a_recipe_of_ones_own_starts_from_ours() {
     world
         .write("extended/Containerfile", EXTENSION)
         .write("extended/tool.sh", "#!/bin/sh\necho '{\"a\":7}' | jq .a\n");
-    let chmod = Command::new("chmod").arg("755").arg(world.here("extended/tool.sh")).status();
+    let chmod = Command::new("chmod")
+        .arg("755")
+        .arg(world.here("extended/tool.sh"))
+        .status();
     assert!(chmod.expect("chmod starts").success());
     let text = format!("{EXTENSION}{}", of_profile(ImageProfile::BaseTools));
     let archive = built("extended", &text, &["./extended"], &world);
     let root = load(&world, &archive);
     assert_eq!(check(&world, "localhost/extended", &[]).status, Some(0));
     let answer = world.run(&["run", "--image", "localhost/extended", "--", "tool.sh"]);
-    assert_eq!((answer.status, answer.stdout.as_str()), (Some(0), "7\n"), "{answer:?}");
+    assert_eq!(
+        (answer.status, answer.stdout.as_str()),
+        (Some(0), "7\n"),
+        "{answer:?}"
+    );
     // The recipe was root of its tree, and nobody on this machine.
     let inside = |file: &str| fs::read_to_string(root.join(file)).expect("the recipe made it");
     assert_eq!(inside("uid").trim(), "0");
-    let first: u32 = inside("uid_map").split_whitespace().nth(1).expect("a map").parse().expect("a number");
+    let first: u32 = inside("uid_map")
+        .split_whitespace()
+        .nth(1)
+        .expect("a map")
+        .parse()
+        .expect("a number");
     assert_ne!(first, 0, "root of the tree is not root of this machine");
     let sources = inside("etc/apt/sources.list.d/debian.sources");
-    assert!(sources.contains("http://deb.debian.org/debian\n"), "{sources}");
-    assert_eq!(inside("etc/resolv.conf"), "", "nothing of this machine stays");
+    assert!(
+        sources.contains("http://deb.debian.org/debian\n"),
+        "{sources}"
+    );
+    assert_eq!(
+        inside("etc/resolv.conf"),
+        "",
+        "nothing of this machine stays"
+    );
 }
 
 #[test]
@@ -149,7 +218,12 @@ fn an_index_of_two_platforms_is_built_and_each_runs_on_its_own() {
     }
     let world = World::new();
     let both = ["base-tools", "--platform", "linux/amd64,linux/arm64"];
-    let archive = built("base-tools-both", of_profile(ImageProfile::BaseTools), &both, &world);
+    let archive = built(
+        "base-tools-both",
+        of_profile(ImageProfile::BaseTools),
+        &both,
+        &world,
+    );
     let root = load(&world, &archive);
     let machine = |root: &Path| {
         let program = fs::read(root.join("usr/bin/uname")).expect("it is there");
@@ -163,7 +237,14 @@ fn an_index_of_two_platforms_is_built_and_each_runs_on_its_own() {
     let foreign = foreign_tree(&world, &archive);
     assert_eq!(machine(&foreign), theirs);
     let said = emulated(&foreign);
-    assert_eq!(said, if theirs == 183 { "aarch64\n" } else { "x86_64\n" });
+    assert_eq!(
+        said,
+        if theirs == 183 {
+            "aarch64\n"
+        } else {
+            "x86_64\n"
+        }
+    );
 }
 
 /// Unpacks the layer of the platform that is not ours: the one for which the index says so.
@@ -176,7 +257,11 @@ fn foreign_tree(world: &World, archive: &Path) -> PathBuf {
         tar --no-same-owner -xf \"$(blob \"$(jq -r '.layers[0].digest' \"$manifest\")\")\" -C ../foreign";
     let ours = Platform::here().expect("a known platform").architecture();
     let mut shell = Command::new("bash");
-    shell.args(["-euc", script]).arg(archive).arg(ours).current_dir(world.here(""));
+    shell
+        .args(["-euc", script])
+        .arg(archive)
+        .arg(ours)
+        .current_dir(world.here(""));
     assert!(shell.status().expect("bash starts").success());
     world.here("foreign")
 }
@@ -202,7 +287,11 @@ fn emulated(root: &Path) -> String {
         script,
     ]);
     let output = unshare.arg(root).output().expect("unshare starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).expect("a name of a machine")
 }
 
@@ -210,9 +299,20 @@ fn emulated(root: &Path) -> String {
 fn what_is_no_recipe_is_refused_before_anything_is_built() {
     let world = World::new();
     let from = "FROM debian:bookworm-slim\n";
-    world.write("unknown/Containerfile", &format!("{from}HEALTHCHECK NONE\n"));
-    world.write("outside/Containerfile", &format!("{from}COPY ../secret /secret\n")).write("secret", "x");
-    world.write("linked/Containerfile", &format!("{from}COPY link /secret\n"));
+    world.write(
+        "unknown/Containerfile",
+        &format!("{from}HEALTHCHECK NONE\n"),
+    );
+    world
+        .write(
+            "outside/Containerfile",
+            &format!("{from}COPY ../secret /secret\n"),
+        )
+        .write("secret", "x");
+    world.write(
+        "linked/Containerfile",
+        &format!("{from}COPY link /secret\n"),
+    );
     std::os::unix::fs::symlink("../secret", world.here("linked/link")).expect("a link");
     world.write("missing/Containerfile", &format!("{from}COPY nowhere /x\n"));
     world.write("empty/other", "");
@@ -224,15 +324,40 @@ fn what_is_no_recipe_is_refused_before_anything_is_built() {
         (&["./outside"], "not a plain path below"),
         (&["./linked"], "cannot copy `link`"),
         (&["./missing"], "cannot copy `nowhere`"),
-        (&["base-tools", "--platform", "linux/riscv64"], "linux/amd64 and linux/arm64"),
-        (&["base-tools", "--platform", "linux/arm64"], "add --output FILE"),
-        (&["agent", "--platform", "linux/amd64,linux/arm64", "--output", "x.tar"], "--init-arm64"),
-        (&["base-tools", "--name", "Not A Name"], "not the name of an image"),
-        (&["base-tools", "--output", "secret"], "cannot make `secret`"),
+        (
+            &["base-tools", "--platform", "linux/riscv64"],
+            "linux/amd64 and linux/arm64",
+        ),
+        (
+            &["base-tools", "--platform", "linux/arm64"],
+            "add --output FILE",
+        ),
+        (
+            &[
+                "agent",
+                "--platform",
+                "linux/amd64,linux/arm64",
+                "--output",
+                "x.tar",
+            ],
+            "--init-arm64",
+        ),
+        (
+            &["base-tools", "--name", "Not A Name"],
+            "not the name of an image",
+        ),
+        (
+            &["base-tools", "--output", "secret"],
+            "cannot make `secret`",
+        ),
     ];
     for (arguments, words) in cases {
         let answer = world.run(&[&["image", "build"], arguments].concat());
-        assert_eq!((answer.status, answer.stdout.as_str()), (Some(125), ""), "{arguments:?}");
+        assert_eq!(
+            (answer.status, answer.stdout.as_str()),
+            (Some(125), ""),
+            "{arguments:?}"
+        );
         assert!(
             answer.stderr.contains(words) && answer.stderr.contains("hint:"),
             "{arguments:?}: {}",

@@ -25,7 +25,15 @@ tell(os.environ['OPENAI_API_KEY'].startswith('session-'))
 tell(os.environ.get('TOKEN'))";
 
 fn used(token: Option<&str>) -> Vec<Value> {
-    vec![json!(true), json!(200), json!(200), json!(200), json!(404), json!(true), json!(token)]
+    vec![
+        json!(true),
+        json!(200),
+        json!(200),
+        json!(200),
+        json!(404),
+        json!(true),
+        json!(token),
+    ]
 }
 
 /// Three engines for all tests here; they end with this process.
@@ -36,9 +44,14 @@ fn engines() -> &'static Daemons {
 
 #[test]
 fn an_ordinary_user_has_the_same_doors_and_the_key_is_nowhere() {
-    let Some(who) = ordinary("doors need no root") else { return };
+    let Some(who) = ordinary("doors need no root") else {
+        return;
+    };
     let desk = Desk::of(who, "");
-    assert_eq!(desk.inside(&["--llm=openai", "--inference"], USE), used(None));
+    assert_eq!(
+        desk.inside(&["--llm=openai", "--inference"], USE),
+        used(None)
+    );
     let result = desk.result(&["--llm=openai", "--inference", "--memory", "1G"], &look());
     assert_eq!(result["stdout"], format!("200\n200\n{FOUND}"), "{result:#}");
     assert!(!result.to_string().contains(REAL_KEY));
@@ -52,28 +65,52 @@ fn the_same_in(kind: Kind, who: Who) {
     let (desk, host) = (Desk::of(who, ""), engines().host(kind));
     let engine = (kind.backend(), host.as_str());
     desk.keep("token", INJECTED);
-    let options = ["--llm=openai", "--inference", "--profile", "agent", "--secret", "token=TOKEN"];
-    let output = desk.contained(engine, &options, USE).output().expect("airlock starts");
+    let options = [
+        "--llm=openai",
+        "--inference",
+        "--profile",
+        "agent",
+        "--secret",
+        "token=TOKEN",
+    ];
+    let output = desk
+        .contained(engine, &options, USE)
+        .output()
+        .expect("airlock starts");
     assert_eq!(lines(&output), used(Some(INJECTED)), "{kind:?}");
     let script = format!("{}\ninput()", look());
-    let mut run = Live::start(desk.contained(engine, &[&options[..], &["--stdin"]].concat(), &script));
+    let mut run =
+        Live::start(desk.contained(engine, &[&options[..], &["--stdin"]].concat(), &script));
     let told: Vec<_> = (0..4).map(|_| run.told()).collect();
-    assert_eq!(told, [json!(200), json!(200), json!(["file", "memory"]), json!([])], "{kind:?}");
+    assert_eq!(
+        told,
+        [json!(200), json!(200), json!(["file", "memory"]), json!([])],
+        "{kind:?}"
+    );
     // While it runs, the engine knows all but the key.
     let containers = engines().labelled(kind, "io.airlock.run");
     assert!(!containers.is_empty(), "the control: there is a container");
     for id in containers {
-        let (status, told) = engines().call(kind, "GET", &format!("/containers/{id}/json"), &Value::Null);
+        let (status, told) =
+            engines().call(kind, "GET", &format!("/containers/{id}/json"), &Value::Null);
         // Another test's may be gone by now.
         let told = told.to_string();
         assert!(status == 200 || status == 404, "{kind:?}: {told}");
-        assert!(!told.contains(REAL_KEY) && !told.contains(INJECTED), "{kind:?}: {told}");
+        assert!(
+            !told.contains(REAL_KEY) && !told.contains(INJECTED),
+            "{kind:?}: {told}"
+        );
     }
     run.go_on();
     assert!(!run.end().contains(REAL_KEY));
     let calls = desk.provider.served().calls;
-    assert!(calls.len() >= 5 && calls.iter().all(|call| call.keys == [REAL_KEY]), "{calls:#?}");
-    let left = std::fs::read_dir(desk.state().join("doors")).expect("its folder").count();
+    assert!(
+        calls.len() >= 5 && calls.iter().all(|call| call.keys == [REAL_KEY]),
+        "{calls:#?}"
+    );
+    let left = std::fs::read_dir(desk.state().join("doors"))
+        .expect("its folder")
+        .count();
     assert_eq!(left, 0, "{kind:?}: no socket is left");
 }
 
@@ -89,6 +126,8 @@ fn containers_of_podman_have_the_same_doors() {
 
 #[test]
 fn containers_of_an_ordinary_users_podman_have_the_same_doors() {
-    let Some(who) = ordinary("doors work in containers without root") else { return };
+    let Some(who) = ordinary("doors work in containers without root") else {
+        return;
+    };
     the_same_in(Kind::Rootless, who);
 }

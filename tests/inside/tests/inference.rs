@@ -17,7 +17,14 @@ place = unquote(place)
 #[test]
 fn the_words_of_the_manual_work() {
     let desk = Desk::new();
-    let mut command = desk.command(&["run", "--inference", "--", "curl", "-s", "localhost:11434/api/tags"]);
+    let mut command = desk.command(&[
+        "run",
+        "--inference",
+        "--",
+        "curl",
+        "-s",
+        "localhost:11434/api/tags",
+    ]);
     let output = command.output().expect("airlock starts");
     let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(told["models"][0]["name"], "mock:latest", "{told}");
@@ -36,9 +43,14 @@ tell(json.loads(ask('GET', '/health', socket_path=place)[1])['run_id'] == os.env
     );
     let here = "http://127.0.0.1:11434";
     let told = desk.inside(&["--inference"], &script);
-    assert_eq!(told, [json!(200), json!(200), json!([here, here]), json!(true)]);
+    assert_eq!(
+        told,
+        [json!(200), json!(200), json!([here, here]), json!(true)]
+    );
     assert_eq!(desk.provider.served().of(Operation::OllamaChat).count(), 2);
-    let left = std::fs::read_dir(desk.state().join("doors")).expect("its folder").count();
+    let left = std::fs::read_dir(desk.state().join("doors"))
+        .expect("its folder")
+        .count();
     assert_eq!(left, 0, "the socket is gone with the run");
 }
 
@@ -57,12 +69,23 @@ for method, path in routes:
 tell(ask('POST', '/api/generate', {{'model': 'm', 'prompt': 'x', 'stream': False}}, port=11434)[0])"
     );
     let mut told = desk.inside(&["--inference"], &script);
-    assert_eq!(told.pop(), Some(json!(200)), "the control: a route of inference passes");
+    assert_eq!(
+        told.pop(),
+        Some(json!(200)),
+        "the control: a route of inference passes"
+    );
     let refused = |status: &Value| [400, 404, 405].iter().any(|one| status == one);
     assert!(told.len() == 26 && told.iter().all(refused), "{told:?}");
-    assert_eq!(told[..14], vec![json!(404); 14], "what changes models is not there at all");
+    assert_eq!(
+        told[..14],
+        vec![json!(404); 14],
+        "what changes models is not there at all"
+    );
     let calls = desk.provider.served().calls;
-    assert_eq!(calls.iter().map(|call| call.operation).collect::<Vec<_>>(), [Operation::OllamaGenerate]);
+    assert_eq!(
+        calls.iter().map(|call| call.operation).collect::<Vec<_>>(),
+        [Operation::OllamaGenerate]
+    );
 }
 
 #[test]
@@ -73,9 +96,21 @@ for model in ('small-1', 'big', 'other'):
     tell(ask('POST', '/api/chat', chat(model, stream=False), port=11434)[0])";
     assert_eq!(desk.inside(&["--inference"], script), [200, 200, 403]);
     // A run can only have less.
-    assert_eq!(desk.inside(&["--inference", "--allow-model", "small-*"], script), [200, 403, 403]);
-    assert_eq!(desk.inside(&["--inference", "--allow-model", "*"], script), [200, 200, 403]);
-    let models: Vec<_> = desk.provider.served().calls.into_iter().map(|call| call.model).collect();
+    assert_eq!(
+        desk.inside(&["--inference", "--allow-model", "small-*"], script),
+        [200, 403, 403]
+    );
+    assert_eq!(
+        desk.inside(&["--inference", "--allow-model", "*"], script),
+        [200, 200, 403]
+    );
+    let models: Vec<_> = desk
+        .provider
+        .served()
+        .calls
+        .into_iter()
+        .map(|call| call.model)
+        .collect();
     assert_eq!(models, ["small-1", "big", "small-1", "small-1", "big"]);
 }
 
@@ -83,19 +118,32 @@ for model in ('small-1', 'big', 'other'):
 fn a_server_that_is_down_is_told_as_502_with_words() {
     let desk = Desk::new();
     // Nobody listens where somebody listened a moment ago.
-    let gone = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its address");
-    desk.give("config.toml", &format!("[inference]\nbase = \"http://{gone}\"\n"));
+    let gone = TcpListener::bind("127.0.0.1:0")
+        .expect("a port")
+        .local_addr()
+        .expect("its address");
+    desk.give(
+        "config.toml",
+        &format!("[inference]\nbase = \"http://{gone}\"\n"),
+    );
     let script = "
 status, body = ask('POST', '/api/chat', chat(stream=False), port=11434)
 tell([status, body])
 tell(ask('GET', '/health', port=11434)[0])";
     let told = desk.inside(&["--inference"], script);
-    assert_eq!((&told[0][0], &told[1]), (&json!(502), &json!(200)), "{told:?}");
+    assert_eq!(
+        (&told[0][0], &told[1]),
+        (&json!(502), &json!(200)),
+        "{told:?}"
+    );
     let body = told[0][1].as_str().expect("text");
     let words: Value = serde_json::from_str(body).expect("an error as Ollama tells one");
     let words = words["error"].as_str().expect("words");
     assert!(words.contains("cannot be reached"), "{words}");
-    assert!(!body.contains(&gone.port().to_string()), "where it is, is nobody's business inside: {body}");
+    assert!(
+        !body.contains(&gone.port().to_string()),
+        "where it is, is nobody's business inside: {body}"
+    );
 }
 
 #[test]
@@ -125,6 +173,14 @@ tell(json.loads(body.splitlines()[-1]))
 tell(time.monotonic() - began < 30)
 tell(ask('POST', '/api/chat', chat('m', stream=False), port=11434)[0])";
     let told = desk.inside(&["--inference"], script);
-    assert_eq!((&told[0], &told[2], &told[3]), (&json!(504), &json!(true), &json!(200)), "{told:?}");
-    assert!(told[1]["error"].is_string() && told[1]["done"] != true, "half an answer says so: {}", told[1]);
+    assert_eq!(
+        (&told[0], &told[2], &told[3]),
+        (&json!(504), &json!(true), &json!(200)),
+        "{told:?}"
+    );
+    assert!(
+        told[1]["error"].is_string() && told[1]["done"] != true,
+        "half an answer says so: {}",
+        told[1]
+    );
 }

@@ -16,11 +16,19 @@ struct Desk {
 
 impl Desk {
     fn new() -> Desk {
-        let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
+        let provider = Provider::start(Settings {
+            keys: vec![REAL_KEY.to_owned()],
+            ..Settings::default()
+        });
         let folder = doors_tests::Folder::new();
         let server = Server::with(&doors_tests::configuration(&provider, &folder), &[]);
         let key = server.key(&["runs", "artifacts"]);
-        Desk { server, provider, key, _folder: folder }
+        Desk {
+            server,
+            provider,
+            key,
+            _folder: folder,
+        }
     }
 
     /// The next answer of the model: a text, or the call of a tool.
@@ -28,36 +36,80 @@ impl Desk {
         let mut message = json!({ "role": "assistant", "content": text });
         if let Some((name, input)) = call {
             let function = json!({ "name": name, "arguments": input.to_string() });
-            message["tool_calls"] = json!([{ "id": "call-0", "type": "function", "function": function }]);
+            message["tool_calls"] =
+                json!([{ "id": "call-0", "type": "function", "function": function }]);
         }
         let usage = json!({ "prompt_tokens": 10, "completion_tokens": 2 });
         let body = json!({ "choices": [{ "message": message }], "usage": usage }).to_string();
         let headers = vec![("content-type".to_owned(), "application/json".to_owned())];
-        let verbatim = Verbatim { status: 200, headers, body, split: None, tokens: (10, 2) };
-        self.provider.next(Script { verbatim: Some(verbatim), ..Script::default() });
+        let verbatim = Verbatim {
+            status: 200,
+            headers,
+            body,
+            split: None,
+            tokens: (10, 2),
+        };
+        self.provider.next(Script {
+            verbatim: Some(verbatim),
+            ..Script::default()
+        });
     }
 
     /// Submits a job, and follows it to its end; its events by name, and the job.
     fn job(&self, agent: &Value) -> (Vec<String>, Value) {
-        let made = self.server.ask(&self.key, "POST", "/v1/jobs", &[], &json!({ "agent": agent }));
+        let made = self.server.ask(
+            &self.key,
+            "POST",
+            "/v1/jobs",
+            &[],
+            &json!({ "agent": agent }),
+        );
         assert_eq!(made.status, 202, "{}", made.text());
-        let path = format!("/v1/jobs/{}", made.json()["job_id"].as_str().expect("a name"));
-        let told = self.server.ask(&self.key, "GET", &format!("{path}/events"), &[], &Value::Null).text();
-        let kinds = told.lines().filter_map(|line| line.strip_prefix("event: ")).map(str::to_owned).collect();
-        (kinds, self.server.ask(&self.key, "GET", &path, &[], &Value::Null).json())
+        let path = format!(
+            "/v1/jobs/{}",
+            made.json()["job_id"].as_str().expect("a name")
+        );
+        let told = self
+            .server
+            .ask(
+                &self.key,
+                "GET",
+                &format!("{path}/events"),
+                &[],
+                &Value::Null,
+            )
+            .text();
+        let kinds = told
+            .lines()
+            .filter_map(|line| line.strip_prefix("event: "))
+            .map(str::to_owned)
+            .collect();
+        (
+            kinds,
+            self.server
+                .ask(&self.key, "GET", &path, &[], &Value::Null)
+                .json(),
+        )
     }
 }
 
 #[test]
 fn a_prompt_becomes_an_agent_that_acts_and_what_it_did_used_and_kept_is_told() {
     let desk = Desk::new();
-    desk.says("", Some(("shell", json!({ "command": "echo roses > poem.txt" }))));
+    desk.says(
+        "",
+        Some(("shell", json!({ "command": "echo roses > poem.txt" }))),
+    );
     desk.says("It is written.", None);
     let run = json!({ "llm": "openai", "artifacts": ["poem.txt"], "budget_usd": 1 });
     let (kinds, job) = desk
         .job(&json!({ "prompt": "Write a poem.", "model": "m", "tools": [{ "name": "shell" }], "run": run }));
     let result = &job["result"];
-    assert_eq!((&job["status"], &result["exit_code"]), (&json!("succeeded"), &json!(0)), "{job:#}");
+    assert_eq!(
+        (&job["status"], &result["exit_code"]),
+        (&json!("succeeded"), &json!(0)),
+        "{job:#}"
+    );
     let output = &result["output"];
     assert_eq!(
         (&output["status"], &output["result"]),
@@ -73,14 +125,28 @@ fn a_prompt_becomes_an_agent_that_acts_and_what_it_did_used_and_kept_is_told() {
         (&llm["calls"], &llm["input_tokens"], &llm["output_tokens"]),
         (&json!(2), &json!(20), &json!(4))
     );
-    assert_eq!(llm["cost_usd"], json!(price(&served.tokens) as f64 / 1e9), "by the provider's own account");
     assert_eq!(
-        (&result["artifacts"][0]["name"], &result["artifacts"][0]["size_bytes"]),
+        llm["cost_usd"],
+        json!(price(&served.tokens) as f64 / 1e9),
+        "by the provider's own account"
+    );
+    assert_eq!(
+        (
+            &result["artifacts"][0]["name"],
+            &result["artifacts"][0]["size_bytes"]
+        ),
         (&json!("poem.txt"), &json!(6))
     );
-    assert!(served.calls.iter().all(|call| call.keys == [REAL_KEY]) && !job.to_string().contains(REAL_KEY));
+    assert!(
+        served.calls.iter().all(|call| call.keys == [REAL_KEY])
+            && !job.to_string().contains(REAL_KEY)
+    );
     let tools: Value = serde_json::from_slice(&served.calls[0].body).expect("JSON");
-    assert_eq!(tools["tools"].as_array().map(Vec::len), Some(1), "the tools that were granted: {tools}");
+    assert_eq!(
+        tools["tools"].as_array().map(Vec::len),
+        Some(1),
+        "the tools that were granted: {tools}"
+    );
     for kind in ["job", "started", "output", "finished", "end"] {
         assert!(kinds.iter().any(|told| told == kind), "{kind} of {kinds:?}");
     }
@@ -110,17 +176,24 @@ fn an_agent_of_ones_own_has_the_same_task_and_a_long_one_comes_on_standard_input
     let desk = Desk::new();
     for (length, result) in [(5, "False 5"), (200_000, "True 200000")] {
         let run = json!({ "llm": false, "task_id": "t-7" });
-        let agent = json!({ "prompt": "x".repeat(length), "command": ["python3", "-c", OWN], "run": run });
+        let agent =
+            json!({ "prompt": "x".repeat(length), "command": ["python3", "-c", OWN], "run": run });
         let (_, job) = desk.job(&agent);
         assert_eq!(job["status"], "succeeded", "{job:#}");
         let output = &job["result"]["output"];
-        assert_eq!((&output["result"], &output["task_id"]), (&json!(result), &json!("t-7")));
+        assert_eq!(
+            (&output["result"], &output["task_id"]),
+            (&json!(result), &json!("t-7"))
+        );
     }
-    let raw =
-        json!({ "prompt": "x", "command": ["echo", "hello"], "run": { "llm": false, "contract": "raw" } });
+    let raw = json!({ "prompt": "x", "command": ["echo", "hello"], "run": { "llm": false, "contract": "raw" } });
     assert_eq!(desk.job(&raw).1["result"]["stdout"], "hello\n");
     let broken = json!({ "prompt": "x", "command": ["echo", "hello"], "run": { "llm": false } });
-    assert_eq!(desk.job(&broken).1["status"], "failed", "the contract is `task` unless said");
+    assert_eq!(
+        desk.job(&broken).1["status"],
+        "failed",
+        "the contract is `task` unless said"
+    );
 }
 
 #[test]
@@ -133,7 +206,10 @@ fn a_long_prompt_reaches_the_model_whole() {
     let served = desk.provider.served();
     let asked: Value = serde_json::from_slice(&served.calls[0].body).expect("JSON");
     let messages = asked["messages"].as_array().expect("messages");
-    assert_eq!(messages.last().map(|message| &message["content"]), Some(&json!(prompt)));
+    assert_eq!(
+        messages.last().map(|message| &message["content"]),
+        Some(&json!(prompt))
+    );
 }
 
 #[test]
@@ -148,7 +224,11 @@ fn what_cannot_be_is_refused_before_it_is_a_job() {
         json!({ "prompt": "x", "max_iterations": 1000 }),
     ] {
         let answer = server.post("/v1/jobs", &json!({ "agent": agent }));
-        assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("invalid_spec")), "{agent}");
+        assert_eq!(
+            (answer.status, &answer.json()["code"]),
+            (400, &json!("invalid_spec")),
+            "{agent}"
+        );
     }
     assert_eq!(server.get("/v1/jobs").json()["jobs"], json!([]));
 }

@@ -23,7 +23,9 @@ use std::{
 fn airlock(state: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(cli::airlock());
     command.args(words).arg("--state").arg(state).env_clear();
-    command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", "/nonexistent");
+    command
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("HOME", "/nonexistent");
     command.stdin(Stdio::null());
     command
 }
@@ -89,14 +91,23 @@ fn artifact(server: &Server, name: &str, contents: &str) -> Vec<u8> {
 fn is_there(server: &Server, known: &Known) {
     for (id, printed) in &known.runs {
         let run = server.get(&format!("/v1/runs/{id}"));
-        assert_eq!((run.status, run.json()["stdout"].as_str()), (200, Some(printed.as_str())));
+        assert_eq!(
+            (run.status, run.json()["stdout"].as_str()),
+            (200, Some(printed.as_str()))
+        );
     }
     for (name, contents) in &known.artifacts {
         let artifact = server.get(&format!("/v1/artifacts/{name}"));
         assert_eq!((artifact.status, artifact.text()), (200, contents.clone()));
     }
     for key in &known.keys {
-        let ran = server.ask(key, "POST", "/v1/runs", &[], &json!({ "command": ["true"] }));
+        let ran = server.ask(
+            key,
+            "POST",
+            "/v1/runs",
+            &[],
+            &json!({ "command": ["true"] }),
+        );
         assert_eq!(ran.status, 200, "{}", ran.text());
     }
 }
@@ -114,7 +125,9 @@ fn backups_of_a_server_under_load_restore_to_servers_that_know_all_that_was_told
         for round in 0..5 {
             // Let it become more between two.
             let before = known.lock().expect("it is not poisoned").runs.len();
-            server.until("more runs", || known.lock().expect("it is not poisoned").runs.len() >= before + 5);
+            server.until("more runs", || {
+                known.lock().expect("it is not poisoned").runs.len() >= before + 5
+            });
             let told = {
                 let known = known.lock().expect("it is not poisoned");
                 // The newest are what a torn copy would miss.
@@ -128,12 +141,25 @@ fn backups_of_a_server_under_load_restore_to_servers_that_know_all_that_was_told
             let file = place.at(&format!("{round}.tar"));
             let name = file.to_str().expect("text");
             done(&mut airlock(&server.folder.at("state"), &["backup", name]));
-            assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o7777, 0o600);
-            done(&mut airlock(&server.folder.at("state"), &["restore", "--check", name]));
+            assert_eq!(
+                fs::metadata(&file)
+                    .expect("it is there")
+                    .permissions()
+                    .mode()
+                    & 0o7777,
+                0o600
+            );
+            done(&mut airlock(
+                &server.folder.at("state"),
+                &["restore", "--check", name],
+            ));
             let restored = Folder::new();
             done(&mut airlock(&restored.at("state"), &["restore", name]));
             done(&mut airlock(&restored.at("state"), &["usage", "--verify"]));
-            is_there(&Server::on(restored, "", &[], Some(server.admin.clone())), &told);
+            is_there(
+                &Server::on(restored, "", &[], Some(server.admin.clone())),
+                &told,
+            );
         }
     });
 }
@@ -149,11 +175,20 @@ fn what_was_under_way_is_lost_after_a_restore_as_after_a_crash() {
         &json!({ "command": ["sleep", "600"] }),
     );
     assert_eq!(begun.status, 202, "{}", begun.text());
-    let path = format!("/v1/runs/{}", begun.json()["run_id"].as_str().expect("an id"));
+    let path = format!(
+        "/v1/runs/{}",
+        begun.json()["run_id"].as_str().expect("an id")
+    );
     let file = place.at("b.tar");
-    done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
+    done(&mut airlock(
+        &server.folder.at("state"),
+        &["backup", file.to_str().expect("text")],
+    ));
     let restored = Folder::new();
-    done(&mut airlock(&restored.at("state"), &["restore", file.to_str().expect("text")]));
+    done(&mut airlock(
+        &restored.at("state"),
+        &["restore", file.to_str().expect("text")],
+    ));
     let second = Server::on(restored, "", &[], Some(server.admin.clone()));
     assert_eq!(second.get(&path).json()["status"], "lost");
     assert_eq!(server.get(&path).json()["status"], "running");
@@ -182,20 +217,27 @@ struct Before {
 
 /// With the master key elsewhere, since no backup has it: notices are signed by what it keeps.
 fn settings(place: &Folder) -> String {
-    format!("{OPEN}[jobs]\nslots = 1\n[secrets]\nkey_file = {:?}\n", place.at("master.key"))
+    format!(
+        "{OPEN}[jobs]\nslots = 1\n[secrets]\nkey_file = {:?}\n",
+        place.at("master.key")
+    )
 }
 
 impl Before {
     fn new() -> Before {
         let place = Folder::new();
         fs::write(place.at("master.key"), "k".repeat(32)).expect("a key");
-        fs::set_permissions(place.at("master.key"), fs::Permissions::from_mode(0o600)).expect("its rights");
+        fs::set_permissions(place.at("master.key"), fs::Permissions::from_mode(0o600))
+            .expect("its rights");
         let server = Server::with(&settings(&place), &[]);
         let address = Receiver::free();
         let webhook = json!({ "url": format!("http://{address}/") });
         let submit = |command: &[&str], more: Value| {
             let mut order = json!({ "run": { "command": command } });
-            order.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+            order
+                .as_object_mut()
+                .expect("an object")
+                .extend(more.as_object().expect("an object").clone());
             let made = server.post("/v1/jobs", &order);
             assert_eq!(made.status, 202, "{}", made.text());
             made.json()["job_id"].as_str().expect("a name").to_owned()
@@ -204,28 +246,56 @@ impl Before {
         let notice = || job(&server, &told)["webhook"]["attempts"].as_u64() > Some(0);
         server.until("a notice that nobody takes", notice);
         let running = submit(&["sleep", "600"], json!({}));
-        server.until("a job that runs", || job(&server, &running)["status"] == "running");
+        server.until("a job that runs", || {
+            job(&server, &running)["status"] == "running"
+        });
         let waiting = submit(&["true"], json!({ "webhook": webhook }));
         let behind = submit(&["true"], json!({ "after": [waiting], "on_lost": "rerun" }));
         let again = submit(&["true"], json!({ "on_lost": "rerun", "webhook": webhook }));
         let file = place.at("b.tar");
-        done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
-        let (admin, secret) = (server.admin.clone(), server.get("/v1/webhook-secret").json());
+        done(&mut airlock(
+            &server.folder.at("state"),
+            &["backup", file.to_str().expect("text")],
+        ));
+        let (admin, secret) = (
+            server.admin.clone(),
+            server.get("/v1/webhook-secret").json(),
+        );
         // The machine is lost, and nothing of it goes on.
         let mut server = server;
         server.end(Signal::KILL);
         let secret = secret["secret"].as_str().expect("a secret").to_owned();
-        Before { admin, secret, address, file, told, running, waiting, behind, again, place }
+        Before {
+            admin,
+            secret,
+            address,
+            file,
+            told,
+            running,
+            waiting,
+            behind,
+            again,
+            place,
+        }
     }
 
     /// What a restore says, and a server upon it whose receiver listens.
     fn restored(&self, options: &[&str]) -> (Value, Server, Receiver) {
         let receiver = Receiver::at(self.address);
         let folder = Folder::new();
-        let words = [&["restore", self.file.to_str().expect("text"), "--json"], options].concat();
+        let words = [
+            &["restore", self.file.to_str().expect("text"), "--json"],
+            options,
+        ]
+        .concat();
         let told = done(&mut airlock(&folder.at("state"), &words));
         let told = serde_json::from_slice(&told.stdout).expect("JSON");
-        let server = Server::on(folder, &settings(&self.place), &[], Some(self.admin.clone()));
+        let server = Server::on(
+            folder,
+            &settings(&self.place),
+            &[],
+            Some(self.admin.clone()),
+        );
         (told, server, receiver)
     }
 }
@@ -238,15 +308,22 @@ fn job(server: &Server, id: &str) -> Value {
 fn restores(server: &Server) -> Vec<String> {
     let lines = server.get("/v1/audit?what=state.restored").json();
     let lines = lines["lines"].as_array().expect("lines").iter();
-    lines.map(|line| line["about"].as_str().expect("words").to_owned()).collect()
+    lines
+        .map(|line| line["about"].as_str().expect("words").to_owned())
+        .collect()
 }
 
 /// Whom a receiver was told of.
 fn told_of(receiver: &Receiver) -> Vec<String> {
     let seen = receiver.seen();
-    let mut all: Vec<_> = seen.iter().map(|notice| notice.json()["data"]["job_id"].clone()).collect();
+    let mut all: Vec<_> = seen
+        .iter()
+        .map(|notice| notice.json()["data"]["job_id"].clone())
+        .collect();
     all.sort_by_key(Value::to_string);
-    all.iter().map(|id| id.as_str().expect("a name").to_owned()).collect()
+    all.iter()
+        .map(|id| id.as_str().expect("a name").to_owned())
+        .collect()
 }
 
 #[test]
@@ -256,19 +333,36 @@ fn what_waited_is_lost_after_a_restore_unless_it_may_run_twice_and_no_old_notice
     assert_eq!(told["held"], json!({ "jobs": 3, "notices": 1 }), "{told}");
     for id in [&before.running, &before.waiting, &before.behind] {
         let job = job(&server, id);
-        assert_eq!((&job["status"], &job["error"]["code"]), (&json!("lost"), &json!("lost")), "{job}");
+        assert_eq!(
+            (&job["status"], &job["error"]["code"]),
+            (&json!("lost"), &json!("lost")),
+            "{job}"
+        );
         let message = job["error"]["message"].as_str().expect("a message");
         assert!(message.contains("restored from a backup"), "{job}");
     }
-    assert_eq!(job(&server, &before.waiting)["runs"], json!([]), "it never ran");
+    assert_eq!(
+        job(&server, &before.waiting)["runs"],
+        json!([]),
+        "it never ran"
+    );
     let old = job(&server, &before.told)["webhook"].clone();
     assert_eq!(old["state"], "given_up", "{old}");
-    assert!(old["error"].as_str().is_some_and(|why| why.contains("restored")), "{old}");
+    assert!(
+        old["error"]
+            .as_str()
+            .is_some_and(|why| why.contains("restored")),
+        "{old}"
+    );
     server.until("the end of one that may run twice", || {
         let again = job(&server, &before.again);
         (&again["status"], &again["webhook"]["state"]) == (&json!("succeeded"), &json!("delivered"))
     });
-    assert_eq!(told_of(&receiver), [before.again.as_str()], "nobody else is told of");
+    assert_eq!(
+        told_of(&receiver),
+        [before.again.as_str()],
+        "nobody else is told of"
+    );
     let about = restores(&server);
     assert_eq!(about.len(), 1);
     assert!(about[0].ends_with("jobs=3 notices=1"), "{about:?}");
@@ -276,8 +370,14 @@ fn what_waited_is_lost_after_a_restore_unless_it_may_run_twice_and_no_old_notice
     assert_eq!(restores(&server).len(), 1, "only the first start says so");
     assert_eq!(job(&server, &before.waiting)["status"], "lost");
     let retried = server.post(&format!("/v1/jobs/{}/retry", before.waiting), &Value::Null);
-    assert!(retried.status < 300, "whoever looked may let it run: {}", retried.text());
-    server.until("its end", || job(&server, &before.waiting)["status"] == "succeeded");
+    assert!(
+        retried.status < 300,
+        "whoever looked may let it run: {}",
+        retried.text()
+    );
+    server.until("its end", || {
+        job(&server, &before.waiting)["status"] == "succeeded"
+    });
 }
 
 #[test]
@@ -296,13 +396,18 @@ fn what_waited_goes_on_after_a_restore_that_is_told_to_resume() {
         "{running}"
     );
     for id in [&before.told, &before.waiting, &before.again] {
-        server.until("its notice", || job(&server, id)["webhook"]["state"] == "delivered");
+        server.until("its notice", || {
+            job(&server, id)["webhook"]["state"] == "delivered"
+        });
     }
     let mut expected = [&before.told, &before.waiting, &before.again].map(String::as_str);
     expected.sort_unstable();
     assert_eq!(told_of(&receiver), expected);
     let fit = all_fitting(&receiver.seen(), &before.secret);
-    assert!(fit.iter().all(|fits| *fits == [true]), "whoever knew the secret believes them: {fit:?}");
+    assert!(
+        fit.iter().all(|fits| *fits == [true]),
+        "whoever knew the secret believes them: {fit:?}"
+    );
     let about = restores(&server);
     assert_eq!(about.len(), 1);
     assert!(about[0].ends_with("; resumed"), "{about:?}");
@@ -334,20 +439,37 @@ print(pages)
 
 fn damaged(from: &Path, to: &Path, page: usize, byte: u8) -> usize {
     let mut python = Command::new("python3");
-    python.args(["-c", DAMAGE]).args([from, to]).args([page.to_string(), byte.to_string()]);
+    python
+        .args(["-c", DAMAGE])
+        .args([from, to])
+        .args([page.to_string(), byte.to_string()]);
     let output = done(&mut python);
-    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+    String::from_utf8_lossy(&output.stdout)
+        .trim()
+        .parse()
+        .expect("a number")
 }
 
 #[test]
 fn a_backup_whose_database_is_damaged_is_refused_by_a_check_and_by_a_restore() {
     let (server, place, scratch) = (Server::new(), Folder::new(), Folder::new());
-    assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"] })).status, 200);
+    assert_eq!(
+        server
+            .post("/v1/runs", &json!({ "command": ["true"] }))
+            .status,
+        200
+    );
     let (whole, other) = (place.at("whole.tar"), place.at("other.tar"));
-    done(&mut airlock(&server.folder.at("state"), &["backup", whole.to_str().expect("text")]));
+    done(&mut airlock(
+        &server.folder.at("state"),
+        &["backup", whole.to_str().expect("text")],
+    ));
     let asked = |words: &[&str], state: &Path| {
         let mut command = airlock(state, words);
-        command.env("TMPDIR", &scratch.0).output().expect("airlock starts")
+        command
+            .env("TMPDIR", &scratch.0)
+            .output()
+            .expect("airlock starts")
     };
     let check = ["restore", "--check", other.to_str().expect("text")];
     // The control: written anew without damage.
@@ -360,55 +482,100 @@ fn a_backup_whose_database_is_damaged_is_refused_by_a_check_and_by_a_restore() {
         let refused = asked(&check, &place.at("state"));
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(125), "page {page}: {said}");
-        assert!(said.contains("its database is damaged"), "page {page}: {said}");
+        assert!(
+            said.contains("its database is damaged"),
+            "page {page}: {said}"
+        );
     }
-    let restored = asked(&["restore", other.to_str().expect("text")], &place.at("state"));
-    assert_eq!((restored.status.code(), place.at("state").exists()), (Some(125), false), "{restored:?}");
-    assert_eq!(fs::read_dir(&scratch.0).expect("a folder").count(), 0, "nothing stays");
+    let restored = asked(
+        &["restore", other.to_str().expect("text")],
+        &place.at("state"),
+    );
+    assert_eq!(
+        (restored.status.code(), place.at("state").exists()),
+        (Some(125), false),
+        "{restored:?}"
+    );
+    assert_eq!(
+        fs::read_dir(&scratch.0).expect("a folder").count(),
+        0,
+        "nothing stays"
+    );
 }
 
 #[test]
 fn jobs_that_a_restore_ends_have_a_line_each_and_so_has_the_restore() {
     let (server, place) = (Server::new(), Folder::new());
-    let tomorrow = Command::new("date").args(["-u", "-d", "+1 day", "+%FT%TZ"]).output().expect("date");
+    let tomorrow = Command::new("date")
+        .args(["-u", "-d", "+1 day", "+%FT%TZ"])
+        .output()
+        .expect("date");
     let tomorrow = String::from_utf8(tomorrow.stdout).expect("text");
     let order = |on_lost: &str| {
-        let order =
-            json!({ "run": { "command": ["true"] }, "not_before": tomorrow.trim(), "on_lost": on_lost });
+        let order = json!({ "run": { "command": ["true"] }, "not_before": tomorrow.trim(), "on_lost": on_lost });
         let job = server.post("/v1/jobs", &order);
-        job.json()["job_id"].as_str().unwrap_or_else(|| panic!("{}", job.text())).to_owned()
+        job.json()["job_id"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{}", job.text()))
+            .to_owned()
     };
     let (lost, again) = (["lost", "lost"].map(order), order("rerun"));
     let file = place.at("b.tar");
-    done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
+    done(&mut airlock(
+        &server.folder.at("state"),
+        &["backup", file.to_str().expect("text")],
+    ));
     let restored = Folder::new();
-    done(&mut airlock(&restored.at("state"), &["restore", file.to_str().expect("text")]));
+    done(&mut airlock(
+        &restored.at("state"),
+        &["restore", file.to_str().expect("text")],
+    ));
     let second = Server::on(restored, "", &[], Some(server.admin.clone()));
     let lines = |what: &str| second.get(&format!("/v1/audit?what={what}")).json()["lines"].clone();
     let ends = lines("job.end");
     let told = |job: &String| {
-        let line = ends.as_array().expect("lines").iter().find(|line| line["job"] == job.as_str());
+        let line = ends
+            .as_array()
+            .expect("lines")
+            .iter()
+            .find(|line| line["job"] == job.as_str());
         line.map(|line| (line["rule"].clone(), line["about"].clone()))
     };
     for job in &lost {
-        assert_eq!(told(job), Some((json!("state.restored"), json!("lost"))), "{ends:#}");
-        assert_eq!(second.get(&format!("/v1/jobs/{job}")).json()["status"], "lost");
+        assert_eq!(
+            told(job),
+            Some((json!("state.restored"), json!("lost"))),
+            "{ends:#}"
+        );
+        assert_eq!(
+            second.get(&format!("/v1/jobs/{job}")).json()["status"],
+            "lost"
+        );
     }
     assert_eq!(told(&again), None, "it goes on");
-    let about = lines("state.restored")[0]["about"].as_str().expect("words").to_owned();
+    let about = lines("state.restored")[0]["about"]
+        .as_str()
+        .expect("words")
+        .to_owned();
     assert!(about.ends_with("jobs=2 notices=0"), "{about}");
 }
 
 #[test]
 fn a_state_is_restored_behind_a_link_and_onto_a_disk_of_its_own() {
     let (state, place) = (Folder::new(), Folder::new());
-    done(&mut airlock(&state.at("state"), &["key", "create", "--name", "ci", "--scope", "runs"]));
+    done(&mut airlock(
+        &state.at("state"),
+        &["key", "create", "--name", "ci", "--scope", "runs"],
+    ));
     let file = place.at("b.tar");
     let name = file.to_str().expect("text");
     done(&mut airlock(&state.at("state"), &["backup", name]));
     let has_key = |state: &Path| {
         let keys = done(&mut airlock(state, &["key", "list"]));
-        assert!(String::from_utf8_lossy(&keys.stdout).contains("ci"), "{keys:?}");
+        assert!(
+            String::from_utf8_lossy(&keys.stdout).contains("ci"),
+            "{keys:?}"
+        );
     };
     let (real, link) = (place.at("real"), place.at("link"));
     fs::create_dir(&real).expect("a folder");
@@ -422,7 +589,10 @@ fn a_state_is_restored_behind_a_link_and_onto_a_disk_of_its_own() {
     for words in [&["usage"][..], &["restore", name]] {
         let refused = airlock(&half, words).output().expect("airlock starts");
         let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(refused.status.code() == Some(125) && said.contains("restore"), "{words:?}: {said}");
+        assert!(
+            refused.status.code() == Some(125) && said.contains("restore"),
+            "{words:?}: {said}"
+        );
         assert!(!half.join("airlock.db").exists());
     }
     if !rustix::process::geteuid().is_root() {
@@ -431,17 +601,25 @@ fn a_state_is_restored_behind_a_link_and_onto_a_disk_of_its_own() {
     }
     let disk = place.at("disk");
     fs::create_dir(&disk).expect("a folder");
-    for mount in ["mount -t tmpfs -o mode=700 disk \"$1\"", "mount --bind \"$1\" \"$1\""] {
+    for mount in [
+        "mount -t tmpfs -o mode=700 disk \"$1\"",
+        "mount --bind \"$1\" \"$1\"",
+    ] {
         let script = format!(
             "set -e; {mount}; \"$2\" restore \"$3\" --state \"$1\" >&2; \"$2\" key list --state \"$1\"; ls -A \"$1\""
         );
         let mut command = Command::new("unshare");
         command.args(["--mount", "--", "sh", "-c", &script, "sh"]);
         command.arg(&disk).arg(cli::airlock()).arg(&file);
-        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
         let told = done(command.env("HOME", "/nonexistent").stdin(Stdio::null()));
         let told = String::from_utf8_lossy(&told.stdout);
-        assert!(told.contains("ci") && told.contains("airlock.db") && !told.contains(".restoring"), "{told}");
+        assert!(
+            told.contains("ci") && told.contains("airlock.db") && !told.contains(".restoring"),
+            "{told}"
+        );
     }
 }
 
@@ -450,7 +628,8 @@ fn a_backup_is_written_to_no_file_of_somebody_else() {
     let (state, place) = (Folder::new(), Folder::new());
     done(&mut airlock(&state.at("state"), &["usage"]));
     // Somebody waits for it under every name that could be guessed, and holds what he made open.
-    let others = [".b.tar.partial", "b.tar.partial", ".b.tar.mine.partial"].map(|name| place.at(name));
+    let others =
+        [".b.tar.partial", "b.tar.partial", ".b.tar.mine.partial"].map(|name| place.at(name));
     for other in &others {
         fs::write(other, "another's").expect("it can be written");
         fs::set_permissions(other, fs::Permissions::from_mode(0o666)).expect("it is ours here");
@@ -458,13 +637,30 @@ fn a_backup_is_written_to_no_file_of_somebody_else() {
     let left = place.at(&format!(".b.tar.{}.partial", "0".repeat(26)));
     fs::write(&left, "of one that was killed").expect("it can be written");
     let file = place.at("b.tar");
-    done(&mut airlock(&state.at("state"), &["backup", file.to_str().expect("text")]));
+    done(&mut airlock(
+        &state.at("state"),
+        &["backup", file.to_str().expect("text")],
+    ));
     for other in &others {
         assert_eq!(fs::read_to_string(other).expect("it is there"), "another's");
-        assert_eq!(fs::metadata(other).expect("it is there").permissions().mode() & 0o777, 0o666);
+        assert_eq!(
+            fs::metadata(other)
+                .expect("it is there")
+                .permissions()
+                .mode()
+                & 0o777,
+            0o666
+        );
     }
     assert!(file.exists() && !left.exists());
-    assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(&file)
+            .expect("it is there")
+            .permissions()
+            .mode()
+            & 0o777,
+        0o600
+    );
 }
 
 #[test]
@@ -494,15 +690,30 @@ fn a_backup_has_its_name_only_when_it_is_whole_and_is_never_replaced() {
     done(&mut airlock(&state, &["backup", name]));
     // What the killed ones left is gone, here and there.
     assert_eq!(fs::read_dir(&place.0).expect("a folder").count(), 1);
-    assert_eq!(fs::read_dir(state.join("backup")).expect("a folder").count(), 0);
-    let refused = airlock(&state, &["backup", name]).output().expect("it starts");
+    assert_eq!(
+        fs::read_dir(state.join("backup"))
+            .expect("a folder")
+            .count(),
+        0
+    );
+    let refused = airlock(&state, &["backup", name])
+        .output()
+        .expect("it starts");
     assert_eq!(refused.status.code(), Some(125));
     let whole = fs::read(&file).expect("it is there");
     fs::write(place.at("half.tar"), &whole[..whole.len() / 2]).expect("a file");
     let target = place.at("restored");
-    let half = airlock(&target, &["restore", place.at("half.tar").to_str().expect("text")]).output();
+    let half = airlock(
+        &target,
+        &["restore", place.at("half.tar").to_str().expect("text")],
+    )
+    .output();
     let half = half.expect("it starts");
-    assert_eq!((half.status.code(), target.exists()), (Some(125), false), "{half:?}");
+    assert_eq!(
+        (half.status.code(), target.exists()),
+        (Some(125), false),
+        "{half:?}"
+    );
     // To a pipe and from it.
     let mut writer = airlock(&state, &["backup", "-"])
         .stdout(Stdio::piped())
@@ -520,8 +731,15 @@ fn a_backup_has_its_name_only_when_it_is_whole_and_is_never_replaced() {
 fn a_folder_that_is_not_empty_is_left_alone() {
     let (server, place) = (Server::new(), Folder::new());
     let file = place.at("b.tar");
-    done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
-    let refused = airlock(&server.folder.at("state"), &["restore", file.to_str().expect("text")]).output();
+    done(&mut airlock(
+        &server.folder.at("state"),
+        &["backup", file.to_str().expect("text")],
+    ));
+    let refused = airlock(
+        &server.folder.at("state"),
+        &["restore", file.to_str().expect("text")],
+    )
+    .output();
     let refused = refused.expect("it starts");
     assert_eq!(refused.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is not empty"));
@@ -531,12 +749,26 @@ fn a_folder_that_is_not_empty_is_left_alone() {
 #[test]
 fn a_state_folder_says_what_it_weighs() {
     let server = Server::new();
-    assert_eq!(server.client.open(&artifact(&server, "a", &"x".repeat(100_000))).answer().status, 201);
-    let told = done(&mut airlock(&server.folder.at("state"), &["state", "--json"]));
+    assert_eq!(
+        server
+            .client
+            .open(&artifact(&server, "a", &"x".repeat(100_000)))
+            .answer()
+            .status,
+        201
+    );
+    let told = done(&mut airlock(
+        &server.folder.at("state"),
+        &["state", "--json"],
+    ));
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     let part = |name: &str| {
         let parts = told["parts"].as_array().expect("parts");
-        parts.iter().find(|part| part["name"] == name).unwrap_or(&Value::Null)["bytes"].as_u64()
+        parts
+            .iter()
+            .find(|part| part["name"] == name)
+            .unwrap_or(&Value::Null)["bytes"]
+            .as_u64()
     };
     assert!(
         part("artifacts").is_some_and(|bytes| bytes >= 100_000) && part("airlock.db").is_some(),
@@ -554,24 +786,51 @@ fn nothing_new_is_begun_on_a_disk_that_is_nearly_full() {
     let script = "mount -t tmpfs -o size=64m,mode=700 disk \"$STATE\" && exec \"$@\"";
     let plain = serve(&folder, "", &[]);
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--", "sh", "-c", script, "sh"]).arg(plain.get_program()).args(plain.get_args());
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("STATE", &state);
-    command.current_dir(&folder.0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(["--mount", "--", "sh", "-c", script, "sh"])
+        .arg(plain.get_program())
+        .args(plain.get_args());
+    command
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("STATE", &state);
+    command
+        .current_dir(&folder.0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root mounts disks");
         return;
     }
     let server = Server::started(command, folder, None);
-    let ran = || server.post("/v1/runs", &json!({ "command": ["true"] })).status;
-    assert_eq!((ran(), server.get("/readyz").text().as_str()), (200, "ready\n"));
-    let soon = Command::new("date").args(["-u", "-d", "+4 seconds", "+%FT%TZ"]).output().expect("date");
+    let ran = || {
+        server
+            .post("/v1/runs", &json!({ "command": ["true"] }))
+            .status
+    };
+    assert_eq!(
+        (ran(), server.get("/readyz").text().as_str()),
+        (200, "ready\n")
+    );
+    let soon = Command::new("date")
+        .args(["-u", "-d", "+4 seconds", "+%FT%TZ"])
+        .output()
+        .expect("date");
     let soon = String::from_utf8(soon.stdout).expect("text");
     let order = json!({ "run": { "command": ["true"] }, "not_before": soon.trim() });
-    let job = server.post("/v1/jobs", &order).json()["job_id"].as_str().expect("a name").to_owned();
+    let job = server.post("/v1/jobs", &order).json()["job_id"]
+        .as_str()
+        .expect("a name")
+        .to_owned();
     let job = || server.get(&format!("/v1/jobs/{job}")).json();
     let disk = format!("/proc/{}/root{}", server.pid, state.display());
     let filler = format!("{disk}/filler");
-    let free = || rustix::fs::statvfs(&disk).map(|found| found.f_bavail * found.f_frsize).expect("a disk");
+    let free = || {
+        rustix::fs::statvfs(&disk)
+            .map(|found| found.f_bavail * found.f_frsize)
+            .expect("a disk")
+    };
     let size = usize::try_from(free() - (600 << 10)).expect("it fits");
     fs::write(&filler, vec![b'x'; size]).expect("there is room");
     let refused = server.post("/v1/runs", &json!({ "command": ["true"] }));
@@ -582,11 +841,17 @@ fn nothing_new_is_begun_on_a_disk_that_is_nearly_full() {
         refused.text()
     );
     assert_eq!(server.post("/v1/sandboxes", &json!({})).status, 507);
-    assert_eq!(server.post("/v1/jobs", &json!({ "run": { "command": ["true"] } })).status, 507);
+    assert_eq!(
+        server
+            .post("/v1/jobs", &json!({ "run": { "command": ["true"] } }))
+            .status,
+        507
+    );
     let id = "11111111-1111-4111-8111-111111111111";
     let session = json!({ "version": 1, "task_id": id });
     assert_eq!(server.post("/v1/worker/sessions", &session).status, 507);
-    let order = json!({ "version": 1, "task_id": id, "job_id": id, "sandbox": { "command": ["true"] } });
+    let order =
+        json!({ "version": 1, "task_id": id, "job_id": id, "sandbox": { "command": ["true"] } });
     assert_eq!(server.post("/v1/worker/jobs:run", &order).status, 507);
     server.until("its time", || job()["waiting_for"] == "turn");
     assert!(server.get("/readyz").text().contains("nearly full"));

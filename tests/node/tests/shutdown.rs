@@ -31,7 +31,9 @@ impl Keeper {
             .spawn()
             .expect("python3");
         let mut line = String::new();
-        BufReader::new(keeper.stdout.as_mut().expect("ours")).read_line(&mut line).expect("its word");
+        BufReader::new(keeper.stdout.as_mut().expect("ours"))
+            .read_line(&mut line)
+            .expect("its word");
         assert_eq!(line, "kept\n");
         Keeper(keeper)
     }
@@ -46,14 +48,30 @@ fn begin(server: &Server) {
     let sandbox = json!({ "command": ["sh", "-c", "trap '' TERM; while :; do sleep 0.01; done"] });
     let order = json!({ "version": 1, "task_id": TASK, "job_id": JOB, "sandbox": sandbox });
     let prefer = [("prefer", "respond-async")];
-    assert_eq!(server.ask(&server.admin, "POST", "/v1/worker/jobs:run", &prefer, &order).status, 202);
+    assert_eq!(
+        server
+            .ask(
+                &server.admin,
+                "POST",
+                "/v1/worker/jobs:run",
+                &prefer,
+                &order
+            )
+            .status,
+        202
+    );
     let path = format!("/v1/worker/jobs/{JOB}");
-    server.until("its start", || server.get(&path).json()["status"] == "in_progress");
+    server.until("its start", || {
+        server.get(&path).json()["status"] == "in_progress"
+    });
 }
 
 /// Another one on what it left.
 fn again(mut server: Server) -> Server {
-    let folder = std::mem::replace(&mut server.folder, node_tests::Folder(std::path::PathBuf::new()));
+    let folder = std::mem::replace(
+        &mut server.folder,
+        node_tests::Folder(std::path::PathBuf::new()),
+    );
     Server::on(folder, "", &[], Some(server.admin.clone()))
 }
 
@@ -61,7 +79,15 @@ fn again(mut server: Server) -> Server {
 fn a_node_that_stopped_everything_exits_with_0_and_what_it_stopped_is_known() {
     let mut server = Server::with("[serve]\ngrace = \"100ms\"\n", &[]);
     begin(&server);
-    assert_eq!(server.post("/v1/worker/sessions", &json!({ "version": 1, "task_id": TASK })).status, 201);
+    assert_eq!(
+        server
+            .post(
+                "/v1/worker/sessions",
+                &json!({ "version": 1, "task_id": TASK })
+            )
+            .status,
+        201
+    );
     let (status, said) = server.end(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{said}");
     let server = again(server);
@@ -82,7 +108,10 @@ fn a_node_that_could_not_stop_everything_exits_with_1_and_names_it() {
     let (status, said) = server.end(Signal::TERM);
     assert!(begun.elapsed() < WITHIN, "{:?}", begun.elapsed());
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("not everything was stopped in time: run job-"), "{said}");
+    assert!(
+        said.contains("not everything was stopped in time: run job-"),
+        "{said}"
+    );
     keeper.let_go();
 }
 
@@ -115,7 +144,10 @@ fn lines_behind_the_stop(server: &Server) -> Vec<String> {
     let told = server.get("/v1/audit?limit=1000").json();
     let lines = told["lines"].as_array().expect("lines").iter();
     let what = |line: &serde_json::Value| line["what"].as_str().expect("what").to_owned();
-    lines.map(what).take_while(|what| what != "server.stop").collect()
+    lines
+        .map(what)
+        .take_while(|what| what != "server.stop")
+        .collect()
 }
 
 /// Who is still sending when the server ends is told so; nothing is taken and then killed.
@@ -126,10 +158,17 @@ fn what_arrives_while_a_node_ends_is_refused_and_the_stop_is_the_last_line() {
     assert_eq!(server.post("/v1/worker/sessions", &session).status, 201);
     let sleep = ["sleep", "300.25"];
     let exec = json!({ "version": 1, "task_id": TASK, "command": sleep });
-    let exec = server.request(&server.admin, "POST", &format!("/v1/worker/sessions/{JOB}/exec"), &[], &exec);
+    let exec = server.request(
+        &server.admin,
+        "POST",
+        &format!("/v1/worker/sessions/{JOB}/exec"),
+        &[],
+        &exec,
+    );
     let mut exec = server.client.open(&exec);
     server.until("its start", || is_running(&sleep));
-    let job = json!({ "version": 1, "task_id": TASK, "job_id": JOB, "sandbox": { "command": ["true"] } });
+    let job =
+        json!({ "version": 1, "task_id": TASK, "job_id": JOB, "sandbox": { "command": ["true"] } });
     let (mut job, last_of_job) = under_way(&server, "/v1/worker/jobs:run", &job);
     let other = json!({ "version": 1, "task_id": TASK, "session_id": TASK });
     let (mut made, last_of_made) = under_way(&server, "/v1/worker/sessions", &other);
@@ -149,9 +188,15 @@ fn what_arrives_while_a_node_ends_is_refused_and_the_stop_is_the_last_line() {
     let server = again(server);
     assert_eq!(lines_behind_the_stop(&server), ["server.start"]);
     assert_eq!(server.get(&format!("/v1/worker/jobs/{JOB}")).status, 404);
-    assert_eq!(server.get(&format!("/v1/worker/sessions/{TASK}")).status, 404);
+    assert_eq!(
+        server.get(&format!("/v1/worker/sessions/{TASK}")).status,
+        404
+    );
     let ended = server.get(&format!("/v1/worker/sessions/{JOB}")).json();
-    assert_eq!((&ended["status"], &ended["reason"]), (&json!("ended"), &json!("server_stopped")));
+    assert_eq!(
+        (&ended["status"], &ended["reason"]),
+        (&json!("ended"), &json!("server_stopped"))
+    );
 }
 
 /// At whatever moment of their making: each is ended before the server says that everything is.
@@ -169,7 +214,12 @@ fn sessions_that_are_being_made_when_a_node_ends_are_ended_with_it() {
     assert_eq!(status.code(), Some(0), "{said}");
     let made = asked.into_iter().filter_map(|mut stream| {
         let answer = stream.answer();
-        (answer.status == 201).then(|| answer.json()["session_id"].as_str().expect("one").to_owned())
+        (answer.status == 201).then(|| {
+            answer.json()["session_id"]
+                .as_str()
+                .expect("one")
+                .to_owned()
+        })
     });
     let made: Vec<_> = made.collect();
     let server = again(server);
@@ -188,11 +238,19 @@ fn the_end_of_a_session_is_answered_although_somebody_keeps_the_database() {
     assert_eq!(server.post("/v1/worker/sessions", &order).status, 201);
     let keeper = Keeper::of(&server);
     let path = format!("/v1/worker/sessions/{JOB}");
-    let end = || server.post(&format!("{path}/end"), &json!({ "version": 1, "task_id": TASK }));
+    let end = || {
+        server.post(
+            &format!("{path}/end"),
+            &json!({ "version": 1, "task_id": TASK }),
+        )
+    };
     let begun = std::time::Instant::now();
     let ended = end();
     assert_eq!(ended.status, 202, "{}", ended.text());
     assert!(begun.elapsed() < WITHIN, "{:?}", begun.elapsed());
     keeper.let_go();
-    assert_eq!((end().status, &server.get(&path).json()["reason"]), (200, &json!("asked")));
+    assert_eq!(
+        (end().status, &server.get(&path).json()["reason"]),
+        (200, &json!("asked"))
+    );
 }

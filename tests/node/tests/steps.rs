@@ -29,11 +29,22 @@ fn command(argv: &[&str]) -> Value {
 fn carried_out(world: &World, job: &Value, more: &[&str]) -> (Option<i32>, Value) {
     fs::create_dir_all(world.here("ws")).expect("a workspace");
     world.write("job.json", &job.to_string());
-    let usual = ["steps", "--job", "job.json", "--result", "result.json", "--workspace", "ws"];
+    let usual = [
+        "steps",
+        "--job",
+        "job.json",
+        "--result",
+        "result.json",
+        "--workspace",
+        "ws",
+    ];
     let answer = world.run(&[&usual[..], more].concat());
-    let text =
-        fs::read_to_string(world.here("result.json")).unwrap_or_else(|_| panic!("a result: {answer:?}"));
-    (answer.status, serde_json::from_str(&text).expect("the result is JSON"))
+    let text = fs::read_to_string(world.here("result.json"))
+        .unwrap_or_else(|_| panic!("a result: {answer:?}"));
+    (
+        answer.status,
+        serde_json::from_str(&text).expect("the result is JSON"),
+    )
 }
 
 /// 19: version 1 is spoken here; what else is wrong with a job is named by its field, and nothing of it is carried out.
@@ -47,12 +58,24 @@ fn a_job_is_checked_whole_before_anything_is_carried_out() {
         changed
     };
     for (bad, field) in [
-        (changed("protocol_version", json!("99.0")), "protocol_version"),
+        (
+            changed("protocol_version", json!("99.0")),
+            "protocol_version",
+        ),
         (changed("surprise", json!(1)), "surprise"),
         (changed("job_id", json!("")), "job_id"),
-        (changed("steps", json!([command(&["touch", "ran"]), { "type": "fly" }])), "steps[1].type"),
         (
-            changed("steps", json!([{ "type": "search_files", "args": { "pattern": "(" } }])),
+            changed(
+                "steps",
+                json!([command(&["touch", "ran"]), { "type": "fly" }]),
+            ),
+            "steps[1].type",
+        ),
+        (
+            changed(
+                "steps",
+                json!([{ "type": "search_files", "args": { "pattern": "(" } }]),
+            ),
             "steps[0].args.pattern",
         ),
     ] {
@@ -62,17 +85,27 @@ fn a_job_is_checked_whole_before_anything_is_carried_out() {
             (Some(125), &json!("failure"), &json!("schema_validation"))
         );
         assert!(
-            result["failure_message"].as_str().expect("a reason").contains(&format!("`{field}`")),
+            result["failure_message"]
+                .as_str()
+                .expect("a reason")
+                .contains(&format!("`{field}`")),
             "{result}"
         );
         assert!(!world.here("ws/ran").exists(), "{field}");
     }
     world.write("job.json", "{\"job_id\": ");
     let answer = world.run(&["steps", "--job", "job.json", "--json"]);
-    assert_eq!((answer.status, &answer.json()["failure_code"]), (Some(125), &json!("schema_validation")));
+    assert_eq!(
+        (answer.status, &answer.json()["failure_code"]),
+        (Some(125), &json!("schema_validation"))
+    );
     // 20, and the control: the same job without a fault runs.
     let (status, result) = carried_out(&world, &good, &[]);
-    assert_eq!((status, &result["status"]), (Some(0), &json!("success")), "{result}");
+    assert_eq!(
+        (status, &result["status"]),
+        (Some(0), &json!("success")),
+        "{result}"
+    );
     assert!(world.here("ws/ran").exists());
     for field in ["protocol_version", "job_id", "status", "steps", "artifacts"] {
         assert!(result.get(field).is_some(), "{field}: {result}");
@@ -94,14 +127,24 @@ fn steps_are_carried_out_in_their_order_and_say_what_they_wrote() {
     ]);
     let (status, result) = carried_out(&world, &job(steps.clone()), &[]);
     assert_eq!(status, Some(0), "{result}");
-    let output = |index: usize| result["steps"][index]["output"].as_str().expect("an output");
+    let output = |index: usize| {
+        result["steps"][index]["output"]
+            .as_str()
+            .expect("an output")
+    };
     assert!(
         output(1).starts_with("/workspace/src\none\ntwo\nthree\n") && output(1).contains("oh\n"),
         "{result}"
     );
-    assert_eq!((output(3), output(4), output(5)), ("TWO\n", "src/a.txt:2:TWO\n", "src/a.txt\n"));
+    assert_eq!(
+        (output(3), output(4), output(5)),
+        ("TWO\n", "src/a.txt:2:TWO\n", "src/a.txt\n")
+    );
     assert_eq!(result["steps"][1]["exit_code"], 0);
-    assert_eq!(fs::read_to_string(world.here("ws/src/a.txt")).expect("it is there"), "one\nTWO\nthree\n");
+    assert_eq!(
+        fs::read_to_string(world.here("ws/src/a.txt")).expect("it is there"),
+        "one\nTWO\nthree\n"
+    );
 
     let mut child = world
         .command(&["steps", "--stdin"])
@@ -110,7 +153,9 @@ fn steps_are_carried_out_in_their_order_and_say_what_they_wrote() {
         .spawn()
         .expect("it starts");
     let mut stdin = child.stdin.take().expect("it is ours");
-    stdin.write_all(job(steps).to_string().as_bytes()).expect("it reads");
+    stdin
+        .write_all(job(steps).to_string().as_bytes())
+        .expect("it reads");
     drop(stdin);
     let output = child.wait_with_output().expect("it ends");
     let printed: Value = serde_json::from_slice(&output.stdout).expect("one result");
@@ -124,15 +169,27 @@ fn steps_are_carried_out_in_their_order_and_say_what_they_wrote() {
 fn a_step_that_fails_ends_the_job_unless_it_says_otherwise() {
     let world = World::new();
     let mut fails = command(&["sh", "-c", "echo why; exit 3"]);
-    let (status, result) = carried_out(&world, &job(json!([fails, command(&["touch", "after"])])), &[]);
+    let (status, result) = carried_out(
+        &world,
+        &job(json!([fails, command(&["touch", "after"])])),
+        &[],
+    );
     assert_eq!(
-        (status, &result["failure_code"], &result["steps"][0]["exit_code"]),
+        (
+            status,
+            &result["failure_code"],
+            &result["steps"][0]["exit_code"]
+        ),
         (Some(1), &json!("step_failed"), &json!(3))
     );
     assert_eq!(result["steps"].as_array().map(Vec::len), Some(1));
     assert!(!world.here("ws/after").exists());
     fails["on_failure"] = json!("continue");
-    let (status, result) = carried_out(&world, &job(json!([fails, command(&["touch", "after"])])), &[]);
+    let (status, result) = carried_out(
+        &world,
+        &job(json!([fails, command(&["touch", "after"])])),
+        &[],
+    );
     assert_eq!(
         (status, &result["status"], &result["steps"][1]["status"]),
         (Some(1), &json!("failure"), &json!("success"))
@@ -144,8 +201,10 @@ fn a_step_that_fails_ends_the_job_unless_it_says_otherwise() {
 #[test]
 fn output_and_time_are_held() {
     let world = World::new();
-    let mut small =
-        job(json!([command(&["sh", "-c", "printf 123456"]), command(&["sh", "-c", "printf 123456"])]));
+    let mut small = job(json!([
+        command(&["sh", "-c", "printf 123456"]),
+        command(&["sh", "-c", "printf 123456"])
+    ]));
     small["constraints"]["max_output_bytes"] = json!(10);
     let (status, result) = carried_out(&world, &small, &[]);
     assert_eq!(
@@ -163,8 +222,10 @@ fn output_and_time_are_held() {
         (&result["failure_code"], &result["steps"][0]["output"]),
         (&json!("constraint_violation"), &json!("ä\nä\nä\n"))
     );
-    let mut slow =
-        job(json!([command(&["sh", "-c", "echo begun; sleep 1000"]), command(&["touch", "after"])]));
+    let mut slow = job(json!([
+        command(&["sh", "-c", "echo begun; sleep 1000"]),
+        command(&["touch", "after"])
+    ]));
     slow["constraints"]["max_runtime_seconds"] = json!(1);
     let (status, result) = carried_out(&world, &slow, &[]);
     assert_eq!(
@@ -183,7 +244,9 @@ fn output_and_time_are_held() {
 fn no_path_leaves_the_workspace() {
     let world = World::new();
     fs::create_dir_all(world.here("ws")).expect("a workspace");
-    world.write("outside.txt", "secret\n").write("out/secret.txt", "secret\n");
+    world
+        .write("outside.txt", "secret\n")
+        .write("out/secret.txt", "secret\n");
     symlink(world.here("outside.txt"), world.here("ws/file")).expect("a link");
     symlink(world.here("out"), world.here("ws/folder")).expect("a link");
     let diff = |path: &str| format!("--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-secret\n+changed\n");
@@ -206,20 +269,36 @@ fn no_path_leaves_the_workspace() {
         steps.push(json!({ "type": "apply_unified_diff", "args": { "diff": diff(path) } }));
         steps.push(json!({ "type": "apply_unified_diff", "args": { "diff": new(path) } }));
     }
-    steps.iter_mut().for_each(|step| step["on_failure"] = json!("continue"));
+    steps
+        .iter_mut()
+        .for_each(|step| step["on_failure"] = json!("continue"));
     let (_, result) = carried_out(&world, &job(json!(steps)), &[]);
     let done = result["steps"].as_array().expect("steps");
-    assert_eq!((done.len(), &done[0]["status"]), (steps.len(), &json!("success")));
+    assert_eq!(
+        (done.len(), &done[0]["status"]),
+        (steps.len(), &json!("success"))
+    );
     for (step, done) in steps.iter().zip(done).skip(1) {
         assert_eq!(done["status"], "failure", "{step} {done}");
         assert!(
-            done["error"].as_str().expect("a reason").contains("path escapes workspace"),
+            done["error"]
+                .as_str()
+                .expect("a reason")
+                .contains("path escapes workspace"),
             "{step} {done}"
         );
     }
     assert!(!result.to_string().contains("secret\\n"), "{result}");
-    assert_eq!(fs::read_to_string(world.here("outside.txt")).expect("it is there"), "secret\n");
-    assert_eq!(fs::read_dir(world.here("out")).expect("it is there").count(), 1);
+    assert_eq!(
+        fs::read_to_string(world.here("outside.txt")).expect("it is there"),
+        "secret\n"
+    );
+    assert_eq!(
+        fs::read_dir(world.here("out"))
+            .expect("it is there")
+            .count(),
+        1
+    );
     // The control: beside the links all of it works.
     let fine = json!([
         { "type": "write_file", "args": { "path": "a/b", "content": "secret\n" } },
@@ -228,7 +307,11 @@ fn no_path_leaves_the_workspace() {
         { "type": "run_command", "args": { "argv": ["cat", "b", "c"], "cwd": "/workspace/a" } },
     ]);
     let (status, result) = carried_out(&world, &job(fine), &[]);
-    assert_eq!((status, &result["steps"][3]["output"]), (Some(0), &json!("changed\nnew\n")), "{result}");
+    assert_eq!(
+        (status, &result["steps"][3]["output"]),
+        (Some(0), &json!("changed\nnew\n")),
+        "{result}"
+    );
 }
 
 /// Of a diff, all is applied or nothing.
@@ -236,15 +319,28 @@ fn no_path_leaves_the_workspace() {
 fn a_diff_that_does_not_fit_changes_nothing() {
     let world = World::new();
     world.write("ws/one", "a\n").write("ws/two", "b\n");
-    let diff = "--- a/one\n+++ b/one\n@@ -1 +1 @@\n-a\n+A\n--- a/two\n+++ b/two\n@@ -1 +1 @@\n-x\n+X\n";
-    let (status, result) =
-        carried_out(&world, &job(json!([{ "type": "apply_unified_diff", "args": { "diff": diff } }])), &[]);
-    assert_eq!((status, &result["failure_code"]), (Some(1), &json!("step_failed")));
+    let diff =
+        "--- a/one\n+++ b/one\n@@ -1 +1 @@\n-a\n+A\n--- a/two\n+++ b/two\n@@ -1 +1 @@\n-x\n+X\n";
+    let (status, result) = carried_out(
+        &world,
+        &job(json!([{ "type": "apply_unified_diff", "args": { "diff": diff } }])),
+        &[],
+    );
+    assert_eq!(
+        (status, &result["failure_code"]),
+        (Some(1), &json!("step_failed"))
+    );
     assert!(
-        result["failure_message"].as_str().expect("a reason").contains("`two`: hunk 1 does not fit"),
+        result["failure_message"]
+            .as_str()
+            .expect("a reason")
+            .contains("`two`: hunk 1 does not fit"),
         "{result}"
     );
-    assert_eq!(fs::read_to_string(world.here("ws/one")).expect("it is there"), "a\n");
+    assert_eq!(
+        fs::read_to_string(world.here("ws/one")).expect("it is there"),
+        "a\n"
+    );
 }
 
 /// 24: whoever is to be told hears that it goes on, then what came of it; that nobody listens is a note.
@@ -252,7 +348,10 @@ fn a_diff_that_does_not_fit_changes_nothing() {
 fn the_caller_is_told_of_the_beginning_and_the_end() {
     let world = World::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("http://{}/hook?x=1", listener.local_addr().expect("an address"));
+    let url = format!(
+        "http://{}/hook?x=1",
+        listener.local_addr().expect("an address")
+    );
     let heard = thread::spawn(move || (0..2).map(|_| message(&listener)).collect::<Vec<_>>());
     let one = job(json!([command(&["echo", "hello"])]));
     let (status, result) = carried_out(&world, &one, &["--callback", &url]);
@@ -283,7 +382,9 @@ fn message(listener: &TcpListener) -> Value {
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body).expect("a body");
-    (&stream).write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").expect("it listens");
+    (&stream)
+        .write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        .expect("it listens");
     serde_json::from_slice(&body).expect("JSON")
 }
 
@@ -305,13 +406,19 @@ fn a_program_of_the_callers_leaves_its_result_in_the_folder_of_the_job() {
         (Some(0), &json!("done"), &json!(false)),
         "{result}"
     );
-    assert_eq!(result["artifacts"][0]["path"], "/job/artifacts/a.txt", "{result}");
+    assert_eq!(
+        result["artifacts"][0]["path"], "/job/artifacts/a.txt",
+        "{result}"
+    );
     for (script, why) in [
         ("true", "no /job/result.json"),
         ("echo '{' > /job/result.json", "not one JSON object"),
         ("ln -s /etc/passwd /job/result.json", "cannot be read"),
         ("mkfifo /job/result.json", "not a regular file"),
-        ("head -c 2000000 /dev/zero > /job/result.json", "longer than"),
+        (
+            "head -c 2000000 /dev/zero > /job/result.json",
+            "longer than",
+        ),
         (
             r#"printf '{"protocol_version":"1.0","job_id":"other","status":"success","steps":[],"artifacts":[]}' > /job/result.json"#,
             "`job_id`",
@@ -327,14 +434,22 @@ fn a_program_of_the_callers_leaves_its_result_in_the_folder_of_the_job() {
             (Some(1), &json!("failure"), &json!("schema_validation")),
             "{script}: {result}"
         );
-        assert!(result["failure_message"].as_str().expect("a reason").contains(why), "{script}: {result}");
+        assert!(
+            result["failure_message"]
+                .as_str()
+                .expect("a reason")
+                .contains(why),
+            "{script}: {result}"
+        );
     }
     let (status, result) = agent("sleep 1000", 1);
     assert_eq!(
         (status, &result["status"], &result["failure_code"]),
         (Some(124), &json!("timeout"), &json!("timeout"))
     );
-    let left = fs::read_dir(world.state().join("job-folders")).expect("it was used").count();
+    let left = fs::read_dir(world.state().join("job-folders"))
+        .expect("it was used")
+        .count();
     assert_eq!(left, 0, "each folder of a job is gone with it");
 }
 
@@ -344,18 +459,34 @@ fn the_folder_of_a_job_takes_no_more_than_the_disk_of_its_box() {
     let world = World::new();
     let agent = |script: &str| {
         let script = format!("head -c {script}");
-        carried_out(&world, &job(json!([command(&["true"])])), &["--disk", "4M", "--", "sh", "-c", &script])
+        carried_out(
+            &world,
+            &job(json!([command(&["true"])])),
+            &["--disk", "4M", "--", "sh", "-c", &script],
+        )
     };
     let answer = r#"printf '{"protocol_version":"1.0","job_id":"job-1","status":"success","steps":[],"artifacts":[]}' > /job/result.json"#;
     let (status, result) = agent(&format!("3M /dev/zero > /job/large; {answer}"));
-    assert_eq!((status, &result["status"]), (Some(0), &json!("success")), "{result}");
-    let (status, result) = agent(&format!("16M /dev/zero > /job/large; {answer}; exec sleep 1000"));
+    assert_eq!(
+        (status, &result["status"]),
+        (Some(0), &json!("success")),
+        "{result}"
+    );
+    let (status, result) = agent(&format!(
+        "16M /dev/zero > /job/large; {answer}; exec sleep 1000"
+    ));
     assert_eq!(
         (status, &result["status"], &result["failure_code"]),
         (Some(1), &json!("failure"), &json!("constraint_violation")),
         "{result}"
     );
-    assert!(result["failure_message"].as_str().expect("a reason").contains("`disk`"), "{result}");
+    assert!(
+        result["failure_message"]
+            .as_str()
+            .expect("a reason")
+            .contains("`disk`"),
+        "{result}"
+    );
 }
 
 /// 112, 113: without a way out that the operator gives, a job that needs one is told so, and others have none.
@@ -365,10 +496,18 @@ fn a_job_that_needs_the_network_is_told_that_it_has_none() {
     let mut needs = job(json!([command(&["true"])]));
     needs["constraints"]["ext_net_allowed"] = json!(true);
     let (status, result) = carried_out(&world, &needs, &[]);
-    assert_eq!((status, &result["failure_code"]), (Some(125), &json!("ext_net_required")), "{result}");
+    assert_eq!(
+        (status, &result["failure_code"]),
+        (Some(125), &json!("ext_net_required")),
+        "{result}"
+    );
     let (status, _) = carried_out(&world, &needs, &["--profile", "standard"]);
     assert_eq!(status, Some(0), "the operator's profile has one");
-    let looks = job(json!([command(&["sh", "-c", "env | grep -i proxy; echo $?"])]));
+    let looks = job(json!([command(&[
+        "sh",
+        "-c",
+        "env | grep -i proxy; echo $?"
+    ])]));
     let (_, result) = carried_out(&world, &looks, &["--profile", "standard"]);
     assert_eq!(
         result["steps"][0]["output"], "1\n",
@@ -397,25 +536,44 @@ fn the_worker_api_carries_job_specs_out() {
     let spec = |steps: Value| job(steps).to_string();
     let ask = |number: u32, spec: String| {
         let id = format!("{number:08}-0000-4000-8000-000000000000");
-        let order =
-            json!({ "version": 1, "task_id": id, "job_id": id, "sandbox": { "job_spec_json": spec } });
+        let order = json!({ "version": 1, "task_id": id, "job_id": id, "sandbox": { "job_spec_json": spec } });
         server.post("/v1/worker/jobs:run", &order)
     };
     let answer = ask(1, spec(json!([command(&["echo", "hello"])])));
     assert_eq!(answer.status, 200, "{}", answer.text());
     let result = answer.json();
-    assert_eq!((&result["status"], &result["exit_code"]), (&json!("completed"), &json!(0)), "{result}");
-    assert_eq!(result["sba_result"]["steps"][0]["output"], "hello\n", "{result}");
+    assert_eq!(
+        (&result["status"], &result["exit_code"]),
+        (&json!("completed"), &json!(0)),
+        "{result}"
+    );
+    assert_eq!(
+        result["sba_result"]["steps"][0]["output"], "hello\n",
+        "{result}"
+    );
     let again = ask(1, spec(json!([command(&["echo", "hello"])])));
     assert_eq!(again.json(), result, "it is the same job");
     let failed = ask(2, spec(json!([command(&["sh", "-c", "exit 4"])]))).json();
-    assert_eq!((&failed["status"], &failed["exit_code"]), (&json!("failed"), &json!(4)), "{failed}");
+    assert_eq!(
+        (&failed["status"], &failed["exit_code"]),
+        (&json!("failed"), &json!(4)),
+        "{failed}"
+    );
     let refused = ask(3, json!({ "protocol_version": "99.0" }).to_string());
     assert_eq!(refused.status, 400);
-    assert!(refused.text().contains("protocol_version"), "{}", refused.text());
+    assert!(
+        refused.text().contains("protocol_version"),
+        "{}",
+        refused.text()
+    );
 }
 
-fn over_http(server: &Server, number: u32, spec: &Value, prefer: &[(&str, &str)]) -> node_tests::Answer {
+fn over_http(
+    server: &Server,
+    number: u32,
+    spec: &Value,
+    prefer: &[(&str, &str)],
+) -> node_tests::Answer {
     let id = uuid(number);
     let sandbox = json!({ "job_spec_json": spec.to_string() });
     let order = json!({ "version": 1, "task_id": id, "job_id": id, "sandbox": sandbox });
@@ -439,8 +597,16 @@ fn patterns_hold_nobody_up() {
     };
     let refused = over_http(&server, 1, &search(65), &[]);
     assert_eq!(refused.status, 400);
-    assert!(refused.text().contains("more than 64 steps that search"), "{}", refused.text());
-    assert_eq!(over_http(&server, 2, &search(64), &[]).json()["status"], "completed", "the control");
+    assert!(
+        refused.text().contains("more than 64 steps that search"),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(
+        over_http(&server, 2, &search(64), &[]).json()["status"],
+        "completed",
+        "the control"
+    );
     let mut long = job(json!([command(&["true"])]));
     long["context"] = json!({ "task_context": "x".repeat(1 << 20) });
     let refused = over_http(&server, 3, &long, &[]);
@@ -457,7 +623,10 @@ fn a_job_of_steps_that_is_stopped_has_its_grace() {
     let server = Server::new();
     let marker = format!("600.{}", std::process::id());
     let waits = format!("trap 'echo bye; exit 7' TERM; sleep {marker} >/dev/null 2>&1 & wait");
-    let spec = job(json!([command(&["sh", "-c", &waits]), command(&["echo", "after"])]));
+    let spec = job(json!([
+        command(&["sh", "-c", &waits]),
+        command(&["echo", "after"])
+    ]));
     assert_eq!(over_http(&server, 1, &spec, &ASYNC).status, 202);
     let id = uuid(1);
     let path = format!("/v1/worker/jobs/{id}");
@@ -471,11 +640,21 @@ fn a_job_of_steps_that_is_stopped_has_its_grace() {
         (&json!(7), &json!("cancelled")),
         "{told}"
     );
-    let steps = told["sba_result"]["steps"].as_array().unwrap_or_else(|| panic!("steps: {told}"));
-    assert_eq!((steps.len(), &steps[0]["output"]), (1, &json!("bye\n")), "{told}");
+    let steps = told["sba_result"]["steps"]
+        .as_array()
+        .unwrap_or_else(|| panic!("steps: {told}"));
+    assert_eq!(
+        (steps.len(), &steps[0]["output"]),
+        (1, &json!("bye\n")),
+        "{told}"
+    );
     assert_eq!(told["sba_result"]["failure_code"], "cancelled");
     let again = over_http(&server, 1, &spec, &ASYNC);
-    assert_eq!((again.status, again.json()), (200, told), "it has ended, and is answered like every job");
+    assert_eq!(
+        (again.status, again.json()),
+        (200, told),
+        "it has ended, and is answered like every job"
+    );
 }
 
 /// What was done, and what a step had written that did not end by itself, is in the result, whoever ended it.
@@ -483,8 +662,13 @@ fn a_job_of_steps_that_is_stopped_has_its_grace() {
 fn a_step_that_is_killed_is_told_of_with_what_it_wrote() {
     let server = Server::with("[serve]\ngrace = \"100ms\"\n", &[]);
     let spec = |marker: &str| {
-        let waits = format!("trap '' TERM; echo partial; sleep {marker}; while :; do sleep 0.1; done");
-        job(json!([command(&["echo", "first"]), command(&["sh", "-c", &waits]), command(&["echo", "after"])]))
+        let waits =
+            format!("trap '' TERM; echo partial; sleep {marker}; while :; do sleep 0.1; done");
+        job(json!([
+            command(&["echo", "first"]),
+            command(&["sh", "-c", &waits]),
+            command(&["echo", "after"])
+        ]))
     };
     let check = |told: &Value| {
         assert_eq!(told["run_diagnostics"]["reason"], "cancelled", "{told}");
@@ -492,19 +676,26 @@ fn a_step_that_is_killed_is_told_of_with_what_it_wrote() {
             (&told["exit_code"], &told["sba_result"]["failure_code"]),
             (&json!(-1), &json!("cancelled"))
         );
-        let steps = told["sba_result"]["steps"].as_array().unwrap_or_else(|| panic!("steps: {told}"));
+        let steps = told["sba_result"]["steps"]
+            .as_array()
+            .unwrap_or_else(|| panic!("steps: {told}"));
         let outputs: Vec<_> = steps.iter().map(|step| step["output"].clone()).collect();
         assert_eq!(outputs, ["first\n", "partial\n"], "{told}");
     };
     let begun = |number: u32, marker: String| {
-        assert_eq!(over_http(&server, number, &spec(&marker), &ASYNC).status, 202);
+        assert_eq!(
+            over_http(&server, number, &spec(&marker), &ASYNC).status,
+            202
+        );
         server.until("its start", || node_tests::is_running(&["sleep", &marker]));
     };
     begun(1, format!("601.{}", std::process::id()));
     let order = json!({ "version": 1, "task_id": uuid(1), "job_id": uuid(1), "grace_seconds": 0 });
     let path = |number| format!("/v1/worker/jobs/{}", uuid(number));
     assert_eq!(server.post("/v1/worker/jobs:stop", &order).status, 200);
-    server.until("its end", || server.get(&path(1)).json()["exit_code"].is_i64());
+    server.until("its end", || {
+        server.get(&path(1)).json()["exit_code"].is_i64()
+    });
     check(&server.get(&path(1)).json());
     begun(2, format!("602.{}", std::process::id()));
     let server = server.restart(Signal::TERM, "");
@@ -518,23 +709,49 @@ fn jobs_of_steps_end_like_all_jobs() {
     let mut slow = job(json!([command(&["sleep", "600"])]));
     slow["constraints"]["max_runtime_seconds"] = json!(1);
     let late = over_http(&server, 1, &slow, &[]).json();
-    assert_eq!((&late["status"], &late["exit_code"]), (&json!("timeout"), &json!(-1)), "{late}");
-    let sandbox =
-        json!({ "image": "alpine:no-such", "job_spec_json": job(json!([command(&["true"])])).to_string() });
+    assert_eq!(
+        (&late["status"], &late["exit_code"]),
+        (&json!("timeout"), &json!(-1)),
+        "{late}"
+    );
+    let sandbox = json!({ "image": "alpine:no-such", "job_spec_json": job(json!([command(&["true"])])).to_string() });
     let order = json!({ "version": 1, "task_id": uuid(2), "job_id": uuid(2), "sandbox": sandbox });
     let missing = server.post("/v1/worker/jobs:run", &order).json();
-    assert_eq!((&missing["status"], &missing["exit_code"]), (&json!("failed"), &json!(-1)), "{missing}");
+    assert_eq!(
+        (&missing["status"], &missing["exit_code"]),
+        (&json!("failed"), &json!(-1)),
+        "{missing}"
+    );
     let about = &missing["run_diagnostics"];
     assert_eq!(about["container_started"], false, "{missing}");
-    assert!(about["reason"].as_str().is_some_and(|reason| reason.starts_with("not_started: ")), "{missing}");
+    assert!(
+        about["reason"]
+            .as_str()
+            .is_some_and(|reason| reason.starts_with("not_started: ")),
+        "{missing}"
+    );
     let fine = over_http(&server, 3, &job(json!([command(&["echo", "hello"])])), &[]).json();
     assert_eq!(fine["status"], "completed", "{fine}");
     let stranger = node_tests::key_of(&server, "else", &["runs"]);
     let path = format!("/v1/worker/jobs/{}", uuid(3));
-    assert_eq!(server.ask(&stranger, "GET", &path, &[], &Value::Null).status, 404);
+    assert_eq!(
+        server
+            .ask(&stranger, "GET", &path, &[], &Value::Null)
+            .status,
+        404
+    );
     let upper = format!("/v1/worker/jobs/{}", uuid(3).to_ascii_uppercase());
     assert_eq!(server.get(&upper).json(), fine, "it is the same name");
-    assert_eq!(over_http(&server, 4, &job(json!([command(&["sleep", "600"])])), &ASYNC).status, 202);
+    assert_eq!(
+        over_http(
+            &server,
+            4,
+            &job(json!([command(&["sleep", "600"])])),
+            &ASYNC
+        )
+        .status,
+        202
+    );
     let server = server.restart(rustix::process::Signal::KILL, "");
     assert_eq!(server.get(&path).json(), fine);
     let lost = server.get(&format!("/v1/worker/jobs/{}", uuid(4))).json();

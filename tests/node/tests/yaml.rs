@@ -28,12 +28,28 @@ fn bounds_of_the_file_hold() {
         "worker_api: {max_request_bytes: 2000}\n\
          sandbox: {max_concurrency: 1, timeouts: {default_seconds: 1, max_seconds: 1}, resources: {max_pids: 20, max_memory_mb: 64}}\n",
     );
-    let large = job(1, json!({ "command": ["true"], "env": { "X": "x".repeat(3000) } }));
+    let large = job(
+        1,
+        json!({ "command": ["true"], "env": { "X": "x".repeat(3000) } }),
+    );
     assert_eq!(server.post(RUN, &large).status, 413);
-    let long = server.post(RUN, &job(2, json!({ "command": ["sleep", "600"], "timeout_seconds": 500 })));
-    assert_eq!((long.status, long.json()["status"].as_str()), (200, Some("timeout")), "{}", long.text());
+    let long = server.post(
+        RUN,
+        &job(
+            2,
+            json!({ "command": ["sleep", "600"], "timeout_seconds": 500 }),
+        ),
+    );
+    assert_eq!(
+        (long.status, long.json()["status"].as_str()),
+        (200, Some("timeout")),
+        "{}",
+        long.text()
+    );
     let fork = "for i in $(seq 40); do sleep 0.5 & done 2>&1 | grep -ci 'fork\\|resource' ; wait";
-    let forked = server.post(RUN, &job(3, json!({ "command": ["sh", "-c", fork] }))).json();
+    let forked = server
+        .post(RUN, &job(3, json!({ "command": ["sh", "-c", fork] })))
+        .json();
     assert_ne!(forked["stdout"], "0\n", "{forked}");
 }
 
@@ -43,11 +59,21 @@ fn one_job_more_than_the_file_allows_is_429() {
     let server = server("sandbox: {max_concurrency: 1}\n");
     let prefer = [("prefer", "respond-async")];
     let sleeper = job(1, json!({ "command": ["sleep", "600"] }));
-    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &sleeper).status, 202);
-    let more = server.post(RUN, &job(2, json!({ "command": ["true"] })));
-    assert_eq!((more.status, more.json()["type"].as_str()), (429, Some("urn:cynodeai:error:rate_limit")));
     assert_eq!(
-        server.ask(&server.admin, "POST", RUN, &prefer, &sleeper).status,
+        server
+            .ask(&server.admin, "POST", RUN, &prefer, &sleeper)
+            .status,
+        202
+    );
+    let more = server.post(RUN, &job(2, json!({ "command": ["true"] })));
+    assert_eq!(
+        (more.status, more.json()["type"].as_str()),
+        (429, Some("urn:cynodeai:error:rate_limit"))
+    );
+    assert_eq!(
+        server
+            .ask(&server.admin, "POST", RUN, &prefer, &sleeper)
+            .status,
         202,
         "the first one is joined"
     );
@@ -61,8 +87,21 @@ fn a_node_that_is_disabled_takes_nothing_and_says_so() {
     assert_eq!(ready.status, 503);
     assert!(ready.text().contains("disabled"), "{}", ready.text());
     assert_eq!(server.get("/healthz").status, 200);
-    assert_eq!(server.post(RUN, &job(1, json!({ "command": ["true"] }))).status, 503);
-    assert_eq!(server.post("/v1/worker/sessions", &json!({ "version": 1, "task_id": TASK })).status, 503);
+    assert_eq!(
+        server
+            .post(RUN, &job(1, json!({ "command": ["true"] })))
+            .status,
+        503
+    );
+    assert_eq!(
+        server
+            .post(
+                "/v1/worker/sessions",
+                &json!({ "version": 1, "task_id": TASK })
+            )
+            .status,
+        503
+    );
 }
 
 /// Items 2 and 14.
@@ -70,21 +109,33 @@ fn a_node_that_is_disabled_takes_nothing_and_says_so() {
 fn a_missing_runtime_is_named() {
     let folder = Folder::new();
     let file = folder.at("node.yaml");
-    fs::write(&file, "sandbox: {runtime: podman, default_image: alpine:3}\n").expect("a node file");
+    fs::write(
+        &file,
+        "sandbox: {runtime: podman, default_image: alpine:3}\n",
+    )
+    .expect("a node file");
     let mut command = serve(&folder, "", &["--node", &file.to_string_lossy()]);
-    command.env("CONTAINER_HOST", format!("unix://{}", folder.at("nobody.sock").display()));
+    command.env(
+        "CONTAINER_HOST",
+        format!("unix://{}", folder.at("nobody.sock").display()),
+    );
     let server = Server::started(command, folder, None);
     let ready = server.get("/readyz");
     assert_eq!(ready.status, 503, "{}", ready.text());
     assert!(
-        ready.json()["title"].as_str().is_some_and(|title| title.to_lowercase().contains("podman")),
+        ready.json()["title"]
+            .as_str()
+            .is_some_and(|title| title.to_lowercase().contains("podman")),
         "{}",
         ready.text()
     );
     let told = server.post(RUN, &job(1, json!({ "command": ["true"] })));
     assert_eq!(told.status, 200, "{}", told.text());
     let told = told.json();
-    assert_eq!((&told["status"], &told["exit_code"]), (&json!("failed"), &json!(-1)));
+    assert_eq!(
+        (&told["status"], &told["exit_code"]),
+        (&json!("failed"), &json!(-1))
+    );
     assert_eq!(told["run_diagnostics"]["container_started"], false);
     assert_eq!(told["run_diagnostics"]["image"], "alpine:3");
     assert_eq!(told["run_diagnostics"]["runtime"], "podman");
@@ -94,14 +145,24 @@ fn a_missing_runtime_is_named() {
 #[test]
 fn images_that_are_not_listed_and_models_that_are_not_given_are_refused() {
     let server = server("sandbox: {allowed_images: [alpine]}\ninference: {mode: disabled}\n");
-    for sandbox in [json!({ "image": "busybox", "command": ["true"] }), json!({ "command": ["true"] })] {
+    for sandbox in [
+        json!({ "image": "busybox", "command": ["true"] }),
+        json!({ "command": ["true"] }),
+    ] {
         let answer = server.post(RUN, &job(1, sandbox));
         assert_eq!(answer.status, 403, "{}", answer.text());
         assert!(answer.text().contains("list"), "{}", answer.text());
     }
-    let listed = server.post(RUN, &job(2, json!({ "image": "alpine:no-such", "command": ["true"] })));
+    let listed = server.post(
+        RUN,
+        &job(2, json!({ "image": "alpine:no-such", "command": ["true"] })),
+    );
     assert_eq!(listed.status, 200, "the control: {}", listed.text());
-    assert_eq!(server.get("/readyz").status, 200, "no list is about our own trial");
+    assert_eq!(
+        server.get("/readyz").status,
+        200,
+        "no list is about our own trial"
+    );
     let models = json!({ "image": "alpine", "command": ["true"], "use_inference": true });
     assert_eq!(server.post(RUN, &job(3, models)).status, 403);
 }
@@ -111,10 +172,16 @@ fn images_that_are_not_listed_and_models_that_are_not_given_are_refused() {
 fn what_cannot_be_honoured_stops_the_start() {
     for (yaml, why) in [
         ("orchestrator: {url: 'http://o'}", "registers with nobody"),
-        ("sandbox: {security: {allow_privileged: true}}", "sandbox.security.allow_privileged"),
+        (
+            "sandbox: {security: {allow_privileged: true}}",
+            "sandbox.security.allow_privileged",
+        ),
         ("sandbox: {mount_root: /srv}", "sandbox.mount_root"),
         ("sandbox: {max_concurency: 3}", "max_concurrency"),
-        ("worker_api: {listen_host: 0.0.0.0, listen_port: 0}", "--plain-http"),
+        (
+            "worker_api: {listen_host: 0.0.0.0, listen_port: 0}",
+            "--plain-http",
+        ),
         ("a: &a [1]\nb: *a", "without anchors"),
     ] {
         let folder = Folder::new();
@@ -127,7 +194,9 @@ fn what_cannot_be_honoured_stops_the_start() {
             .arg("--state")
             .arg(folder.at("state"));
         plain.env_clear().stdin(std::process::Stdio::null());
-        plain.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        plain
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
         let said = refusal(&mut plain);
         assert!(said.contains(why), "{yaml}: {said}");
     }
@@ -144,30 +213,56 @@ fn the_state_folder_and_the_port_are_those_of_the_file() {
     let folder = Folder::new();
     let file = folder.at("node.yaml");
     let state = folder.at("of-the-file");
-    let yaml = format!("worker_api: {{listen_port: 0}}\nstorage: {{state_dir: {}}}\n", state.display());
+    let yaml = format!(
+        "worker_api: {{listen_port: 0}}\nstorage: {{state_dir: {}}}\n",
+        state.display()
+    );
     fs::write(&file, yaml).expect("a node file");
     let mut command = std::process::Command::new(cli::airlock());
-    command.args(["serve", "--json", "--quiet", "--pool", "0", "--node"]).arg(&file);
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command
+        .args(["serve", "--json", "--quiet", "--pool", "0", "--node"])
+        .arg(&file);
+    command
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default());
     command.stdin(std::process::Stdio::null());
-    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    command
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
     let server = Server::started(command, folder, None);
     assert!(state.join("airlock.db").exists());
-    assert_eq!(server.post(RUN, &job(1, json!({ "command": ["true"] }))).json()["status"], "completed");
+    assert_eq!(
+        server
+            .post(RUN, &job(1, json!({ "command": ["true"] })))
+            .json()["status"],
+        "completed"
+    );
 }
 
 /// What the file gives no job, it gives nobody else, either.
 #[test]
 fn the_inference_door_is_closed_for_runs_and_sandboxes_too() {
-    for (yaml, status) in [("inference: {mode: disabled}\n", 403), ("sandbox: {mode: sandbox_only}\n", 403)] {
+    for (yaml, status) in [
+        ("inference: {mode: disabled}\n", 403),
+        ("sandbox: {mode: sandbox_only}\n", 403),
+    ] {
         let server = server(yaml);
         let asked = json!({ "command": ["true"], "network": "doors", "inference": true });
         let run = server.post("/v1/runs", &asked);
         assert_eq!(run.status, status, "{yaml}: {}", run.text());
         assert!(run.text().contains("inference door"), "{}", run.text());
-        let made = server.post("/v1/sandboxes", &json!({ "network": "doors", "inference": true }));
+        let made = server.post(
+            "/v1/sandboxes",
+            &json!({ "network": "doors", "inference": true }),
+        );
         assert_eq!(made.status, status, "{yaml}: {}", made.text());
-        assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"] })).status, 200, "the control");
+        assert_eq!(
+            server
+                .post("/v1/runs", &json!({ "command": ["true"] }))
+                .status,
+            200,
+            "the control"
+        );
     }
 }
 
@@ -177,9 +272,15 @@ fn the_inference_door_is_closed_for_runs_and_sandboxes_too() {
 fn a_session_lasts_as_long_as_it_was_asked_to_and_so_do_its_programs() {
     let server = server("sandbox: {timeouts: {default_seconds: 1, max_seconds: 600}}\n");
     let task = "11111111-1111-4111-8111-111111111111";
-    let made = server.post("/v1/worker/sessions", &json!({ "version": 1, "task_id": task }));
+    let made = server.post(
+        "/v1/worker/sessions",
+        &json!({ "version": 1, "task_id": task }),
+    );
     assert_eq!(made.status, 201, "{}", made.text());
-    let path = format!("/v1/worker/sessions/{}/exec", made.json()["session_id"].as_str().expect("one"));
+    let path = format!(
+        "/v1/worker/sessions/{}/exec",
+        made.json()["session_id"].as_str().expect("one")
+    );
     let exec = |script: &str, seconds: Option<u64>| {
         let mut order = json!({ "version": 1, "task_id": task, "command": ["sh", "-c", script] });
         if let Some(seconds) = seconds {
@@ -187,12 +288,26 @@ fn a_session_lasts_as_long_as_it_was_asked_to_and_so_do_its_programs() {
         }
         let answer = server.post(&path, &order);
         assert_eq!(answer.status, 200, "{}", answer.text());
-        (answer.json()["status"].clone(), answer.json()["exit_code"].clone())
+        (
+            answer.json()["status"].clone(),
+            answer.json()["exit_code"].clone(),
+        )
     };
-    assert_eq!(exec("sleep 300", None), (json!("timeout"), json!(-1)), "the control: the default holds");
-    assert_eq!(exec("sleep 2; exit 3", Some(60)), (json!("failed"), json!(3)));
+    assert_eq!(
+        exec("sleep 300", None),
+        (json!("timeout"), json!(-1)),
+        "the control: the default holds"
+    );
+    assert_eq!(
+        exec("sleep 2; exit 3", Some(60)),
+        (json!("failed"), json!(3))
+    );
     // More than a second of all CPUs: SIGXCPU, 24, ends it.
     let busy = "ulimit -S -t $(($(nproc) + 2)); while :; do :; done";
     assert_eq!(exec(busy, Some(300)), (json!("failed"), json!(128 + 24)));
-    assert_eq!(exec("exit 5", None), (json!("failed"), json!(5)), "the session is still there");
+    assert_eq!(
+        exec("exit 5", None),
+        (json!("failed"), json!(5)),
+        "the session is still there"
+    );
 }

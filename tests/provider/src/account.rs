@@ -99,7 +99,10 @@ pub struct Call {
 impl Call {
     /// The value of this header, if it came.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(one, _)| one == name).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(one, _)| one == name)
+            .map(|(_, value)| value.as_str())
     }
 }
 
@@ -129,7 +132,9 @@ pub struct Served {
 impl Served {
     /// The calls of one route.
     pub fn of(&self, operation: Operation) -> impl Iterator<Item = &Call> {
-        self.calls.iter().filter(move |call| call.operation == operation)
+        self.calls
+            .iter()
+            .filter(move |call| call.operation == operation)
     }
 }
 
@@ -147,7 +152,13 @@ pub(crate) struct Book(Arc<(Mutex<Pages>, Condvar)>);
 
 impl Book {
     pub(crate) fn new(lean: bool) -> Book {
-        Book(Arc::new((Mutex::new(Pages { lean, ..Pages::default() }), Condvar::new())))
+        Book(Arc::new((
+            Mutex::new(Pages {
+                lean,
+                ..Pages::default()
+            }),
+            Condvar::new(),
+        )))
     }
 
     fn pages(&self) -> MutexGuard<'_, Pages> {
@@ -179,7 +190,12 @@ impl Book {
         let mut pages = self.pages();
         while !wanted(&pages.served) {
             let left = deadline.checked_duration_since(Instant::now())?;
-            pages = self.0.1.wait_timeout(pages, left).unwrap_or_else(PoisonError::into_inner).0;
+            pages = self
+                .0
+                .1
+                .wait_timeout(pages, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         Some(pages.served.clone())
     }
@@ -216,7 +232,13 @@ impl Book {
         let generation = pages.generation;
         drop(pages);
         self.0.1.notify_all();
-        Entry { book: self.clone(), generation, index, ended: false, held: false }
+        Entry {
+            book: self.clone(),
+            generation,
+            index,
+            ended: false,
+            held: false,
+        }
     }
 }
 
@@ -241,14 +263,18 @@ impl Entry {
 
     pub(crate) fn status(&self, status: u16) {
         self.change(|served, index| {
-            index.into_iter().for_each(|index| served.calls[index].status = status);
+            index
+                .into_iter()
+                .for_each(|index| served.calls[index].status = status);
         });
     }
 
     pub(crate) fn serve(&self, tokens: Tokens) {
         self.change(|served, index| {
             served.tokens.add(&tokens);
-            index.into_iter().for_each(|index| served.calls[index].tokens.add(&tokens));
+            index
+                .into_iter()
+                .for_each(|index| served.calls[index].tokens.add(&tokens));
         });
     }
 
@@ -261,7 +287,10 @@ impl Entry {
 
     /// One more frame has left.
     pub(crate) fn token(&self) {
-        self.serve(Tokens { output: 1, ..Tokens::default() });
+        self.serve(Tokens {
+            output: 1,
+            ..Tokens::default()
+        });
     }
 
     pub(crate) fn end(&mut self, end: End) {
@@ -271,7 +300,9 @@ impl Entry {
         self.held(false);
         self.change(|served, index| {
             served.open -= 1;
-            index.into_iter().for_each(|index| served.calls[index].end = end);
+            index
+                .into_iter()
+                .for_each(|index| served.calls[index].end = end);
         });
     }
 }

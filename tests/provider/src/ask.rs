@@ -48,7 +48,9 @@ impl Ask {
             Operation::OpenAiResponses => self.max_output_tokens,
             Operation::AnthropicMessages => self.max_tokens,
             _ => match operation.dialect() {
-                Dialect::OpenAi | Dialect::Anthropic => self.max_completion_tokens.or(self.max_tokens),
+                Dialect::OpenAi | Dialect::Anthropic => {
+                    self.max_completion_tokens.or(self.max_tokens)
+                }
                 Dialect::Gemini => self.generation_config.as_ref()?.max_output_tokens,
                 // -1 and -2 mean without end.
                 Dialect::Ollama => u64::try_from(self.options.as_ref()?.num_predict?).ok(),
@@ -70,7 +72,11 @@ impl Flow {
     pub(crate) fn of(operation: Operation, ask: &Ask, query: &str) -> Flow {
         match operation {
             Operation::OpenAiChat | Operation::OpenAiResponses | Operation::AnthropicMessages => {
-                if ask.stream == Some(true) { Flow::Events } else { Flow::Unary }
+                if ask.stream == Some(true) {
+                    Flow::Events
+                } else {
+                    Flow::Unary
+                }
             }
             Operation::OllamaChat | Operation::OllamaGenerate => {
                 if ask.stream == Some(false) {
@@ -128,11 +134,21 @@ impl Plan {
         body: usize,
         script: Script,
     ) -> Plan {
-        let words: Vec<_> =
-            script.text.iter().flat_map(|text| text.split_inclusive(' ')).map(str::to_owned).collect();
-        let wanted = if script.text.is_some() { words.len() as u64 } else { script.tokens };
+        let words: Vec<_> = script
+            .text
+            .iter()
+            .flat_map(|text| text.split_inclusive(' '))
+            .map(str::to_owned)
+            .collect();
+        let wanted = if script.text.is_some() {
+            words.len() as u64
+        } else {
+            script.tokens
+        };
         let cap = if operation.generates() {
-            ask.cap(operation).filter(|_| !script.ignore_cap).unwrap_or(u64::MAX)
+            ask.cap(operation)
+                .filter(|_| !script.ignore_cap)
+                .unwrap_or(u64::MAX)
         } else {
             0
         };
@@ -145,8 +161,15 @@ impl Plan {
             model_json: serde_json::to_string(&model).unwrap_or_default(),
             model,
             flow,
-            include_usage: ask.stream_options.as_ref().is_some_and(|one| one.include_usage == Some(true)),
-            tokens: Tokens { output, reasoning, ..prompt(operation, body, &script) },
+            include_usage: ask
+                .stream_options
+                .as_ref()
+                .is_some_and(|one| one.include_usage == Some(true)),
+            tokens: Tokens {
+                output,
+                reasoning,
+                ..prompt(operation, body, &script)
+            },
             capped: output + reasoning < wanted + script.reasoning,
             script,
             words,
@@ -160,10 +183,14 @@ impl Plan {
             return echo.clone();
         }
         if self.script.stamp {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let now = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default();
             return format!("tok{} ", now.as_nanos());
         }
-        let own = usize::try_from(index).ok().and_then(|index| self.words.get(index));
+        let own = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.words.get(index));
         own.cloned().unwrap_or_else(|| format!("tok{index} "))
     }
 
@@ -172,13 +199,18 @@ impl Plan {
         match (&self.echo, self.script.reply_bytes) {
             (Some(echo), _) => echo.clone(),
             (None, Some(size)) => "x".repeat(size),
-            (None, None) => (0..self.tokens.output).map(|index| self.word(index)).collect(),
+            (None, None) => (0..self.tokens.output)
+                .map(|index| self.word(index))
+                .collect(),
         }
     }
 
     /// With so many of the tokens sent.
     pub(crate) fn sent(&self, output: u64) -> Tokens {
-        Tokens { output, ..self.tokens }
+        Tokens {
+            output,
+            ..self.tokens
+        }
     }
 }
 
@@ -189,5 +221,11 @@ fn prompt(operation: Operation, body: usize, script: &Script) -> Tokens {
     let cache_write_1h = if writes { script.cache_write_1h } else { 0 };
     let all = script.input.unwrap_or((body as u64).div_ceil(4));
     let input = all.saturating_sub(script.cache_read + cache_write_5m + cache_write_1h);
-    Tokens { input, cache_read: script.cache_read, cache_write_5m, cache_write_1h, ..Tokens::default() }
+    Tokens {
+        input,
+        cache_read: script.cache_read,
+        cache_write_5m,
+        cache_write_1h,
+        ..Tokens::default()
+    }
 }

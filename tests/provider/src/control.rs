@@ -20,7 +20,9 @@ const MOST_TIMES: usize = 100_000;
 /// The whole answer, if the request is one of these.
 pub(crate) fn answer(head: &Parts, body: &Bytes, shared: &Shared) -> Option<Vec<u8>> {
     let answer = match (head.method.as_str(), head.uri.path()) {
-        ("GET", "/_served") => serde_json::to_value(shared.book.served()).map_err(|error| error.to_string()),
+        ("GET", "/_served") => {
+            serde_json::to_value(shared.book.served()).map_err(|error| error.to_string())
+        }
         ("POST", "/_reset") => {
             shared.book.reset();
             Ok(json!({}))

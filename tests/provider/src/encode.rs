@@ -23,7 +23,10 @@ impl Drain {
 
 impl Write for Drain {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -45,8 +48,12 @@ impl Encoder {
         let writer: Box<dyn Write + Send> = match encoding {
             Encoding::Gzip => Box::new(gzip(drain.clone())),
             Encoding::Deflate => Box::new(ZlibEncoder::new(drain.clone(), Compression::fast())),
-            Encoding::Zstd => Box::new(zstd::stream::write::Encoder::new(drain.clone(), 1)?.auto_finish()),
-            Encoding::GzipTwice => Box::new(GzEncoder::new(gzip(drain.clone()), Compression::fast())),
+            Encoding::Zstd => {
+                Box::new(zstd::stream::write::Encoder::new(drain.clone(), 1)?.auto_finish())
+            }
+            Encoding::GzipTwice => {
+                Box::new(GzEncoder::new(gzip(drain.clone()), Compression::fast()))
+            }
             Encoding::GzipLie | Encoding::BrLie | Encoding::Unknown => Box::new(drain.clone()),
         };
         Ok(Encoder { writer, drain })
@@ -55,7 +62,10 @@ impl Encoder {
     /// What this part becomes.
     pub(crate) fn part(&mut self, bytes: &[u8]) -> Vec<u8> {
         // It writes to memory.
-        _ = self.writer.write_all(bytes).and_then(|()| self.writer.flush());
+        _ = self
+            .writer
+            .write_all(bytes)
+            .and_then(|()| self.writer.flush());
         self.drain.take()
     }
 

@@ -68,18 +68,29 @@ impl Provider {
         let shared = Arc::new(Shared::new(&settings));
         let (stop, stopped) = oneshot::channel();
         let serving = shared.clone();
-        let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime starts").block_on(async {
-                let listener = tokio::net::TcpListener::from_std(listener).expect("it is a listener");
-                tokio::select! {
-                    () = serve::listen(listener, acceptor, serving) => {}
-                    _ = stopped => {}
-                }
+        let thread = thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                runtime.expect("a runtime starts").block_on(async {
+                    let listener =
+                        tokio::net::TcpListener::from_std(listener).expect("it is a listener");
+                    tokio::select! {
+                        () = serve::listen(listener, acceptor, serving) => {}
+                        _ = stopped => {}
+                    }
+                });
             });
-        });
         let thread = thread.expect("a thread starts");
-        Provider { address, tls: settings.tls.is_some(), shared, stop: Some(stop), thread: Some(thread) }
+        Provider {
+            address,
+            tls: settings.tls.is_some(),
+            shared,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 
     /// Where it listens.
@@ -89,7 +100,11 @@ impl Provider {
 
     /// The same as the beginning of an address of its routes, without a slash at its end.
     pub fn base(&self) -> String {
-        format!("{}://{}", if self.tls { "https" } else { "http" }, self.address)
+        format!(
+            "{}://{}",
+            if self.tls { "https" } else { "http" },
+            self.address
+        )
     }
 
     /// What it served so far.
@@ -100,7 +115,12 @@ impl Provider {
     /// Waits until the account is as wanted; panics with it when it does not become so.
     pub fn await_served(&self, wanted: impl Fn(&Served) -> bool) -> Served {
         let found = self.shared.book.await_served(PATIENCE, wanted);
-        found.unwrap_or_else(|| panic!("the account does not become as wanted: {:#?}", self.served()))
+        found.unwrap_or_else(|| {
+            panic!(
+                "the account does not become as wanted: {:#?}",
+                self.served()
+            )
+        })
     }
 
     /// Begins a new account; orders stay.
@@ -115,7 +135,10 @@ impl Provider {
 
     /// How calls of this model are answered from now on.
     pub fn set_model(&self, model: &str, script: impl Into<Script>) {
-        self.shared.orders().models.insert(model.to_owned(), script.into());
+        self.shared
+            .orders()
+            .models
+            .insert(model.to_owned(), script.into());
     }
 
     /// How the next call is answered that has no order yet. Orders are taken in turn, one a call.

@@ -54,9 +54,10 @@ fn fault(text: &str) -> Result<Fault, String> {
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
     let tls = match (options.tls_cert, options.tls_key) {
-        (Some(certificates), Some(key)) => {
-            Some(Tls { certificates: fs::read(certificates)?, key: fs::read(key)? })
-        }
+        (Some(certificates), Some(key)) => Some(Tls {
+            certificates: fs::read(certificates)?,
+            key: fs::read(key)?,
+        }),
         _ => None,
     };
     let script = Script {

@@ -57,13 +57,20 @@ pub enum Operation {
 
 impl Operation {
     /// Of this request; with Gemini the model stands in the path.
-    pub(crate) fn of(method: &Method, path: &str, headers: &HeaderMap) -> (Operation, Option<String>) {
+    pub(crate) fn of(
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> (Operation, Option<String>) {
         // Newer SDKs of Gemini ask for v1.
-        let of_model = ["/v1beta/models/", "/v1/models/"].iter().find_map(|prefix| path.strip_prefix(prefix));
+        let of_model = ["/v1beta/models/", "/v1/models/"]
+            .iter()
+            .find_map(|prefix| path.strip_prefix(prefix));
         if let Some(rest) = of_model {
             return gemini(method, rest);
         }
-        let anthropic = headers.contains_key("x-api-key") || headers.contains_key("anthropic-version");
+        let anthropic =
+            headers.contains_key("x-api-key") || headers.contains_key("anthropic-version");
         let operation = match (method.as_str(), path) {
             ("POST", "/v1/chat/completions") => Operation::OpenAiChat,
             ("POST", "/v1/responses") => Operation::OpenAiResponses,
@@ -100,9 +107,9 @@ impl Operation {
             | Operation::OpenAiEmbeddings
             | Operation::OpenAiModels
             | Operation::Unknown => Dialect::OpenAi,
-            Operation::AnthropicMessages | Operation::AnthropicCountTokens | Operation::AnthropicModels => {
-                Dialect::Anthropic
-            }
+            Operation::AnthropicMessages
+            | Operation::AnthropicCountTokens
+            | Operation::AnthropicModels => Dialect::Anthropic,
             Operation::GeminiModels
             | Operation::GeminiGenerate
             | Operation::GeminiStream
@@ -170,7 +177,8 @@ pub(crate) fn keys_of(headers: &HeaderMap) -> Vec<String> {
     let all = named.iter().flat_map(|name| headers.get_all(*name));
     all.map(|value| {
         let text = String::from_utf8_lossy(value.as_bytes()).into_owned();
-        text.strip_prefix("Bearer ").map_or(text.clone(), str::to_owned)
+        text.strip_prefix("Bearer ")
+            .map_or(text.clone(), str::to_owned)
     })
     .collect()
 }

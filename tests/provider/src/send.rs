@@ -31,8 +31,7 @@ pub(crate) struct Sender<'a> {
     pub(crate) keys: &'a [String],
 }
 
-const POISON: &str =
-    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 17\r\n\r\n{\"poison\":\"mock\"}";
+const POISON: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 17\r\n\r\n{\"poison\":\"mock\"}";
 const COOKIES: [(&str, &str); 6] = [
     ("set-cookie", "mock=1; Path=/"),
     ("alt-svc", "h3=\":443\"; ma=86400"),
@@ -52,11 +51,17 @@ impl Sender<'_> {
             return Ok(after);
         }
         if plan.operation.bills() {
-            self.entry.serve(Tokens { output: 0, ..plan.tokens });
+            self.entry.serve(Tokens {
+                output: 0,
+                ..plan.tokens
+            });
         }
         match plan.script.fault {
             Some(Fault::EchoHeaders) => {
-                let lines = self.headers.iter().map(|(name, value)| format!("{name}: {value}\n"));
+                let lines = self
+                    .headers
+                    .iter()
+                    .map(|(name, value)| format!("{name}: {value}\n"));
                 plan.echo = Some(lines.collect());
             }
             Some(Fault::Giant(size)) => plan.script.reply_bytes = Some(size << 20),
@@ -91,7 +96,9 @@ impl Sender<'_> {
         self.entry.status(status);
         let body = body.to_string();
         let mut head = Head::new(status);
-        headers.iter().for_each(|(name, value)| head.header(name, value));
+        headers
+            .iter()
+            .for_each(|(name, value)| head.header(name, value));
         head.header("content-type", "application/json");
         self.wire.send(&head.with_body(body.as_bytes())).await?;
         self.entry.end(End::Whole);
@@ -100,14 +107,23 @@ impl Sender<'_> {
 
     /// Faults that need no answer, and those that come before one.
     async fn before_head(&mut self, plan: &Plan) -> Result<Option<After>, Gone> {
-        let Some(fault) = &plan.script.fault else { return Ok(None) };
+        let Some(fault) = &plan.script.fault else {
+            return Ok(None);
+        };
         match fault {
-            Fault::Status { .. } | Fault::Refuse(_) | Fault::ErrorWithKey(_) | Fault::Redirect { .. } => {
+            Fault::Status { .. }
+            | Fault::Refuse(_)
+            | Fault::ErrorWithKey(_)
+            | Fault::Redirect { .. } => {
                 return self.error(plan, fault).await.map(Some);
             }
             Fault::Reset | Fault::Close => {
                 self.entry.end(End::Fault);
-                return Ok(Some(if *fault == Fault::Reset { After::Reset } else { After::Close }));
+                return Ok(Some(if *fault == Fault::Reset {
+                    After::Reset
+                } else {
+                    After::Close
+                }));
             }
             Fault::Silence => return Err(self.wire.gone().await),
             Fault::SlowHeaders(time) => self.wire.sleep(Duration::from_millis(*time)).await?,
@@ -135,21 +151,46 @@ impl Sender<'_> {
 
     async fn error(&mut self, plan: &Plan, fault: &Fault) -> Result<After, Gone> {
         match fault {
-            Fault::Status { code, retry_after, bills } => {
+            Fault::Status {
+                code,
+                retry_after,
+                bills,
+            } => {
                 if *bills {
-                    self.entry.serve(Tokens { output: 0, reasoning: 0, ..plan.tokens });
+                    self.entry.serve(Tokens {
+                        output: 0,
+                        reasoning: 0,
+                        ..plan.tokens
+                    });
                 }
-                let headers: Vec<_> =
-                    retry_after.iter().map(|value| ("retry-after", value.as_str())).collect();
-                self.refuse(plan, *code, "mock_fault", "this fault was ordered", &headers).await
+                let headers: Vec<_> = retry_after
+                    .iter()
+                    .map(|value| ("retry-after", value.as_str()))
+                    .collect();
+                self.refuse(
+                    plan,
+                    *code,
+                    "mock_fault",
+                    "this fault was ordered",
+                    &headers,
+                )
+                .await
             }
             Fault::Refuse(code) => self.refuse(plan, 400, code, code, &[]).await,
             Fault::ErrorWithKey(status) => {
                 let message = format!("Incorrect API key provided: {}", self.keys.join(", "));
-                self.refuse(plan, *status, "invalid_api_key", &message, &[]).await
+                self.refuse(plan, *status, "invalid_api_key", &message, &[])
+                    .await
             }
             Fault::Redirect { code, location } => {
-                self.refuse(plan, *code, "moved", "it is elsewhere", &[("location", location)]).await
+                self.refuse(
+                    plan,
+                    *code,
+                    "moved",
+                    "it is elsewhere",
+                    &[("location", location)],
+                )
+                .await
             }
             _ => Ok(After::Close),
         }
@@ -158,11 +199,20 @@ impl Sender<'_> {
     async fn verbatim(&mut self, verbatim: &Verbatim) -> Result<After, Gone> {
         let (input, output) = verbatim.tokens;
         self.entry.status(verbatim.status);
-        self.entry.serve(Tokens { input, output, ..Tokens::default() });
+        self.entry.serve(Tokens {
+            input,
+            output,
+            ..Tokens::default()
+        });
         let mut head = Head::new(verbatim.status);
-        verbatim.headers.iter().for_each(|(name, value)| head.header(name, value));
+        verbatim
+            .headers
+            .iter()
+            .for_each(|(name, value)| head.header(name, value));
         let Some(size) = verbatim.split else {
-            self.wire.send(&head.with_body(verbatim.body.as_bytes())).await?;
+            self.wire
+                .send(&head.with_body(verbatim.body.as_bytes()))
+                .await?;
             self.entry.end(End::Whole);
             return Ok(After::Keep);
         };
@@ -182,7 +232,10 @@ impl Sender<'_> {
     async fn unary(&mut self, plan: &Plan) -> Result<After, Gone> {
         let (body, encoding) = unary_body(plan);
         self.entry.status(200);
-        self.entry.serve(Tokens { output: plan.tokens.output, ..Tokens::default() });
+        self.entry.serve(Tokens {
+            output: plan.tokens.output,
+            ..Tokens::default()
+        });
         let mut head = ordinary_head(plan);
         if let Some(encoding) = encoding {
             head.header("content-encoding", encoding);
@@ -198,11 +251,15 @@ impl Sender<'_> {
                 self.wire.send(body).await?;
             }
             Some(Fault::LongBody(extra)) => {
-                self.wire.send(&head.with_length(body.len().saturating_sub(extra))).await?;
+                self.wire
+                    .send(&head.with_length(body.len().saturating_sub(extra)))
+                    .await?;
                 self.wire.send(body).await?;
             }
             Some(Fault::ShortBody(missing)) => {
-                self.wire.send(&head.with_length(body.len() + missing)).await?;
+                self.wire
+                    .send(&head.with_length(body.len() + missing))
+                    .await?;
                 self.wire.send(body).await?;
                 self.entry.end(End::Fault);
                 return Ok(After::Close);
@@ -302,7 +359,9 @@ impl Sender<'_> {
                 break;
             }
             if plan.script.pace_ms > 0 && index > 0 {
-                self.wire.sleep(Duration::from_millis(plan.script.pace_ms)).await?;
+                self.wire
+                    .sleep(Duration::from_millis(plan.script.pace_ms))
+                    .await?;
             } else {
                 self.wire.check().await?;
             }
@@ -334,7 +393,12 @@ impl Sender<'_> {
         Ok(after)
     }
 
-    async fn frame(&mut self, plan: &Plan, encoder: &mut Option<Encoder>, frame: &str) -> Result<(), Gone> {
+    async fn frame(
+        &mut self,
+        plan: &Plan,
+        encoder: &mut Option<Encoder>,
+        frame: &str,
+    ) -> Result<(), Gone> {
         let frame = laid_out(plan, frame);
         let bytes = match encoder {
             Some(encoder) => encoder.part(frame.as_bytes()),
@@ -404,7 +468,9 @@ fn ordinary_head(plan: &Plan) -> Head {
     let mut head = Head::new(200);
     head.header("content-type", plan.flow.content_type());
     match plan.script.fault {
-        Some(Fault::Cookies) => COOKIES.iter().for_each(|(name, value)| head.header(name, value)),
+        Some(Fault::Cookies) => COOKIES
+            .iter()
+            .for_each(|(name, value)| head.header(name, value)),
         Some(Fault::HeaderFlood(count)) => {
             (0..count).for_each(|number| head.header(&format!("x-flood-{number}"), "mock"));
         }
@@ -419,8 +485,13 @@ struct Head(String);
 
 impl Head {
     fn new(status: u16) -> Head {
-        let reason = hyper::StatusCode::from_u16(status).ok().and_then(|code| code.canonical_reason());
-        Head(format!("HTTP/1.1 {status} {}\r\n", reason.unwrap_or("Mock")))
+        let reason = hyper::StatusCode::from_u16(status)
+            .ok()
+            .and_then(|code| code.canonical_reason());
+        Head(format!(
+            "HTTP/1.1 {status} {}\r\n",
+            reason.unwrap_or("Mock")
+        ))
     }
 
     fn header(&mut self, name: &str, value: &str) {

@@ -66,7 +66,9 @@ impl Shared {
         let mut orders = self.orders();
         let next = orders.next.pop_front();
         let script = next.or_else(|| orders.models.get(model).cloned());
-        script.unwrap_or_else(|| orders.script.clone()).for_model(model)
+        script
+            .unwrap_or_else(|| orders.script.clone())
+            .for_model(model)
     }
 }
 
@@ -92,7 +94,11 @@ async fn carrier(socket: TcpStream, tls: Option<TlsAcceptor>) -> Option<Carrier>
     socket.set_nodelay(true).ok()?;
     match tls {
         None => Some(Carrier::Plain(socket)),
-        Some(acceptor) => acceptor.accept(socket).await.ok().map(|stream| Carrier::Tls(Box::new(stream))),
+        Some(acceptor) => acceptor
+            .accept(socket)
+            .await
+            .ok()
+            .map(|stream| Carrier::Tls(Box::new(stream))),
     }
 }
 
@@ -106,7 +112,10 @@ async fn serve(mut wire: Wire, connection: u64, shared: &Shared) {
             Next::Malformed => return shared.book.malformed(),
             Next::Closed => return,
         };
-        let last = head.headers.get("connection").is_some_and(|value| value == "close");
+        let last = head
+            .headers
+            .get("connection")
+            .is_some_and(|value| value == "close");
         let after = match control::answer(&head, &body, shared) {
             Some(answer) => wire.send(&answer).await.map(|()| After::Keep),
             None => call(&mut wire, &head, &body, connection, shared).await,
@@ -129,40 +138,80 @@ async fn call(
 ) -> Result<After, Gone> {
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
     let (operation, in_path) = Operation::of(&head.method, path, &head.headers);
-    let parsed = if body.is_empty() { Ok(Ask::default()) } else { serde_json::from_slice::<Ask>(body) };
+    let parsed = if body.is_empty() {
+        Ok(Ask::default())
+    } else {
+        serde_json::from_slice::<Ask>(body)
+    };
     let readable = parsed.is_ok() || operation == Operation::Unknown;
     let mut ask = parsed.unwrap_or_default();
     ask.model = in_path.or(ask.model);
     let let_in = route::is_let_in(operation, &head.headers, &shared.keys);
     let usable = readable && let_in && operation != Operation::Unknown;
     // An order is for a call that is answered, not for one that is turned away.
-    let script =
-        if usable { shared.script(ask.model.as_deref().unwrap_or_default()) } else { Script::default() };
+    let script = if usable {
+        shared.script(ask.model.as_deref().unwrap_or_default())
+    } else {
+        Script::default()
+    };
     let flow = Flow::of(operation, &ask, query);
     let number = shared.number.fetch_add(1, Ordering::Relaxed);
     let lean = shared.book.is_lean();
-    let noted =
-        (!lean || script.fault.is_some()).then(|| note(head, body, operation, &ask, flow, connection));
-    let (headers, keys) =
-        noted.as_ref().map(|call| (call.headers.clone(), call.keys.clone())).unwrap_or_default();
+    let noted = (!lean || script.fault.is_some())
+        .then(|| note(head, body, operation, &ask, flow, connection));
+    let (headers, keys) = noted
+        .as_ref()
+        .map(|call| (call.headers.clone(), call.keys.clone()))
+        .unwrap_or_default();
     let mut entry = shared.book.begin(noted.filter(|_| !lean));
     let plan = Plan::new(number, operation, &ask, flow, body.len(), script);
-    let mut sender =
-        Sender { wire, entry: &mut entry, release: &shared.release, headers: &headers, keys: &keys };
+    let mut sender = Sender {
+        wire,
+        entry: &mut entry,
+        release: &shared.release,
+        headers: &headers,
+        keys: &keys,
+    };
     match (operation, let_in, readable) {
-        (Operation::Unknown, _, _) => sender.refuse(&plan, 404, "not_found", "no such route", &[]).await,
-        (_, false, _) => {
-            sender.refuse(&plan, 401, "invalid_api_key", "the key is missing or wrong", &[]).await
+        (Operation::Unknown, _, _) => {
+            sender
+                .refuse(&plan, 404, "not_found", "no such route", &[])
+                .await
         }
-        (_, true, false) => sender.refuse(&plan, 400, "invalid_json", "the body cannot be read", &[]).await,
+        (_, false, _) => {
+            sender
+                .refuse(
+                    &plan,
+                    401,
+                    "invalid_api_key",
+                    "the key is missing or wrong",
+                    &[],
+                )
+                .await
+        }
+        (_, true, false) => {
+            sender
+                .refuse(&plan, 400, "invalid_json", "the body cannot be read", &[])
+                .await
+        }
         (_, true, true) => sender.answer(plan).await,
     }
 }
 
 /// The request, as it is kept.
-fn note(head: &Parts, body: &Bytes, operation: Operation, ask: &Ask, flow: Flow, connection: u64) -> Call {
+fn note(
+    head: &Parts,
+    body: &Bytes,
+    operation: Operation,
+    ask: &Ask,
+    flow: Flow,
+    connection: u64,
+) -> Call {
     let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-    let headers = head.headers.iter().map(|(name, value)| (name.to_string(), text(value.as_bytes())));
+    let headers = head
+        .headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), text(value.as_bytes())));
     let digest = Sha256::digest(body);
     Call {
         operation,

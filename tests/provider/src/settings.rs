@@ -59,13 +59,39 @@ impl Tls {
         fs::create_dir_all(&folder).expect("a folder can be made");
         let (key, certificate) = (folder.join("key"), folder.join("certificate"));
         let mut command = Command::new("openssl");
-        command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]);
-        command.args(["-days", "2", "-subj", "/CN=mock", "-addext", &format!("subjectAltName={name}")]);
+        command.args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ]);
+        command.args([
+            "-days",
+            "2",
+            "-subj",
+            "/CN=mock",
+            "-addext",
+            &format!("subjectAltName={name}"),
+        ]);
         command.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
-        command.arg("-keyout").arg(&key).arg("-out").arg(&certificate).stderr(Stdio::null());
-        assert!(command.status().expect("prerequisite: openssl").success(), "openssl makes a certificate");
+        command
+            .arg("-keyout")
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate)
+            .stderr(Stdio::null());
+        assert!(
+            command.status().expect("prerequisite: openssl").success(),
+            "openssl makes a certificate"
+        );
         let read = |path| fs::read(path).expect("openssl wrote it");
-        let tls = Tls { certificates: read(certificate), key: read(key) };
+        let tls = Tls {
+            certificates: read(certificate),
+            key: read(key),
+        };
         fs::remove_dir_all(folder).expect("the folder can be removed");
         tls
     }
@@ -137,7 +163,10 @@ impl Default for Script {
 
 impl From<Fault> for Script {
     fn from(fault: Fault) -> Script {
-        Script { fault: Some(fault), ..Script::default() }
+        Script {
+            fault: Some(fault),
+            ..Script::default()
+        }
     }
 }
 
@@ -159,7 +188,13 @@ pub struct Verbatim {
 
 impl Default for Verbatim {
     fn default() -> Verbatim {
-        Verbatim { status: 200, headers: Vec::new(), body: String::new(), split: None, tokens: (0, 0) }
+        Verbatim {
+            status: 200,
+            headers: Vec::new(),
+            body: String::new(),
+            split: None,
+            tokens: (0, 0),
+        }
     }
 }
 
@@ -301,9 +336,11 @@ impl Script {
             "stamp" => return self.stamp = number != 0,
             "reply_bytes" => return self.reply_bytes = Some(size),
             "split" => return self.split = Some(size.max(1)),
-            "status" => {
-                Fault::Status { code: u16::try_from(number).unwrap_or(500), retry_after: None, bills: false }
-            }
+            "status" => Fault::Status {
+                code: u16::try_from(number).unwrap_or(500),
+                retry_after: None,
+                bills: false,
+            },
             "slow_headers" => Fault::SlowHeaders(number),
             "cut" => Fault::Cut(number),
             "stall" => Fault::Stall(number),
@@ -332,17 +369,40 @@ mod tests {
     #[test]
     fn a_models_name_says_what_to_do_and_other_words_say_nothing() {
         let script = Script::default().for_model("mock-tokens-20-cut-3-pace-x-4o");
-        assert_eq!(script, Script { tokens: 20, fault: Some(Fault::Cut(3)), ..Script::default() });
-        assert_eq!(Script::default().for_model("gpt-4o-mini-2024-07-18"), Script::default());
+        assert_eq!(
+            script,
+            Script {
+                tokens: 20,
+                fault: Some(Fault::Cut(3)),
+                ..Script::default()
+            }
+        );
+        assert_eq!(
+            Script::default().for_model("gpt-4o-mini-2024-07-18"),
+            Script::default()
+        );
     }
 
     #[test]
     fn the_words_of_json_are_those_of_rust() {
         let told = r#"{"tokens":3,"fault":{"status":{"code":429,"retry_after":"1"}}}"#;
-        let fault = Fault::Status { code: 429, retry_after: Some("1".into()), bills: false };
-        let script = Script { tokens: 3, ..fault.into() };
+        let fault = Fault::Status {
+            code: 429,
+            retry_after: Some("1".into()),
+            bills: false,
+        };
+        let script = Script {
+            tokens: 3,
+            ..fault.into()
+        };
         assert_eq!(serde_json::from_str::<Script>(told).unwrap(), script);
-        assert_eq!(serde_json::from_str::<Fault>("\"reset\"").unwrap(), Fault::Reset);
-        assert!(serde_json::from_str::<Script>(r#"{"token":3}"#).is_err(), "a wrong word is no silence");
+        assert_eq!(
+            serde_json::from_str::<Fault>("\"reset\"").unwrap(),
+            Fault::Reset
+        );
+        assert!(
+            serde_json::from_str::<Script>(r#"{"token":3}"#).is_err(),
+            "a wrong word is no silence"
+        );
     }
 }

@@ -49,7 +49,10 @@ pub(crate) enum Next {
 
 impl Wire {
     pub(crate) fn new(carrier: Carrier) -> Wire {
-        Wire { carrier, ahead: Bytes::new() }
+        Wire {
+            carrier,
+            ahead: Bytes::new(),
+        }
     }
 
     /// Waits for a whole request.
@@ -61,14 +64,16 @@ impl Wire {
             Box::pin(async move {
                 let (head, body) = request.into_parts();
                 if let Ok(body) = Limited::new(body, LARGEST_BODY).collect().await {
-                    *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some((head, body.to_bytes()));
+                    *slot.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some((head, body.to_bytes()));
                 }
                 // Never answers: the answer is ours.
                 pending::<Result<Response<Empty<Bytes>>, Infallible>>().await
             })
         });
-        let mut connection =
-            http1::Builder::new().header_read_timeout(None).serve_connection(TokioIo::new(self), service);
+        let mut connection = http1::Builder::new()
+            .header_read_timeout(None)
+            .serve_connection(TokioIo::new(self), service);
         let request = poll_fn(|context| {
             let ended = Pin::new(&mut connection).poll(context);
             match filled.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -79,7 +84,11 @@ impl Wire {
         match request.await {
             Ok((head, body)) => {
                 let parts = connection.into_parts();
-                Next::Request(Box::new(head), body, parts.io.into_inner().put_back(parts.read_buf))
+                Next::Request(
+                    Box::new(head),
+                    body,
+                    parts.io.into_inner().put_back(parts.read_buf),
+                )
             }
             Err(Err(error)) if error.is_parse() => Next::Malformed,
             Err(_) => Next::Closed,
@@ -89,7 +98,11 @@ impl Wire {
     fn put_back(mut self, read: Bytes) -> Wire {
         // What lay ahead was drained before anything new was read, so one of the two is empty.
         if !read.is_empty() {
-            self.ahead = if self.ahead.is_empty() { read } else { [read, self.ahead].concat().into() };
+            self.ahead = if self.ahead.is_empty() {
+                read
+            } else {
+                [read, self.ahead].concat().into()
+            };
         }
         self
     }
@@ -124,7 +137,10 @@ impl Wire {
     }
 
     /// Waits for this, unless the client goes away.
-    pub(crate) async fn unless_gone(&mut self, event: impl Future<Output = ()>) -> Result<(), Gone> {
+    pub(crate) async fn unless_gone(
+        &mut self,
+        event: impl Future<Output = ()>,
+    ) -> Result<(), Gone> {
         tokio::select! {
             gone = self.gone() => Err(gone),
             () = event => Ok(()),

@@ -16,7 +16,10 @@ use std::{
 const VERSION: &str = "4.32.5";
 /// Routes that are not asked, and why.
 const LEFT_OUT: [(&str, &str); 2] = [
-    ("/events$", "a stream that ends when its run does; read in tests/gateway"),
+    (
+        "/events$",
+        "a stream that ends when its run does; read in tests/gateway",
+    ),
     ("/pty$", "a WebSocket; spoken in tests/gateway"),
 ];
 /// The one that is left out by its whole name: it finds the key that it asks with in the list, and revokes that.
@@ -41,20 +44,30 @@ fn schemathesis() -> PathBuf {
         return program;
     }
     let run = |program: &Path, arguments: &[&str]| {
-        let done = Command::new(program).args(arguments).output().expect("it starts");
+        let done = Command::new(program)
+            .args(arguments)
+            .output()
+            .expect("it starts");
         let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "prerequisite: schemathesis {VERSION} from PyPI: {said}");
+        assert!(
+            done.status.success(),
+            "prerequisite: schemathesis {VERSION} from PyPI: {said}"
+        );
     };
     let text = folder.display().to_string();
     run(Path::new("python3"), &["-m", "venv", "--clear", &text]);
-    run(&folder.join("bin/pip"), &["install", "--quiet", &format!("schemathesis=={VERSION}")]);
+    run(
+        &folder.join("bin/pip"),
+        &["install", "--quiet", &format!("schemathesis=={VERSION}")],
+    );
     fs::write(mark, "").expect("a mark");
     program
 }
 
 fn seed() -> u64 {
-    let fixed =
-        std::env::var("AIRLOCK_SEED").ok().map(|text| text.parse().expect("AIRLOCK_SEED is a number"));
+    let fixed = std::env::var("AIRLOCK_SEED")
+        .ok()
+        .map(|text| text.parse().expect("AIRLOCK_SEED is a number"));
     let seed = fixed.unwrap_or_else(fresh_seed) % (1 << 32);
     println!("AIRLOCK_SEED={seed}");
     seed
@@ -65,25 +78,65 @@ fn every_answer_is_one_that_the_description_has() {
     let program = schemathesis();
     let (server, folder) = (Server::with("", &["--pool", "2"]), Folder::new());
     // Something to be found, so that not all is missing.
-    let made = server.post("/v1/runs", &json!({ "run_id": "known", "command": ["echo", "hello"] }));
+    let made = server.post(
+        "/v1/runs",
+        &json!({ "run_id": "known", "command": ["echo", "hello"] }),
+    );
     assert_eq!(made.status, 200, "{}", made.text());
     let url = format!("http://{}/openapi.json", server.client.host());
     let mut command = Command::new(program);
-    command.args(["run", &url, "--checks", "all", "--generation-database", "none", "--no-shrink"]);
-    command.args(["--suppress-health-check", "all", "--warnings", "off", "--continue-on-failure"]);
+    command.args([
+        "run",
+        &url,
+        "--checks",
+        "all",
+        "--generation-database",
+        "none",
+        "--no-shrink",
+    ]);
+    command.args([
+        "--suppress-health-check",
+        "all",
+        "--warnings",
+        "off",
+        "--continue-on-failure",
+    ]);
     command.args(["--request-timeout", "30", "--seed", &seed().to_string()]);
-    command.arg("--header").arg(format!("Authorization: Bearer {}", server.admin));
-    command.arg("--exclude-checks").arg(UNCHECKED.map(|(check, _)| check).join(","));
-    command.arg("--exclude-path-regex").arg(LEFT_OUT.map(|(path, _)| path).join("|"));
+    command
+        .arg("--header")
+        .arg(format!("Authorization: Bearer {}", server.admin));
+    command
+        .arg("--exclude-checks")
+        .arg(UNCHECKED.map(|(check, _)| check).join(","));
+    command
+        .arg("--exclude-path-regex")
+        .arg(LEFT_OUT.map(|(path, _)| path).join("|"));
     command.args(["--exclude-name", REVOKES]);
     match full() {
-        true => command.args(["--phases", "coverage,fuzzing,stateful", "--max-examples", "200"]),
+        true => command.args([
+            "--phases",
+            "coverage,fuzzing,stateful",
+            "--max-examples",
+            "200",
+        ]),
         false => command.args(["--phases", "coverage,fuzzing", "--max-examples", "6"]),
     };
-    let done = command.current_dir(&folder.0).env("PYTHONHASHSEED", "0").output().expect("it starts");
+    let done = command
+        .current_dir(&folder.0)
+        .env("PYTHONHASHSEED", "0")
+        .output()
+        .expect("it starts");
     let told = String::from_utf8_lossy(&done.stdout);
     println!("{told}");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     assert!(told.contains("passed"), "it asked for something");
-    assert_eq!(server.get("/v1/keys").status, 200, "the server lives, and the key was good to the end");
+    assert_eq!(
+        server.get("/v1/keys").status,
+        200,
+        "the server lives, and the key was good to the end"
+    );
 }

@@ -39,35 +39,54 @@ impl Scene {
         fs::write(folder.at("outside/name"), CANARY).expect("the canary");
         fs::set_permissions(folder.at("outside/name"), fs::Permissions::from_mode(0o666))
             .expect("its rights");
-        let server = Server::with(&format!("[serve]\nfolders = [\"{}\"]\n", workspace.display()), &[]);
+        let server = Server::with(
+            &format!("[serve]\nfolders = [\"{}\"]\n", workspace.display()),
+            &[],
+        );
         let made = server.post("/v1/sandboxes", &json!({ "workspace": workspace }));
         assert_eq!(made.status, 201, "{}", made.text());
-        let sandbox = format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("an id"));
-        Scene { server, folder, sandbox }
+        let sandbox = format!(
+            "/v1/sandboxes/{}",
+            made.json()["sandbox_id"].as_str().expect("an id")
+        );
+        Scene {
+            server,
+            folder,
+            sandbox,
+        }
     }
 
     fn exec(&self, script: &str, background: bool) {
         let order = json!({ "command": ["python3", "-c", script], "background": background });
         let told = self.server.post(&format!("{}/exec", self.sandbox), &order);
-        let went = if background { told.status == 201 } else { told.json()["status"] == "succeeded" };
+        let went = if background {
+            told.status == 201
+        } else {
+            told.json()["status"] == "succeeded"
+        };
         assert!(went, "{}", told.text());
     }
 
     fn ask(&self, method: &str, path: &str) -> gateway_tests::Answer {
         let path = format!("{}/files{path}", self.sandbox);
-        self.server.ask(&self.server.admin, method, &path, &[], &Value::Null)
+        self.server
+            .ask(&self.server.admin, method, &path, &[], &Value::Null)
     }
 
     fn put(&self, path: &str) -> u16 {
         let path = format!("{}/files{path}", self.sandbox);
-        siege::upload(&self.server, &self.server.admin, &path, b"overwritten").expect("an answer").status
+        siege::upload(&self.server, &self.server.admin, &path, b"overwritten")
+            .expect("an answer")
+            .status
     }
 
     fn assert_untouched(&self) {
         let canary = fs::read_to_string(self.folder.at("outside/name"));
         assert_eq!(canary.expect("the canary lives"), CANARY);
         assert_eq!(
-            fs::read_dir(self.folder.at("outside")).expect("its folder").count(),
+            fs::read_dir(self.folder.at("outside"))
+                .expect("its folder")
+                .count(),
             1,
             "nothing came beside it"
         );
@@ -90,14 +109,40 @@ fn a1_an_absolute_link_is_followed_by_no_method_of_the_file_api() {
         false,
     );
     let careless = fs::read_to_string(scene.workspace().join("link"));
-    assert_eq!(careless.expect("the link leads there"), CANARY, "the control: whoever follows gets it");
-    assert_eq!(scene.ask("GET", "/own").text(), HARMLESS, "the positive control");
-    for path in ["/link", "/folder/name", "/folder", "/folder/", "/folder/../folder/name", "/%66older/name"] {
+    assert_eq!(
+        careless.expect("the link leads there"),
+        CANARY,
+        "the control: whoever follows gets it"
+    );
+    assert_eq!(
+        scene.ask("GET", "/own").text(),
+        HARMLESS,
+        "the positive control"
+    );
+    for path in [
+        "/link",
+        "/folder/name",
+        "/folder",
+        "/folder/",
+        "/folder/../folder/name",
+        "/%66older/name",
+    ] {
         let answer = scene.ask("GET", path);
-        assert!((400..500).contains(&answer.status), "{path}: {} {}", answer.status, answer.text());
+        assert!(
+            (400..500).contains(&answer.status),
+            "{path}: {} {}",
+            answer.status,
+            answer.text()
+        );
         assert!(!answer.text().contains(CANARY), "{path}: {}", answer.text());
     }
-    assert!(!scene.ask("GET", "?recursive=true").text().contains("folder/name"), "a listing stays inside");
+    assert!(
+        !scene
+            .ask("GET", "?recursive=true")
+            .text()
+            .contains("folder/name"),
+        "a listing stays inside"
+    );
     for path in ["/folder/name", "/folder/new"] {
         let status = scene.put(path);
         assert!((400..500).contains(&status), "{path}: {status}");
@@ -134,7 +179,11 @@ fn race(scene: &Scene, careless: &Path, path: &str) {
             break;
         }
         let answer = scene.ask("GET", path);
-        assert!(!answer.text().contains(CANARY), "round {round}: {}", answer.text());
+        assert!(
+            !answer.text().contains(CANARY),
+            "round {round}: {}",
+            answer.text()
+        );
         match answer.status {
             200 => stayed += 1,
             400..500 => refused += 1,
@@ -149,8 +198,14 @@ fn race(scene: &Scene, careless: &Path, path: &str) {
     println!(
         "{path}: a careless reader got out {led_out} times; the API answered {stayed} times, refused {refused} times"
     );
-    assert!(led_out > 0, "the control: names were swapped, and following them leads out");
-    assert!(stayed > 0 && refused > 0, "both were met: {stayed} and {refused}");
+    assert!(
+        led_out > 0,
+        "the control: names were swapped, and following them leads out"
+    );
+    assert!(
+        stayed > 0 && refused > 0,
+        "both were met: {stayed} and {refused}"
+    );
 }
 
 #[test]
@@ -181,6 +236,10 @@ fn a3_a_folder_swapped_for_a_link_during_the_open_is_never_followed() {
         false,
     );
     scene.exec(&swapper("folder", "link", &outside), true);
-    race(&scene, &scene.workspace().join("folder/name"), "/folder/name");
+    race(
+        &scene,
+        &scene.workspace().join("folder/name"),
+        "/folder/name",
+    );
     scene.assert_untouched();
 }

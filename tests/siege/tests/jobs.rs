@@ -34,8 +34,15 @@ const SLOTS: usize = 58;
 const CLIENTS: u64 = 5;
 /// The longest time between a start and the kill.
 const LONGEST: Duration = Duration::from_millis(1500);
-const ENDS: [&str; 7] =
-    ["succeeded", "failed", "timed_out", "oom_killed", "cancelled", "not_started", "lost"];
+const ENDS: [&str; 7] = [
+    "succeeded",
+    "failed",
+    "timed_out",
+    "oom_killed",
+    "cancelled",
+    "not_started",
+    "lost",
+];
 
 /// A job that a client asked for.
 #[derive(Clone, Debug)]
@@ -79,7 +86,8 @@ struct Storm {
 }
 
 fn kills() -> u64 {
-    std::env::var("AIRLOCK_KILLS").map_or(8, |text| text.parse().expect("AIRLOCK_KILLS is a number"))
+    std::env::var("AIRLOCK_KILLS")
+        .map_or(8, |text| text.parse().expect("AIRLOCK_KILLS is a number"))
 }
 
 #[test]
@@ -87,8 +95,15 @@ fn jobs_outlive_a_server_that_is_killed_at_any_moment_and_none_is_lost_doubled_o
     let _turn = orphans::take_turn();
     let (folder, marks, secrets) = (Folder::new(), Folder::new(), doors_tests::Folder::new());
     fs::set_permissions(&marks.0, fs::Permissions::from_mode(0o777)).expect("anybody writes there");
-    let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
-    provider.set(Script { tokens: 20, input: Some(100), ..Script::default() });
+    let provider = Provider::start(Settings {
+        keys: vec![REAL_KEY.to_owned()],
+        ..Settings::default()
+    });
+    provider.set(Script {
+        tokens: 20,
+        input: Some(100),
+        ..Script::default()
+    });
     let receiver = Receiver::new();
     let configuration = format!(
         "[serve]\nfolders = [\"{}\"]\n[jobs]\nslots = {SLOTS}\n{OPEN}{}",
@@ -98,7 +113,16 @@ fn jobs_outlive_a_server_that_is_killed_at_any_moment_and_none_is_lost_doubled_o
     let server = Server::on(folder, &configuration, &["--pool", "2"], None);
     let (admin, key) = (server.admin.clone(), server.key(&["runs", "usage"]));
     let (chance, asked) = (Chance::seeded(), Vec::new());
-    let mut storm = Storm { configuration, marks, provider, receiver, admin, key, chance, asked };
+    let mut storm = Storm {
+        configuration,
+        marks,
+        provider,
+        receiver,
+        admin,
+        key,
+        chance,
+        asked,
+    };
     let server = (0..kills()).fold(server, |server, number| storm.round(server, number));
     storm.settle(&server);
     storm.check_notices(&server);
@@ -124,7 +148,10 @@ impl Storm {
             std::thread::sleep(delay);
             let process = host::hold(server.pid as i32).expect("the server lives");
             assert!(host::kill(&process), "it is killed");
-            clients.into_iter().flat_map(|client| client.join().expect("no client panicked")).collect()
+            clients
+                .into_iter()
+                .flat_map(|client| client.join().expect("no client panicked"))
+                .collect()
         });
         server.end(Signal::KILL);
         let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
@@ -137,7 +164,12 @@ impl Storm {
                 orphans::below_us().is_empty().then_some(())
             });
         }
-        let server = Server::on(folder, &self.configuration, &["--pool", "2"], Some(self.admin.clone()));
+        let server = Server::on(
+            folder,
+            &self.configuration,
+            &["--pool", "2"],
+            Some(self.admin.clone()),
+        );
         self.asked.extend(asked);
         self.look(&server);
         server
@@ -175,7 +207,10 @@ impl Storm {
         };
         assert!(matches!(answer.status, 200 | 202), "{}", answer.text());
         let begun = lines(&self.marks.0, &format!("{}.begun", job.name));
-        let status = answer.json()["status"].as_str().expect("a status").to_owned();
+        let status = answer.json()["status"]
+            .as_str()
+            .expect("a status")
+            .to_owned();
         job.cancel = Cancel::Answered { status, begun };
         true
     }
@@ -185,14 +220,15 @@ impl Storm {
         let reruns = chance.below(2) == 0;
         let pays = chance.below(3) == 0;
         let told = chance.below(3) == 0;
-        let parent =
-            (chance.below(3) == 0 && !own.is_empty()).then(|| &own[chance.below(own.len() as u64) as usize]);
+        let parent = (chance.below(3) == 0 && !own.is_empty())
+            .then(|| &own[chance.below(own.len() as u64) as usize]);
         let mut run = json!({ "command": ["sh", "-c", script(&name, parent, pays, chance)], "timeout": "30s",
             "mounts": [format!("{}:/marks:rw", self.marks.0.display())] });
         if pays {
             run["llm"] = json!("openai");
         }
-        let mut body = json!({ "name": name, "run": run, "on_lost": if reruns { "rerun" } else { "lost" } });
+        let mut body =
+            json!({ "name": name, "run": run, "on_lost": if reruns { "rerun" } else { "lost" } });
         if told {
             body["webhook"] = json!({ "url": self.receiver.url() });
         }
@@ -200,7 +236,16 @@ impl Storm {
             body["after"] = json!([parent.id]);
         }
         let parent = parent.map(|parent| parent.name.clone());
-        Asked { name, reruns, parent, told, cancel: Cancel::No, body, id: None, ended: None }
+        Asked {
+            name,
+            reruns,
+            parent,
+            told,
+            cancel: Cancel::No,
+            body,
+            id: None,
+            ended: None,
+        }
     }
 
     /// What was told of an end is never taken back; what nobody answered for is there or is not, and then once.
@@ -227,17 +272,29 @@ impl Storm {
     fn settle(&mut self, server: &Server) {
         eventually("every job comes to its end", || {
             self.look(server);
-            self.asked.iter().all(|job| job.ended.is_some()).then_some(())
+            self.asked
+                .iter()
+                .all(|job| job.ended.is_some())
+                .then_some(())
         });
         let mut counted = BTreeMap::<String, u64>::new();
         for job in &self.asked {
             let begun = self.check(server, job);
-            let kind = if job.reruns { "to be run again" } else { "to be lost" };
+            let kind = if job.reruns {
+                "to be run again"
+            } else {
+                "to be lost"
+            };
             let status = job.ended.as_deref().expect("it has ended");
-            *counted.entry(format!("{status}, {kind}, begun {}", begun.min(3))).or_default() += 1;
+            *counted
+                .entry(format!("{status}, {kind}, begun {}", begun.min(3)))
+                .or_default() += 1;
         }
         println!("{counted:?}");
-        assert!(counted.keys().any(|key| key.starts_with("lost")), "no job was ever cut off: {counted:?}");
+        assert!(
+            counted.keys().any(|key| key.starts_with("lost")),
+            "no job was ever cut off: {counted:?}"
+        );
         assert!(
             counted.keys().any(|key| key.contains("again, begun 2")),
             "no job was ever repeated: {counted:?}"
@@ -254,7 +311,10 @@ impl Storm {
             behind("succeeded"),
             behind("cancelled")
         );
-        assert!(answered > 0 && behind("succeeded") > 0 && behind("cancelled") > 0, "the control");
+        assert!(
+            answered > 0 && behind("succeeded") > 0 && behind("cancelled") > 0,
+            "the control"
+        );
     }
 
     /// Compares the end of a job with what it did, what was said of it, and what it comes after. How often it began.
@@ -263,20 +323,41 @@ impl Storm {
         let status = job.ended.as_deref().expect("it has ended");
         let (begun, done) = (lines("begun"), lines("done"));
         assert_eq!(lines("twice"), 0, "{job:?} ran twice at once");
-        assert_eq!(lines("early"), 0, "{job:?} ran before what it comes after was done");
-        assert!(job.reruns || begun <= 1, "{job:?} was repeated: begun {begun} times");
+        assert_eq!(
+            lines("early"),
+            0,
+            "{job:?} ran before what it comes after was done"
+        );
+        assert!(
+            job.reruns || begun <= 1,
+            "{job:?} was repeated: begun {begun} times"
+        );
         let is_in_vain = self.check_parent(server, job, begun);
         match (status, job.reruns) {
             ("succeeded", _) => assert!(done >= 1, "{job:?} is said to have succeeded"),
             ("lost", false) => {}
             ("cancelled", _) if is_in_vain || job.cancel != Cancel::No => {}
-            other => panic!("{other:?} is no end that this job can have: {}", shown(server, &self.key, job)),
+            other => panic!(
+                "{other:?} is no end that this job can have: {}",
+                shown(server, &self.key, job)
+            ),
         }
-        if let Cancel::Answered { status: then, begun: before } = &job.cancel {
+        if let Cancel::Answered {
+            status: then,
+            begun: before,
+        } = &job.cancel
+        {
             match ENDS.contains(&then.as_str()) {
-                true => assert_eq!((status, begun), (then.as_str(), *before), "{job:?} was over"),
+                true => assert_eq!(
+                    (status, begun),
+                    (then.as_str(), *before),
+                    "{job:?} was over"
+                ),
                 // It was about to end, one way or the other, and does not begin again.
-                false => assert!(matches!(status, "cancelled" | "succeeded"), "{job:?} was cancelled"),
+                false => assert!(
+                    matches!(status, "cancelled" | "succeeded"),
+                    "{job:?} was cancelled"
+                ),
             }
         }
         begun
@@ -284,14 +365,26 @@ impl Storm {
 
     /// Whether it is in vain, because what it comes after did not succeed.
     fn check_parent(&self, server: &Server, job: &Asked, begun: usize) -> bool {
-        let Some(name) = &job.parent else { return false };
-        let parent = self.asked.iter().find(|other| other.name == *name).expect("it was asked for");
+        let Some(name) = &job.parent else {
+            return false;
+        };
+        let parent = self
+            .asked
+            .iter()
+            .find(|other| other.name == *name)
+            .expect("it was asked for");
         if parent.ended.as_deref() != Some("succeeded") {
-            assert_eq!((job.ended.as_deref(), begun), (Some("cancelled"), 0), "{job:?} after {parent:?}");
+            assert_eq!(
+                (job.ended.as_deref(), begun),
+                (Some("cancelled"), 0),
+                "{job:?} after {parent:?}"
+            );
             return true;
         }
         let [own, before] = [job, parent].map(|job| shown(server, &self.key, job));
-        if let (Some(started), Some(ended)) = (own["started_at"].as_str(), before["ended_at"].as_str()) {
+        if let (Some(started), Some(ended)) =
+            (own["started_at"].as_str(), before["ended_at"].as_str())
+        {
             assert!(started >= ended, "{own} started before the end of {before}");
         }
         false
@@ -301,19 +394,35 @@ impl Storm {
     fn check_notices(&self, server: &Server) {
         let wanted: Vec<_> = self.asked.iter().filter(|job| job.told).collect();
         eventually("every notice is delivered", || {
-            let is_told = |job: &&Asked| shown(server, &self.key, job)["webhook"]["state"] == "delivered";
+            let is_told =
+                |job: &&Asked| shown(server, &self.key, job)["webhook"]["state"] == "delivered";
             wanted.iter().all(is_told).then_some(())
         });
-        let (seen, mut of, mut repeated) = (self.receiver.seen(), BTreeMap::<String, Vec<Seen>>::new(), 0);
-        let secret = server.ask(&self.key, "GET", "/v1/webhook-secret", &[], &Value::Null).json();
+        let (seen, mut of, mut repeated) = (
+            self.receiver.seen(),
+            BTreeMap::<String, Vec<Seen>>::new(),
+            0,
+        );
+        let secret = server
+            .ask(&self.key, "GET", "/v1/webhook-secret", &[], &Value::Null)
+            .json();
         let fits = all_fitting(&seen, secret["secret"].as_str().expect("a secret"));
-        assert!(fits.iter().all(|fits| *fits == [true]), "{} notices: {fits:?}", seen.len());
+        assert!(
+            fits.iter().all(|fits| *fits == [true]),
+            "{} notices: {fits:?}",
+            seen.len()
+        );
         for notice in seen {
-            let id = notice.json()["data"]["job_id"].as_str().expect("a job").to_owned();
+            let id = notice.json()["data"]["job_id"]
+                .as_str()
+                .expect("a job")
+                .to_owned();
             of.entry(id).or_default().push(notice);
         }
         for job in &wanted {
-            let all = of.remove(job.id.as_deref().expect("it was accepted")).unwrap_or_default();
+            let all = of
+                .remove(job.id.as_deref().expect("it was accepted"))
+                .unwrap_or_default();
             assert!(!all.is_empty(), "nobody was told of {job:?}");
             for notice in &all {
                 let told = notice.json();
@@ -330,9 +439,19 @@ impl Storm {
             }
             repeated += usize::from(all.len() > 1);
         }
-        println!("{} notices, of which {repeated} came more than once", wanted.len());
-        assert_eq!(of.keys().collect::<Vec<_>>(), Vec::<&String>::new(), "nobody asked for these");
-        assert!(repeated > 0, "the control: a receiver that said no is told again");
+        println!(
+            "{} notices, of which {repeated} came more than once",
+            wanted.len()
+        );
+        assert_eq!(
+            of.keys().collect::<Vec<_>>(),
+            Vec::<&String>::new(),
+            "nobody asked for these"
+        );
+        assert!(
+            repeated > 0,
+            "the control: a receiver that said no is told again"
+        );
     }
 
     /// The provider's own account lies between what is settled and what counts.
@@ -341,16 +460,33 @@ impl Storm {
         let rows = server.get("/v1/usage?by=tenant").json();
         let sum = |name: &str| -> u64 {
             let rows = rows["rows"].as_array().expect("sums");
-            rows.iter().map(|row| row[name].as_u64().expect("a number")).sum()
+            rows.iter()
+                .map(|row| row[name].as_u64().expect("a number"))
+                .sum()
         };
-        let (all, open, spent) = (sum("cost_nano_usd"), sum("unsettled_nano_usd"), price(&served.tokens));
-        println!("spent {spent} by the provider, {all} by the ledger, of which {open} are not settled");
+        let (all, open, spent) = (
+            sum("cost_nano_usd"),
+            sum("unsettled_nano_usd"),
+            price(&served.tokens),
+        );
+        println!(
+            "spent {spent} by the provider, {all} by the ledger, of which {open} are not settled"
+        );
         assert!(served.count > 0, "the control: models were called");
-        assert!(all >= spent && all - open <= spent, "ledger {all}, open {open}, provider {spent}: {rows}");
+        assert!(
+            all >= spent && all - open <= spent,
+            "ledger {all}, open {open}, provider {spent}: {rows}"
+        );
         assert!(sum("calls") >= served.count, "{rows}");
         let mut verify = Command::new(cli::airlock());
-        let verified = verify.args(["usage", "--verify", "--state"]).arg(server.folder.at("state")).output();
-        assert!(verified.expect("airlock starts").status.success(), "the ledger is whole");
+        let verified = verify
+            .args(["usage", "--verify", "--state"])
+            .arg(server.folder.at("state"))
+            .output();
+        assert!(
+            verified.expect("airlock starts").status.success(),
+            "the ledger is whole"
+        );
     }
 
     fn finish(&self, mut server: Server) {
@@ -360,7 +496,10 @@ impl Storm {
             orphans::reap();
             orphans::below_us().is_empty().then_some(())
         });
-        assert_eq!(host::cgroups_naming(&host::owner(&server.folder.at("state"))), Vec::<PathBuf>::new());
+        assert_eq!(
+            host::cgroups_naming(&host::owner(&server.folder.at("state"))),
+            Vec::<PathBuf>::new()
+        );
         assert_eq!(host::mounts_naming(&self.marks.0), Vec::<String>::new());
     }
 }
@@ -376,7 +515,10 @@ fn script(name: &str, parent: Option<&Asked>, pays: bool, chance: &mut Chance) -
         false => String::new(),
     };
     let look = match parent {
-        Some(parent) => format!("[ -e /marks/{}.done ] || echo early >> /marks/{name}.early; ", parent.name),
+        Some(parent) => format!(
+            "[ -e /marks/{}.done ] || echo early >> /marks/{name}.early; ",
+            parent.name
+        ),
         None => String::new(),
     };
     let work = format!(
@@ -391,10 +533,18 @@ fn script(name: &str, parent: Option<&Asked>, pays: bool, chance: &mut Chance) -
 fn shown(server: &Server, key: &str, job: &Asked) -> Value {
     let path = format!("/v1/jobs/{}", job.id.as_deref().expect("it was accepted"));
     let answer = server.ask(key, "GET", &path, &[], &Value::Null);
-    assert_eq!(answer.status, 200, "an accepted job is missing: {job:?}: {}", answer.text());
+    assert_eq!(
+        answer.status,
+        200,
+        "an accepted job is missing: {job:?}: {}",
+        answer.text()
+    );
     answer.json()
 }
 
 fn lines(folder: &Path, name: &str) -> usize {
-    fs::read_to_string(folder.join(name)).unwrap_or_default().lines().count()
+    fs::read_to_string(folder.join(name))
+        .unwrap_or_default()
+        .lines()
+        .count()
 }

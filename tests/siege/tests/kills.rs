@@ -22,8 +22,15 @@ use std::{
 const CLIENTS: u64 = 6;
 /// The longest time between a start and the kill.
 const LONGEST: Duration = Duration::from_millis(700);
-const ENDS: [&str; 7] =
-    ["succeeded", "failed", "timed_out", "oom_killed", "cancelled", "not_started", "lost"];
+const ENDS: [&str; 7] = [
+    "succeeded",
+    "failed",
+    "timed_out",
+    "oom_killed",
+    "cancelled",
+    "not_started",
+    "lost",
+];
 
 /// A run that a client asked for, and what it was told.
 #[derive(Clone, Debug)]
@@ -57,7 +64,8 @@ struct Storm {
 }
 
 fn kills() -> u64 {
-    std::env::var("AIRLOCK_KILLS").map_or(12, |text| text.parse().expect("AIRLOCK_KILLS is a number"))
+    std::env::var("AIRLOCK_KILLS")
+        .map_or(12, |text| text.parse().expect("AIRLOCK_KILLS is a number"))
 }
 
 #[test]
@@ -72,12 +80,28 @@ fn a_server_killed_at_any_moment_leaves_nothing_and_loses_no_word_that_it_gave()
     let revoked = revoked_key(&server);
     let admin = server.admin.clone();
     let (marks, chance) = (marks.0.clone(), Chance::seeded());
-    let mut storm = Storm { configuration, marks, key, revoked, admin, chance, counted: BTreeMap::new() };
+    let mut storm = Storm {
+        configuration,
+        marks,
+        key,
+        revoked,
+        admin,
+        chance,
+        counted: BTreeMap::new(),
+    };
     let folder = (0..kills()).fold(server, |server, number| storm.round(server, number));
     storm.finish(folder);
     println!("{:?}", storm.counted);
-    assert!(storm.counted.contains_key("lost"), "no run was ever cut off: {:?}", storm.counted);
-    assert!(storm.counted.contains_key("succeeded"), "no run ever ended: {:?}", storm.counted);
+    assert!(
+        storm.counted.contains_key("lost"),
+        "no run was ever cut off: {:?}",
+        storm.counted
+    );
+    assert!(
+        storm.counted.contains_key("succeeded"),
+        "no run ever ended: {:?}",
+        storm.counted
+    );
 }
 
 #[test]
@@ -88,36 +112,108 @@ fn a_sandbox_that_died_with_its_server_is_lost_and_its_key_makes_no_second_one()
     let promise = [("Idempotency-Key", "one")];
     let body = json!({ "labels": { "which": "first" } });
     let made = server.ask(&key, "POST", "/v1/sandboxes", &promise, &body);
-    assert_eq!((made.status, &made.json()["status"]), (201, &json!("ready")), "{}", made.text());
-    let id = made.json()["sandbox_id"].as_str().expect("an id").to_owned();
+    assert_eq!(
+        (made.status, &made.json()["status"]),
+        (201, &json!("ready")),
+        "{}",
+        made.text()
+    );
+    let id = made.json()["sandbox_id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     let asked = server.ask(&key, "POST", "/v1/sandboxes", &[], &json!({}));
-    let ended = asked.json()["sandbox_id"].as_str().expect("an id").to_owned();
-    assert_eq!(server.ask(&key, "DELETE", &format!("/v1/sandboxes/{ended}"), &[], &Value::Null).status, 200);
+    let ended = asked.json()["sandbox_id"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
+    assert_eq!(
+        server
+            .ask(
+                &key,
+                "DELETE",
+                &format!("/v1/sandboxes/{ended}"),
+                &[],
+                &Value::Null
+            )
+            .status,
+        200
+    );
     server.end(Signal::KILL);
     let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
     drop(server);
     let server = Server::on(folder, "", &[], Some(admin));
     let path = format!("/v1/sandboxes/{id}");
     let shown = server.ask(&key, "GET", &path, &[], &Value::Null).json();
-    assert_eq!((&shown["status"], &shown["reason"]), (&json!("ended"), &json!("lost")), "{shown}");
-    assert_eq!((&shown["labels"], shown["created_at"].is_string()), (&body["labels"], true));
-    let other = server.ask(&key, "GET", &format!("/v1/sandboxes/{ended}"), &[], &Value::Null).json();
-    assert_eq!(other["reason"], "asked", "one that had ended keeps its reason: {other}");
-    let refused = server.ask(&key, "POST", &format!("{path}/exec"), &[], &json!({ "command": ["true"] }));
+    assert_eq!(
+        (&shown["status"], &shown["reason"]),
+        (&json!("ended"), &json!("lost")),
+        "{shown}"
+    );
+    assert_eq!(
+        (&shown["labels"], shown["created_at"].is_string()),
+        (&body["labels"], true)
+    );
+    let other = server
+        .ask(
+            &key,
+            "GET",
+            &format!("/v1/sandboxes/{ended}"),
+            &[],
+            &Value::Null,
+        )
+        .json();
+    assert_eq!(
+        other["reason"], "asked",
+        "one that had ended keeps its reason: {other}"
+    );
+    let refused = server.ask(
+        &key,
+        "POST",
+        &format!("{path}/exec"),
+        &[],
+        &json!({ "command": ["true"] }),
+    );
     assert_eq!(refused.status, 410, "{}", refused.text());
     let again = server.ask(&key, "POST", "/v1/sandboxes", &promise, &body);
-    assert_eq!((again.status, &again.json()["sandbox_id"]), (201, &json!(id)), "{}", again.text());
-    assert_eq!(server.ask(&key, "POST", "/v1/sandboxes", &promise, &json!({})).status, 422);
-    let listed = server.ask(&key, "GET", "/v1/sandboxes", &[], &Value::Null).json();
-    assert_eq!(listed["sandboxes"].as_array().map(Vec::len), Some(2), "{listed}");
+    assert_eq!(
+        (again.status, &again.json()["sandbox_id"]),
+        (201, &json!(id)),
+        "{}",
+        again.text()
+    );
+    assert_eq!(
+        server
+            .ask(&key, "POST", "/v1/sandboxes", &promise, &json!({}))
+            .status,
+        422
+    );
+    let listed = server
+        .ask(&key, "GET", "/v1/sandboxes", &[], &Value::Null)
+        .json();
+    assert_eq!(
+        listed["sandboxes"].as_array().map(Vec::len),
+        Some(2),
+        "{listed}"
+    );
     let stranger = server.key(&["sandboxes"]);
-    assert_eq!(server.ask(&stranger, "GET", &path, &[], &Value::Null).status, 404);
+    assert_eq!(
+        server
+            .ask(&stranger, "GET", &path, &[], &Value::Null)
+            .status,
+        404
+    );
 }
 
 /// A key that was taken back.
 fn revoked_key(server: &Server) -> String {
-    let made = server.post("/v1/keys", &json!({ "name": "gone", "scopes": ["runs"] })).json();
-    let (id, token) = (made["id"].as_str().expect("an id"), made["token"].as_str().expect("a token"));
+    let made = server
+        .post("/v1/keys", &json!({ "name": "gone", "scopes": ["runs"] }))
+        .json();
+    let (id, token) = (
+        made["id"].as_str().expect("an id"),
+        made["token"].as_str().expect("a token"),
+    );
     assert_eq!(server.delete(&format!("/v1/keys/{id}")).status, 204);
     token.to_owned()
 }
@@ -130,7 +226,12 @@ impl Storm {
         let seeds: Vec<u64> = (0..CLIENTS).map(|_| self.chance.number()).collect();
         std::thread::scope(|scope| {
             for (client, seed) in seeds.iter().enumerate() {
-                let work = Work { server: &server, key: &self.key, marks: &self.marks, told: &told };
+                let work = Work {
+                    server: &server,
+                    key: &self.key,
+                    marks: &self.marks,
+                    told: &told,
+                };
                 scope.spawn(move || work.until_dead(&format!("kill-{number}-{client}"), *seed));
             }
             // The moment is the point.
@@ -149,7 +250,12 @@ impl Storm {
         if self.chance.below(2) == 0 {
             self.sweep(&state);
         }
-        let server = Server::on(folder, &self.configuration, &["--pool", "2"], Some(self.admin.clone()));
+        let server = Server::on(
+            folder,
+            &self.configuration,
+            &["--pool", "2"],
+            Some(self.admin.clone()),
+        );
         self.check(&server, told.into_inner().expect("no client panicked"));
         server
     }
@@ -157,18 +263,32 @@ impl Storm {
     /// As an operator does by hand: it may come before the next start.
     fn sweep(&self, state: &Path) {
         let mut command = std::process::Command::new(cli::airlock());
-        let done = command.args(["sweep", "--json", "--state"]).arg(state).output().expect("airlock starts");
+        let done = command
+            .args(["sweep", "--json", "--state"])
+            .arg(state)
+            .output()
+            .expect("airlock starts");
         let told: Value = serde_json::from_slice(&done.stdout).expect("it tells JSON");
         assert_eq!(told["problems"], json!([]), "{told}");
     }
 
     fn check(&mut self, server: &Server, told: Told) {
         assert_eq!(self.status_of_key(server, &self.key), 200, "a key works on");
-        assert_eq!(self.status_of_key(server, &self.revoked), 401, "a revoked key stays so");
-        told.runs.iter().for_each(|asked| self.check_run(server, asked));
+        assert_eq!(
+            self.status_of_key(server, &self.revoked),
+            401,
+            "a revoked key stays so"
+        );
+        told.runs
+            .iter()
+            .for_each(|asked| self.check_run(server, asked));
         for id in &told.sandboxes {
             let answer = server.get(&format!("/v1/sandboxes/{id}"));
-            let told = (answer.status, answer.json()["status"].clone(), answer.json()["reason"].clone());
+            let told = (
+                answer.status,
+                answer.json()["status"].clone(),
+                answer.json()["reason"].clone(),
+            );
             assert_eq!(
                 told,
                 (200, json!("ended"), json!("lost")),
@@ -189,7 +309,12 @@ impl Storm {
             self.count("artifact kept");
         }
         self.check_list(server);
-        let gone: Vec<_> = told.runs.iter().map(|asked| &asked.id).chain(&told.sandboxes).collect();
+        let gone: Vec<_> = told
+            .runs
+            .iter()
+            .map(|asked| &asked.id)
+            .chain(&told.sandboxes)
+            .collect();
         let cgroups = host::cgroups_naming(&host::owner(&server.folder.at("state")));
         let records = host::listing(&server.folder.at("state/runs"));
         for id in gone {
@@ -200,7 +325,9 @@ impl Storm {
     }
 
     fn status_of_key(&self, server: &Server, key: &str) -> u16 {
-        server.ask(key, "GET", "/v1/runs?limit=1", &[], &Value::Null).status
+        server
+            .ask(key, "GET", "/v1/runs?limit=1", &[], &Value::Null)
+            .status
     }
 
     /// One end, the one that was told; carried out once at most; and asked for again it is the same.
@@ -210,8 +337,15 @@ impl Storm {
             assert!(!asked.accepted, "an accepted run is missing: {asked:?}");
             self.count("never arrived");
         } else {
-            let status = found.json()["status"].as_str().unwrap_or_default().to_owned();
-            assert!(ENDS.contains(&&*status), "{asked:?} has no end: {}", found.text());
+            let status = found.json()["status"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            assert!(
+                ENDS.contains(&&*status),
+                "{asked:?} has no end: {}",
+                found.text()
+            );
             if let Some(ended) = &asked.ended {
                 assert_eq!(&status, ended, "{asked:?} ended twice: {}", found.text());
             }
@@ -221,25 +355,45 @@ impl Storm {
         if let Some(promise) = &asked.promise {
             let headers = [("idempotency-key", promise.as_str())];
             let again = server.ask(&self.key, "POST", "/v1/runs", &headers, &asked.body);
-            assert_eq!(again.json()["run_id"], asked.id.as_str(), "{asked:?}: {}", again.text());
+            assert_eq!(
+                again.json()["run_id"],
+                asked.id.as_str(),
+                "{asked:?}: {}",
+                again.text()
+            );
             if found.status == 200 {
-                assert_eq!(again.json()["status"], found.json()["status"], "{asked:?} was run again");
+                assert_eq!(
+                    again.json()["status"],
+                    found.json()["status"],
+                    "{asked:?} was run again"
+                );
             }
             self.check_mark(asked, again.json()["status"].as_str().unwrap_or_default());
             let mut other = asked.body.clone();
             other["env"] = json!({ "OTHER": "1" });
             let refused = server.ask(&self.key, "POST", "/v1/runs", &headers, &other);
-            assert_eq!(refused.status, 422, "a promise is for one request: {}", refused.text());
+            assert_eq!(
+                refused.status,
+                422,
+                "a promise is for one request: {}",
+                refused.text()
+            );
             self.count("promise kept");
         }
     }
 
     /// What the program itself wrote.
     fn check_mark(&self, asked: &Asked, status: &str) {
-        let lines = fs::read_to_string(self.marks.join(&asked.id)).unwrap_or_default().lines().count();
+        let lines = fs::read_to_string(self.marks.join(&asked.id))
+            .unwrap_or_default()
+            .lines()
+            .count();
         let most = usize::from(status != "not_started");
         let least = usize::from(status == "succeeded");
-        assert!((least..=most).contains(&lines), "{asked:?} is {status}, carried out {lines} times");
+        assert!(
+            (least..=most).contains(&lines),
+            "{asked:?} is {status}, carried out {lines} times"
+        );
     }
 
     /// Nobody is listed twice, and nobody is under way.
@@ -248,8 +402,14 @@ impl Storm {
         loop {
             let page = server.get(&format!("/v1/runs?limit=200{before}")).json();
             for run in page["runs"].as_array().expect("a list of runs") {
-                assert!(seen.insert(run["run_id"].as_str().expect("an id").to_owned()), "twice: {run}");
-                assert!(ENDS.contains(&run["status"].as_str().unwrap_or_default()), "{run}");
+                assert!(
+                    seen.insert(run["run_id"].as_str().expect("an id").to_owned()),
+                    "twice: {run}"
+                );
+                assert!(
+                    ENDS.contains(&run["status"].as_str().unwrap_or_default()),
+                    "{run}"
+                );
             }
             match page["before"].as_str() {
                 Some(cursor) => before = format!("&before={cursor}"),
@@ -271,18 +431,26 @@ impl Storm {
             orphans::below_us().is_empty().then_some(())
         });
         let state = server.folder.at("state");
-        assert_eq!(host::cgroups_naming(&host::owner(&state)), Vec::<PathBuf>::new());
+        assert_eq!(
+            host::cgroups_naming(&host::owner(&state)),
+            Vec::<PathBuf>::new()
+        );
         assert_eq!(host::mounts_naming(&server.folder.0), Vec::<String>::new());
         assert_eq!(host::mounts_naming(&self.marks), Vec::<String>::new());
         // Artifacts are kept, whole; of all else only what a server always has.
-        let is_kept = |path: &PathBuf| path.components().nth(2).is_some() && path.starts_with("artifacts");
+        let is_kept =
+            |path: &PathBuf| path.components().nth(2).is_some() && path.starts_with("artifacts");
         let is_draft = |path: &PathBuf| path.starts_with("artifacts/.drafts");
-        let left = host::listing(&state).into_iter().filter(|path| is_draft(path) || !is_kept(path));
-        let left: BTreeSet<_> =
-            left.filter(|path| !path.to_string_lossy().starts_with("artifacts/@")).collect();
+        let left = host::listing(&state)
+            .into_iter()
+            .filter(|path| is_draft(path) || !is_kept(path));
+        let left: BTreeSet<_> = left
+            .filter(|path| !path.to_string_lossy().starts_with("artifacts/@"))
+            .collect();
         // One for each day on which a server was there.
-        let (days, left): (BTreeSet<_>, BTreeSet<_>) =
-            left.into_iter().partition(|path| path.to_string_lossy().starts_with("ledger/owner-"));
+        let (days, left): (BTreeSet<_>, BTreeSet<_>) = left
+            .into_iter()
+            .partition(|path| path.to_string_lossy().starts_with("ledger/owner-"));
         assert!(matches!(days.len(), 1 | 2), "{days:?}");
         let always = [
             "airlock.db",
@@ -341,22 +509,39 @@ impl Work<'_> {
     /// Waited for, or left alone and perhaps cancelled; some with a promise.
     fn run(self, id: &str, chance: &mut Chance, is_async: bool) -> Option<()> {
         let promise = (chance.below(2) == 0).then(|| format!("promise of {id}"));
-        let script = format!("echo $AIRLOCK_RUN_ID >> /marks/$AIRLOCK_RUN_ID; sleep 0.0{}", chance.below(10));
+        let script = format!(
+            "echo $AIRLOCK_RUN_ID >> /marks/$AIRLOCK_RUN_ID; sleep 0.0{}",
+            chance.below(10)
+        );
         let body = json!({ "run_id": id, "task_id": id, "command": ["sh", "-c", script],
             "mounts": [format!("{}:/marks:rw", self.marks.display())] });
-        let asked = Asked { id: id.to_owned(), body, promise, accepted: false, ended: None };
+        let asked = Asked {
+            id: id.to_owned(),
+            body,
+            promise,
+            accepted: false,
+            ended: None,
+        };
         let place = {
             let mut told = self.told.lock().expect("nobody panicked");
             told.runs.push(asked.clone());
             told.runs.len() - 1
         };
-        let mut headers: Vec<_> =
-            asked.promise.iter().map(|promise| ("idempotency-key", promise.as_str())).collect();
+        let mut headers: Vec<_> = asked
+            .promise
+            .iter()
+            .map(|promise| ("idempotency-key", promise.as_str()))
+            .collect();
         if is_async {
             headers.push(("prefer", "respond-async"));
         }
         let answer = self.ask("POST", "/v1/runs", &headers, &asked.body)?;
-        assert_eq!(answer.status, if is_async { 202 } else { 200 }, "{asked:?}: {}", answer.text());
+        assert_eq!(
+            answer.status,
+            if is_async { 202 } else { 200 },
+            "{asked:?}: {}",
+            answer.text()
+        );
         self.note(place, &answer.json());
         if is_async && chance.below(2) == 0 {
             let answer = self.ask("DELETE", &format!("/v1/runs/{id}"), &[], &Value::Null)?;
@@ -376,23 +561,53 @@ impl Work<'_> {
 
     /// With programs and a file that comes in; it is left to the kill.
     fn sandbox(self, name: &str) -> Option<()> {
-        let made = self.ask("POST", "/v1/sandboxes", &[], &json!({ "labels": { "name": name } }))?;
+        let made = self.ask(
+            "POST",
+            "/v1/sandboxes",
+            &[],
+            &json!({ "labels": { "name": name } }),
+        )?;
         assert_eq!(made.status, 201, "{}", made.text());
-        let id = made.json()["sandbox_id"].as_str().expect("an id").to_owned();
-        self.told.lock().expect("nobody panicked").sandboxes.push(id.clone());
-        let order =
-            json!({ "command": ["sh", "-c", "(setsid sleep 1000 &); sleep 1000"], "background": true });
+        let id = made.json()["sandbox_id"]
+            .as_str()
+            .expect("an id")
+            .to_owned();
+        self.told
+            .lock()
+            .expect("nobody panicked")
+            .sandboxes
+            .push(id.clone());
+        let order = json!({ "command": ["sh", "-c", "(setsid sleep 1000 &); sleep 1000"], "background": true });
         self.ask("POST", &format!("/v1/sandboxes/{id}/exec"), &[], &order)?;
-        upload(self.server, self.key, &format!("/v1/sandboxes/{id}/files/large"), &vec![b'x'; 4 << 20])?;
-        self.ask("POST", &format!("/v1/sandboxes/{id}/exec"), &[], &json!({ "command": ["true"] }))?;
+        upload(
+            self.server,
+            self.key,
+            &format!("/v1/sandboxes/{id}/files/large"),
+            &vec![b'x'; 4 << 20],
+        )?;
+        self.ask(
+            "POST",
+            &format!("/v1/sandboxes/{id}/exec"),
+            &[],
+            &json!({ "command": ["true"] }),
+        )?;
         Some(())
     }
 
     fn artifact(self, name: &str, chance: &mut Chance) -> Option<()> {
         let bytes = vec![b'x'; 1 + chance.below(1 << 20) as usize];
-        let answer = upload(self.server, self.key, &format!("/v1/artifacts/{name}"), &bytes)?;
+        let answer = upload(
+            self.server,
+            self.key,
+            &format!("/v1/artifacts/{name}"),
+            &bytes,
+        )?;
         assert_eq!(answer.status, 201, "{}", answer.text());
-        self.told.lock().expect("nobody panicked").artifacts.push((name.to_owned(), bytes.len()));
+        self.told
+            .lock()
+            .expect("nobody panicked")
+            .artifacts
+            .push((name.to_owned(), bytes.len()));
         Some(())
     }
 }

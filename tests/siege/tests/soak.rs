@@ -45,14 +45,24 @@ impl Held {
         let (mut last, mut same) = (Held::by(server), 0);
         eventually("the server is at rest", || {
             let now = Held::by(server);
-            same = if now.counts() == last.counts() { same + 1 } else { 0 };
+            same = if now.counts() == last.counts() {
+                same + 1
+            } else {
+                0
+            };
             last = now;
             (same >= LOOKS).then_some(now)
         })
     }
 
     fn counts(self) -> [usize; 5] {
-        [self.descriptors, self.threads, self.processes, self.cgroups, self.entries]
+        [
+            self.descriptors,
+            self.threads,
+            self.processes,
+            self.cgroups,
+            self.entries,
+        ]
     }
 
     /// Whether it is no more than it was, but for what a pool may have made more of.
@@ -71,7 +81,11 @@ impl Held {
 fn what_a_server_holds_does_not_grow_with_what_it_has_done() {
     let _turn = orphans::take_turn();
     // Less than a KiB for a run; the sessions among them are remembered for a while, at some ten KiB each.
-    let (few, all, memory_kib) = if full() { (2_000, 10_000, 8 << 10) } else { (100, 400, 12 << 10) };
+    let (few, all, memory_kib) = if full() {
+        (2_000, 10_000, 8 << 10)
+    } else {
+        (100, 400, 12 << 10)
+    };
     let server = Server::with("", &["--pool", "4"]);
     let served = AtomicU64::new(0);
     serve(&server, &served, few);
@@ -80,7 +94,10 @@ fn what_a_server_holds_does_not_grow_with_what_it_has_done() {
     assert_eq!(served.load(Ordering::Relaxed), all);
     let after = Held::at_rest(&server);
     println!("after {few} runs {before:?}\nafter {all} runs {after:?}");
-    assert!(after.within(before, memory_kib), "{after:?} is more than {before:?}");
+    assert!(
+        after.within(before, memory_kib),
+        "{after:?} is more than {before:?}"
+    );
 }
 
 /// Until so many runs have been served in all.
@@ -105,7 +122,10 @@ fn serve(server: &Server, served: &AtomicU64, until: u64) {
 }
 
 fn one(server: &Server, number: u64) {
-    let answer = server.post("/v1/runs", &json!({ "command": ["echo", number.to_string()] }));
+    let answer = server.post(
+        "/v1/runs",
+        &json!({ "command": ["echo", number.to_string()] }),
+    );
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.json()["stdout"], format!("{number}\n"));
 }
@@ -113,11 +133,22 @@ fn one(server: &Server, number: u64) {
 fn session(server: &Server) {
     let made = server.post("/v1/sandboxes", &json!({}));
     assert_eq!(made.status, 201, "{}", made.text());
-    let place = format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("an id"));
-    let put =
-        siege::upload(server, &server.admin, &format!("{place}/files/name"), b"hello").expect("an answer");
+    let place = format!(
+        "/v1/sandboxes/{}",
+        made.json()["sandbox_id"].as_str().expect("an id")
+    );
+    let put = siege::upload(
+        server,
+        &server.admin,
+        &format!("{place}/files/name"),
+        b"hello",
+    )
+    .expect("an answer");
     assert_eq!(put.status, 201, "{}", put.text());
-    let told = server.post(&format!("{place}/exec"), &json!({ "command": ["cat", "name"] }));
+    let told = server.post(
+        &format!("{place}/exec"),
+        &json!({ "command": ["cat", "name"] }),
+    );
     assert_eq!(told.json()["stdout"], "hello", "{}", told.text());
     assert_eq!(server.delete(&place).status, 200);
 }

@@ -12,7 +12,12 @@ fn answer_to(bytes: &[u8], id: &str) -> Message {
     agent.publish_bytes(&agent.topic("invoke/echo"), bytes, &agent.properties(id));
     let answer = agent.wait("response", id);
     agent.settle();
-    assert_eq!(agent.all("response", id).len(), 1, "one answer to {}", String::from_utf8_lossy(bytes));
+    assert_eq!(
+        agent.all("response", id).len(),
+        1,
+        "one answer to {}",
+        String::from_utf8_lossy(bytes)
+    );
     answer
 }
 
@@ -57,7 +62,8 @@ fn a_request_that_lacks_something_or_has_it_wrong_is_refused_under_its_id() {
     let set = |pointer: &'static str, value: Value| {
         move |body: &mut Value| *body.pointer_mut(pointer).expect("it is there") = value
     };
-    let preloaded = |content: &str| json!({"a": {"filename": "a", "content": content, "version": 0}});
+    let preloaded =
+        |content: &str| json!({"a": {"filename": "a", "content": content, "version": 0}});
     let changes: Vec<(&str, Value)> = vec![
         ("/jsonrpc", json!("1.0")),
         ("/method", json!("sam_remote_tool/other")),
@@ -72,9 +78,15 @@ fn a_request_that_lacks_something_or_has_it_wrong_is_refused_under_its_id() {
         ("/params/session_id", json!({})),
         ("/params/preloaded_artifacts", json!([])),
         ("/params/preloaded_artifacts", preloaded("no base64 !!")),
-        ("/params/preloaded_artifacts", json!({"a": {"filename": "a"}})),
+        (
+            "/params/preloaded_artifacts",
+            json!({"a": {"filename": "a"}}),
+        ),
         ("/params/artifact_references", json!({"a": {"version": 1}})),
-        ("/params/artifact_references", json!({"a": {"filename": "a", "version": "new"}})),
+        (
+            "/params/artifact_references",
+            json!({"a": {"filename": "a", "version": "new"}}),
+        ),
         ("/params/timeout_seconds", json!("soon")),
         ("/params/sandbox_profile", json!(7)),
     ];
@@ -85,7 +97,14 @@ fn a_request_that_lacks_something_or_has_it_wrong_is_refused_under_its_id() {
     for missing in ["task_id", "tool_name", "app_name", "user_id", "session_id"] {
         let id = uuid();
         is_refused(
-            &changed(&id, |body| drop(body["params"].as_object_mut().expect("it is one").remove(missing))),
+            &changed(&id, |body| {
+                drop(
+                    body["params"]
+                        .as_object_mut()
+                        .expect("it is one")
+                        .remove(missing),
+                )
+            }),
             &id,
         );
     }
@@ -105,14 +124,24 @@ fn what_may_be_missing_may_be_missing_and_strangers_fields_are_passed_over() {
 #[test]
 fn without_a_place_to_answer_to_the_agent_is_found_by_its_name() {
     let agent = &MESH.agent;
-    for (left_out, app) in [(&["replyTo"][..], "Somebody"), (&["replyTo", "statusTo", "clientId"], "Tester")]
-    {
+    for (left_out, app) in [
+        (&["replyTo"][..], "Somebody"),
+        (&["replyTo", "statusTo", "clientId"], "Tester"),
+    ] {
         let mut ask = Ask::new("statuses", json!({"count": 1})).param("app_name", app);
         for name in left_out {
             ask = ask.without(name);
         }
-        assert_eq!(agent.call(&ask).tool_result()["sent"], 1, "without {left_out:?}");
-        assert_eq!(agent.statuses(&ask.id), ["status 0"], "without {left_out:?}");
+        assert_eq!(
+            agent.call(&ask).tool_result()["sent"],
+            1,
+            "without {left_out:?}"
+        );
+        assert_eq!(
+            agent.statuses(&ask.id),
+            ["status 0"],
+            "without {left_out:?}"
+        );
     }
     // Nothing at all beside it, and a body that says nothing: nobody can be answered, and the next one is.
     agent.publish_bytes(&agent.topic("invoke/echo"), b"{}", &BTreeMap::new());
@@ -125,10 +154,17 @@ fn statuses_go_where_the_request_says() {
     let elsewhere = |name: &str| agent.topic(&format!("status/Tester/{name}"));
     let (old, new, both) = (uuid(), uuid(), uuid());
     let ask = || Ask::new("statuses", json!({"count": 1}));
-    agent.call(&ask().without("statusTo").property("a2aStatusTopic", elsewhere(&old)));
+    agent.call(
+        &ask()
+            .without("statusTo")
+            .property("a2aStatusTopic", elsewhere(&old)),
+    );
     agent.call(&ask().property("statusTo", elsewhere(&new)));
-    agent
-        .call(&ask().property("statusTo", elsewhere(&both)).property("a2aStatusTopic", elsewhere("nowhere")));
+    agent.call(
+        &ask()
+            .property("statusTo", elsewhere(&both))
+            .property("a2aStatusTopic", elsewhere("nowhere")),
+    );
     for place in [&old, &new, &both] {
         assert_eq!(agent.statuses(place), ["status 0"]);
     }
@@ -143,7 +179,9 @@ fn a_hostile_place_to_answer_to_ends_nothing() {
     let agent = &MESH.agent;
     for topic in ["", "#", "a/+/b", "$SYS/broker", "/", &"x".repeat(60_000)] {
         agent.send(
-            &Ask::new("statuses", json!({"count": 1})).property("replyTo", topic).property("statusTo", topic),
+            &Ask::new("statuses", json!({"count": 1}))
+                .property("replyTo", topic)
+                .property("statusTo", topic),
         );
     }
     agent.settle();
@@ -157,6 +195,9 @@ fn a_tool_that_nobody_has_is_not_run() {
     agent.settle();
     for answer in agent.all("response", &ask.id) {
         let (code, message) = answer.error();
-        assert!(["TOOL_NOT_AVAILABLE", "TOOL_NOT_FOUND"].contains(&code), "{code}: {message}");
+        assert!(
+            ["TOOL_NOT_AVAILABLE", "TOOL_NOT_FOUND"].contains(&code),
+            "{code}: {message}"
+        );
     }
 }

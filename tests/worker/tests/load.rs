@@ -3,7 +3,8 @@
 use serde_json::json;
 use std::{sync::LazyLock, time::SystemTime};
 use worker_tests::{
-    Agent, Ask, Folder, Mesh, Message, Mosquitto, Sam, Tools, Way, count, marks, until, uuid, variables,
+    Agent, Ask, Folder, Mesh, Message, Mosquitto, Sam, Tools, Way, count, marks, until, uuid,
+    variables,
 };
 
 /// With one slot, so that it is known who waits.
@@ -20,7 +21,8 @@ static MESH: LazyLock<Mesh> = LazyLock::new(|| Mesh::new("Tester", |_| ()));
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    TURN.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn waits(seconds: u32) -> Ask {
@@ -29,10 +31,19 @@ fn waits(seconds: u32) -> Ask {
 
 /// What a worker takes itself, in KiB; tools are other processes.
 fn memory(mesh: &Mesh) -> u64 {
-    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", mesh.sam.pid().as_raw_nonzero()));
+    let rollup = std::fs::read_to_string(format!(
+        "/proc/{}/smaps_rollup",
+        mesh.sam.pid().as_raw_nonzero()
+    ));
     let rollup = rollup.expect("it is ours");
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).expect("a line");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+    let line = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Pss:"))
+        .expect("a line");
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("a number")
 }
 
 /// How much more three rounds may take than one had taken, in KiB.
@@ -44,8 +55,9 @@ fn many_at_once_are_all_answered_and_none_twice_and_memory_is_flat() {
     let mut after = Vec::new();
     for _ in 0..3 {
         let text = |n: usize| format!("{n}: {}", "x".repeat(1000));
-        let asks: Vec<_> =
-            (0..count(100, 40)).map(|n| Ask::new("echo", json!({"text": text(n)})).timeout(300)).collect();
+        let asks: Vec<_> = (0..count(100, 40))
+            .map(|n| Ask::new("echo", json!({"text": text(n)})).timeout(300))
+            .collect();
         asks.iter().for_each(|ask| mesh.agent.send(ask));
         for (n, ask) in asks.iter().enumerate() {
             assert_eq!(mesh.agent.answer(ask).tool_result()["text"], text(n));
@@ -56,7 +68,10 @@ fn many_at_once_are_all_answered_and_none_twice_and_memory_is_flat() {
         }
         after.push(memory(&mesh));
     }
-    assert!(after[2] < after[0] + FLAT, "KiB after each round: {after:?}");
+    assert!(
+        after[2] < after[0] + FLAT,
+        "KiB after each round: {after:?}"
+    );
 }
 
 #[test]
@@ -75,7 +90,13 @@ fn whoever_asks_much_overtakes_nobody() {
     after.iter().for_each(|ask| mesh.agent.send(ask));
     mesh.agent.cancel(&first.id);
     // By the worker's clock: the agents hear of it when they get to it.
-    let stamp = |message: &Message| message.property("timestamp").unwrap().parse::<u64>().unwrap();
+    let stamp = |message: &Message| {
+        message
+            .property("timestamp")
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
     let at = stamp(&modest.answer(&one));
     for ask in &before {
         assert!(stamp(&mesh.agent.answer(ask)) <= at, "it came before");
@@ -88,12 +109,16 @@ fn whoever_asks_much_overtakes_nobody() {
 #[test]
 fn four_run_at_once_and_no_fifth() {
     let mesh = Mesh::new("Counter", |_| ());
-    let asks: Vec<_> = (0..6).map(|_| Ask::new("marked", json!({"mark": "of-four", "seconds": 4}))).collect();
+    let asks: Vec<_> = (0..6)
+        .map(|_| Ask::new("marked", json!({"mark": "of-four", "seconds": 4})))
+        .collect();
     asks.iter().for_each(|ask| mesh.agent.send(ask));
     let mut most = 0;
     until("all are answered", || {
         most = most.max(marks("of-four"));
-        asks.iter().all(|ask| !mesh.agent.all("response", &ask.id).is_empty()).then_some(())
+        asks.iter()
+            .all(|ask| !mesh.agent.all("response", &ask.id).is_empty())
+            .then_some(())
     });
     assert_eq!(most, 4);
 }
@@ -122,7 +147,10 @@ fn a_call_that_is_cancelled_while_it_waits_never_runs() {
     agent.send(&second);
     agent.cancel(&second.id);
     assert!(agent.answer(&second).body()["error"].is_object());
-    assert!(agent.all("response", &first.id).is_empty(), "the first still runs");
+    assert!(
+        agent.all("response", &first.id).is_empty(),
+        "the first still runs"
+    );
     agent.cancel(&first.id);
     agent.answer(&first);
     agent.settle();
@@ -152,16 +180,24 @@ fn a_request_that_comes_again_is_answered_the_same_and_runs_once() {
     agent.send(&ask);
     let first = agent.answer(&ask);
     agent.settle();
-    assert_eq!(agent.all("response", &ask.id).len(), 1, "one answer for both");
+    assert_eq!(
+        agent.all("response", &ask.id).len(),
+        1,
+        "one answer for both"
+    );
     agent.send(&ask);
-    let again = until("the same answer", || agent.all("response", &ask.id).get(1).cloned());
+    let again = until("the same answer", || {
+        agent.all("response", &ask.id).get(1).cloned()
+    });
     assert_eq!(first.body(), again.body());
     agent.settle();
     assert_eq!(agent.statuses(&ask.id), ["runs"]);
 }
 
 fn ago(milliseconds: u64) -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is later");
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .expect("it is later");
     u64::try_from(now.as_millis()).expect("it is not that late") - milliseconds
 }
 
@@ -173,8 +209,14 @@ fn what_nobody_waits_for_any_more_is_not_begun() {
     assert_eq!(agent.call(&stale).error().0, "RESOURCE_EXHAUSTED");
     let fresh = waits(0).timeout(5).property("timestamp", ago(100));
     assert_eq!(agent.call(&fresh).tool_result()["slept"], 0);
-    let ahead = waits(0).timeout(5).property("timestamp", ago(0) + 3_600_000);
-    assert_eq!(agent.call(&ahead).tool_result()["slept"], 0, "a clock that goes ahead is no reason");
+    let ahead = waits(0)
+        .timeout(5)
+        .property("timestamp", ago(0) + 3_600_000);
+    assert_eq!(
+        agent.call(&ahead).tool_result()["slept"],
+        0,
+        "a clock that goes ahead is no reason"
+    );
     agent.settle();
     assert_eq!(agent.statuses(&stale.id), [""; 0]);
 }
@@ -194,7 +236,12 @@ fn more_than_may_wait_are_refused_and_the_others_answered() {
     for refused in &others[2..] {
         assert_eq!(agent.answer(refused).error().0, "RESOURCE_EXHAUSTED");
     }
-    assert!(others[..2].iter().all(|ask| agent.all("response", &ask.id).is_empty()), "they wait");
+    assert!(
+        others[..2]
+            .iter()
+            .all(|ask| agent.all("response", &ask.id).is_empty()),
+        "they wait"
+    );
     agent.cancel(&first.id);
     for waited in &others[..2] {
         assert_eq!(agent.answer(waited).tool_result()["slept"], 0);
@@ -237,15 +284,24 @@ fn a_worker_that_is_told_to_end_while_it_starts_ends_and_leaves_nothing() {
     // One that never says what it is, and can be seen at it.
     tools.program(
         "slow/slow",
-        &format!("#!/bin/sh\nprintf {mark} >/proc/self/comm\nprintf {mark} >/proc/$$/comm\nsleep 100\n"),
+        &format!(
+            "#!/bin/sh\nprintf {mark} >/proc/self/comm\nprintf {mark} >/proc/$$/comm\nsleep 100\n"
+        ),
     );
     tools.manifest("  slow: {tool_dir: slow, executable: slow}\n");
     let broker = Mosquitto::start(&folder);
     let mut sam = Sam::begin(&folder, variables(&folder, &broker.url()));
-    until("it is asked what it is", || (marks(&mark) > 0).then_some(()));
+    until("it is asked what it is", || {
+        (marks(&mark) > 0).then_some(())
+    });
     assert_eq!(sam.end().code(), Some(0), "{}", sam.log());
     until("it is gone", || (marks(&mark) == 0).then_some(()));
-    assert_eq!(std::fs::read_dir(folder.at("state/runs")).expect("it is there").count(), 0);
+    assert_eq!(
+        std::fs::read_dir(folder.at("state/runs"))
+            .expect("it is there")
+            .count(),
+        0
+    );
     // And one that finds no broker yet.
     let mut sam = Sam::begin(&folder, variables(&folder, "mqtt://127.0.0.1:1"));
     until("it lives", || sam.get("/healthz"));

@@ -49,10 +49,22 @@ fn kit() -> PathBuf {
     }
     _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).expect("a folder");
-    run(Command::new("/usr/bin/python3").args(["-m", "venv"]).arg(folder.join("pip")));
+    run(Command::new("/usr/bin/python3")
+        .args(["-m", "venv"])
+        .arg(folder.join("pip")));
     let pip = || Command::new(folder.join("pip/bin/pip"));
-    run(pip().args(["install", "--quiet", "--target"]).arg(folder.join("packages")).arg(WANTED));
-    let source = ["download", "--quiet", "--no-deps", "--no-binary", "sam-tool-sdk", "--dest"];
+    run(pip()
+        .args(["install", "--quiet", "--target"])
+        .arg(folder.join("packages"))
+        .arg(WANTED));
+    let source = [
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        "sam-tool-sdk",
+        "--dest",
+    ];
     run(pip().args(source).arg(&folder).arg(WANTED));
     run(Command::new("tar")
         .args(["--extract", "--strip-components=1", "--file"])
@@ -64,14 +76,26 @@ fn kit() -> PathBuf {
 }
 
 fn archive(folder: &Path) -> PathBuf {
-    let entries = fs::read_dir(folder).expect("a folder").filter_map(Result::ok).map(|entry| entry.path());
-    entries.into_iter().find(|path| path.extension().is_some_and(|end| end == "gz")).expect("an archive")
+    let entries = fs::read_dir(folder)
+        .expect("a folder")
+        .filter_map(Result::ok)
+        .map(|entry| entry.path());
+    entries
+        .into_iter()
+        .find(|path| path.extension().is_some_and(|end| end == "gz"))
+        .expect("an archive")
 }
 
 static PROVIDER: LazyLock<Provider> = LazyLock::new(|| {
-    let settings = provider::Settings { keys: vec![KEY.to_owned()], ..provider::Settings::default() };
+    let settings = provider::Settings {
+        keys: vec![KEY.to_owned()],
+        ..provider::Settings::default()
+    };
     let provider = Provider::start(settings);
-    provider.set(Script { tokens: 2, ..Script::default() });
+    provider.set(Script {
+        tokens: 2,
+        ..Script::default()
+    });
     provider
 });
 
@@ -79,24 +103,40 @@ static MESH: LazyLock<Mesh> = LazyLock::new(|| {
     let kit = kit();
     let mesh = Mesh::new("Tester", |set| {
         with_model(set, &PROVIDER.base(), KEY);
-        set.insert("SAM_SITE_PACKAGES".to_owned(), kit.join("packages").display().to_string());
+        set.insert(
+            "SAM_SITE_PACKAGES".to_owned(),
+            kit.join("packages").display().to_string(),
+        );
     });
     let place = mesh.tools.path().join("kit");
     fs::create_dir_all(&place).expect("a folder");
-    run(Command::new("cp").arg("-r").arg(kit.join("packages")).arg(place.join("python")));
+    run(Command::new("cp")
+        .arg("-r")
+        .arg(kit.join("packages"))
+        .arg(place.join("python")));
     let mut entries = Tools::usual_entries();
     for (name, module) in PROGRAMS {
-        let text = fs::read_to_string(kit.join(format!("examples/{module}.py"))).expect("an example");
+        let text =
+            fs::read_to_string(kit.join(format!("examples/{module}.py"))).expect("an example");
         mesh.tools.write(&format!("kit/python/{module}.py"), &text);
         mesh.tools.write(&format!("python/{module}.py"), &text);
-        let program =
-            format!("#!/usr/bin/env python3\nimport sys\nfrom {module} import cli\nsys.exit(cli())\n");
-        mesh.tools.program(&format!("kit/python/bin/{name}"), &program);
-        entries.push_str(&format!("  {name}: {{runtime: python, tool_dir: kit, executable: {name}}}\n"));
+        let program = format!(
+            "#!/usr/bin/env python3\nimport sys\nfrom {module} import cli\nsys.exit(cli())\n"
+        );
+        mesh.tools
+            .program(&format!("kit/python/bin/{name}"), &program);
+        entries.push_str(&format!(
+            "  {name}: {{runtime: python, tool_dir: kit, executable: {name}}}\n"
+        ));
     }
-    mesh.tools.write("python/own_sdk_tools.py", include_str!("../tools/own_sdk_tools.py"));
+    mesh.tools.write(
+        "python/own_sdk_tools.py",
+        include_str!("../tools/own_sdk_tools.py"),
+    );
     for (name, module, function) in FUNCTIONS {
-        entries.push_str(&format!("  {name}: {{module: {module}, function: {function}}}\n"));
+        entries.push_str(&format!(
+            "  {name}: {{module: {module}, function: {function}}}\n"
+        ));
     }
     entries.push_str("  shout: {module: own_sdk_tools, class_name: Shout}\n");
     mesh.tools.manifest(&entries);
@@ -106,7 +146,10 @@ static MESH: LazyLock<Mesh> = LazyLock::new(|| {
 const CONFIGURED: &str = "https://api.example.com";
 
 fn ask(tool: &str, args: Value) -> Ask {
-    Ask::new(tool, args).param("tool_config", json!({"api_base": CONFIGURED, "api_key": "sk-test"}))
+    Ask::new(tool, args).param(
+        "tool_config",
+        json!({"api_base": CONFIGURED, "api_key": "sk-test"}),
+    )
 }
 
 fn call(tool: &str, args: Value) -> Message {
@@ -125,7 +168,10 @@ fn outside(program: &str, tool: &str, args: &Value) -> Value {
     fs::write(&order, text.to_string()).expect("an order");
     let kit = MESH.tools.path().join("kit/python");
     let mut command = Command::new(kit.join("bin").join(program));
-    run(command.arg(order).env("PYTHONPATH", &kit).env("PYTHONDONTWRITEBYTECODE", "1"));
+    run(command
+        .arg(order)
+        .env("PYTHONPATH", &kit)
+        .env("PYTHONDONTWRITEBYTECODE", "1"));
     serde_json::from_slice(&fs::read(result).expect("a result")).expect("JSON")
 }
 
@@ -136,9 +182,24 @@ fn a_program_of_the_kit_answers_as_it_does_outside() {
     // its own examples fail, here as there.
     for (name, program, tool, args) in [
         ("math__add", "math", "add", json!({"a": "3.5", "b": "1.5"})),
-        ("math__stats", "math", "stats", json!({"values": [1, 2, 3, 4, 5], "precision": "2"})),
-        ("top", "top", "top_n_average", json!({"values": [4, 8, 15, 16, 23], "top_n": "3"})),
-        ("api", "api", "call_api", json!({"prompt": "What is 2 + 2?"})),
+        (
+            "math__stats",
+            "math",
+            "stats",
+            json!({"values": [1, 2, 3, 4, 5], "precision": "2"}),
+        ),
+        (
+            "top",
+            "top",
+            "top_n_average",
+            json!({"values": [4, 8, 15, 16, 23], "top_n": "3"}),
+        ),
+        (
+            "api",
+            "api",
+            "call_api",
+            json!({"prompt": "What is 2 + 2?"}),
+        ),
     ] {
         let there = outside(program, tool, &args);
         let here = call(name, args);
@@ -151,7 +212,10 @@ fn a_program_of_the_kit_answers_as_it_does_outside() {
                 failed += 1;
                 let first = error.lines().next().expect("it says something");
                 let (code, message) = here.error();
-                assert!(code == "TOOL_ERROR" && message.contains(first), "{name}: {code}: {message}");
+                assert!(
+                    code == "TOOL_ERROR" && message.contains(first),
+                    "{name}: {code}: {message}"
+                );
             }
         }
     }
@@ -163,15 +227,29 @@ fn what_an_operator_may_configure_is_declared_and_arrives() {
     for name in ["api", "called_api"] {
         let card = MESH.agent.wait("init", name).body()["params"].clone();
         let keys = |of: &str| -> Vec<_> {
-            let all = card["config_schema"].as_array().unwrap_or_else(|| panic!("a list: {card}"));
+            let all = card["config_schema"]
+                .as_array()
+                .unwrap_or_else(|| panic!("a list: {card}"));
             all.iter().map(|one| one[of].clone()).collect()
         };
-        assert_eq!(keys("key"), ["api_base", "api_key", "timeout_seconds"], "{name}");
+        assert_eq!(
+            keys("key"),
+            ["api_base", "api_key", "timeout_seconds"],
+            "{name}"
+        );
         assert_eq!(keys("type"), ["string", "string", "number"], "{name}");
-        assert!(card["parameters"]["properties"].get("tool_config").is_none(), "{card}");
+        assert!(
+            card["parameters"]["properties"]
+                .get("tool_config")
+                .is_none(),
+            "{card}"
+        );
     }
     let answer = call("called_api", json!({"prompt": "x"}));
-    assert_eq!(answer.tool_result()["data"], json!({"prompt": "x", "api_base": CONFIGURED}));
+    assert_eq!(
+        answer.tool_result()["data"],
+        json!({"prompt": "x", "api_base": CONFIGURED})
+    );
 }
 
 #[test]
@@ -179,11 +257,20 @@ fn numbers_that_a_model_wrote_as_texts_are_numbers() {
     for tool in ["top", "called_top"] {
         let card = MESH.agent.wait("init", tool);
         let properties = &card.body()["params"]["parameters"]["properties"];
-        assert_eq!(properties["top_n"]["type"], "integer", "{tool}: {properties}");
+        assert_eq!(
+            properties["top_n"]["type"], "integer",
+            "{tool}: {properties}"
+        );
     }
-    let answer = call("called_top", json!({"values": [4, 8, 15, 16, 23], "top_n": "3"}));
+    let answer = call(
+        "called_top",
+        json!({"values": [4, 8, 15, 16, 23], "top_n": "3"}),
+    );
     let told = answer.tool_result();
-    assert_eq!((&told["status"], &told["data"]["average"]), (&json!("success"), &json!(18.0)));
+    assert_eq!(
+        (&told["status"], &told["data"]["average"]),
+        (&json!("success"), &json!(18.0))
+    );
     let answer = call("shout", json!({"times": "2"}));
     let told = answer.tool_result();
     assert_eq!(
@@ -194,12 +281,22 @@ fn numbers_that_a_model_wrote_as_texts_are_numbers() {
 
 #[test]
 fn a_file_comes_in_and_another_goes_out() {
-    for (name, tool) in ["upper", "called_upper", "called_cli"].into_iter().enumerate() {
+    for (name, tool) in ["upper", "called_upper", "called_cli"]
+        .into_iter()
+        .enumerate()
+    {
         MESH.agent.wait("init", tool);
-        let (source, made) = (format!("report{name}.txt"), format!("report{name}_upper.txt"));
+        let (source, made) = (
+            format!("report{name}.txt"),
+            format!("report{name}_upper.txt"),
+        );
         let ask = ask(tool, json!({"doc": source})).preloaded("doc", &source, b"quiet words");
         let answer = MESH.agent.call(&ask);
-        assert_eq!(answer.created(), [(made.clone(), 0, "text/plain".to_owned(), 11)], "{tool}");
+        assert_eq!(
+            answer.created(),
+            [(made.clone(), 0, "text/plain".to_owned(), 11)],
+            "{tool}"
+        );
         let kept = fs::read_to_string(MESH.shelf().join(made).join("0")).expect("it is kept");
         assert_eq!(kept, "QUIET WORDS", "{tool}");
         // A program of the kit forgets what it was told of a file as soon as it has written it.
@@ -207,7 +304,11 @@ fn a_file_comes_in_and_another_goes_out() {
             "upper" | "called_cli" => Value::Null,
             _ => json!("Upper-cased version of the input file"),
         };
-        assert_eq!(answer.result()["created_artifacts"][0]["description"], description, "{tool}");
+        assert_eq!(
+            answer.result()["created_artifacts"][0]["description"],
+            description,
+            "{tool}"
+        );
     }
 }
 
@@ -215,13 +316,39 @@ fn a_file_comes_in_and_another_goes_out() {
 fn several_files_come_in_and_what_is_short_stays_in_the_result() {
     MESH.agent.wait("init", "merge");
     let ask = ask("merge", json!({"parts": ["a", "b"]}));
-    let answer = MESH.agent.call(&ask.preloaded("parts[0]", "a", b"1").preloaded("parts[1]", "b", b"2"));
-    assert_eq!(answer.created(), [("merged.bin".to_owned(), 0, "application/x-merged".to_owned(), 2)]);
-    assert_eq!(answer.result()["created_artifacts"][0]["description"], "of all");
-    let objects = answer.tool_result()["data_objects"].as_array().expect("a list").clone();
-    let shown: Vec<_> = objects.iter().map(|one| (&one["name"], &one["content"])).collect();
-    assert!(shown.contains(&(&json!("note"), &json!("short"))), "{shown:?}");
-    assert_eq!(fs::read(MESH.shelf().join("merged.bin/0")).expect("it is kept"), b"12");
+    let answer = MESH.agent.call(
+        &ask.preloaded("parts[0]", "a", b"1")
+            .preloaded("parts[1]", "b", b"2"),
+    );
+    assert_eq!(
+        answer.created(),
+        [(
+            "merged.bin".to_owned(),
+            0,
+            "application/x-merged".to_owned(),
+            2
+        )]
+    );
+    assert_eq!(
+        answer.result()["created_artifacts"][0]["description"],
+        "of all"
+    );
+    let objects = answer.tool_result()["data_objects"]
+        .as_array()
+        .expect("a list")
+        .clone();
+    let shown: Vec<_> = objects
+        .iter()
+        .map(|one| (&one["name"], &one["content"]))
+        .collect();
+    assert!(
+        shown.contains(&(&json!("note"), &json!("short"))),
+        "{shown:?}"
+    );
+    assert_eq!(
+        fs::read(MESH.shelf().join("merged.bin/0")).expect("it is kept"),
+        b"12"
+    );
 }
 
 #[test]
@@ -230,7 +357,10 @@ fn a_tool_has_the_kit_s_own_context_and_its_statuses_are_told() {
     assert_eq!(card["description"], "Greet someone by name.");
     let ask = ask("greet", json!({"name": "ana", "excited": "true"}));
     let answer = MESH.agent.call(&ask);
-    assert_eq!(answer.tool_result()["data"], json!({"excited": true, "user": "ana", "own": true}));
+    assert_eq!(
+        answer.tool_result()["data"],
+        json!({"excited": true, "user": "ana", "own": true})
+    );
     assert_eq!(MESH.agent.statuses(&ask.id), ["greeting ana"]);
 }
 
@@ -238,6 +368,11 @@ fn a_tool_has_the_kit_s_own_context_and_its_statuses_are_told() {
 fn a_tool_asks_a_model_by_the_kit() {
     let before = PROVIDER.served().count;
     let answer = call("think", json!({}));
-    assert_eq!(answer.tool_result()["message"], "tok0 tok1 ", "{}", answer.body());
+    assert_eq!(
+        answer.tool_result()["message"],
+        "tok0 tok1 ",
+        "{}",
+        answer.body()
+    );
     assert_eq!(PROVIDER.served().count, before + 1);
 }

@@ -15,7 +15,10 @@ fn refusal(changes: &[(&str, Option<&str>)]) -> String {
     }
     let mut sam = Sam::begin(&folder, environment);
     let end = sam.await_end();
-    assert!(end.code().is_some_and(|code| code != 0), "{changes:?}: {end:?}");
+    assert!(
+        end.code().is_some_and(|code| code != 0),
+        "{changes:?}: {end:?}"
+    );
     sam.await_log("hint: ");
     sam.log()
 }
@@ -48,8 +51,14 @@ fn what_needs_a_second_variable_names_it() {
     let said = refusal(&[("SAM_LLM_PROVIDER", Some("test"))]);
     assert!(said.contains("SAM_LLM_MODEL"), "{said}");
     let said = refusal(&[("SAM_TRANSPORT", None)]);
-    assert!(said.contains("SAM_TRANSPORT") || said.contains("SOLACE_BROKER_URL"), "{said}");
-    let said = refusal(&[("SAM_TRANSPORT", None), ("SOLACE_HOST", Some("localhost:55555"))]);
+    assert!(
+        said.contains("SAM_TRANSPORT") || said.contains("SOLACE_BROKER_URL"),
+        "{said}"
+    );
+    let said = refusal(&[
+        ("SAM_TRANSPORT", None),
+        ("SOLACE_HOST", Some("localhost:55555")),
+    ]);
     assert!(said.contains("mqtt://"), "{said}");
 }
 
@@ -69,12 +78,18 @@ fn what_has_no_meaning_here_is_told_once_and_a_number_that_is_none_falls_back() 
 #[test]
 fn the_default_profile_and_time_are_used_where_nobody_says_one() {
     let mesh = Mesh::new("Tester", |set| {
-        set.insert("SANDBOX_DEFAULT_PROFILE".to_owned(), "restrictive".to_owned());
+        set.insert(
+            "SANDBOX_DEFAULT_PROFILE".to_owned(),
+            "restrictive".to_owned(),
+        );
         set.insert("DEFAULT_TIMEOUT_SECONDS".to_owned(), "1".to_owned());
     });
     let without = |mut ask: worker_tests::Ask, names: &[&str]| {
         for name in names {
-            ask.body["params"].as_object_mut().expect("an object").remove(*name);
+            ask.body["params"]
+                .as_object_mut()
+                .expect("an object")
+                .remove(*name);
         }
         ask
     };
@@ -94,7 +109,9 @@ fn a_broker_that_is_not_there_yet_is_waited_for() {
     Tools::usual(&folder);
     let sam = Sam::begin(&folder, variables(&folder, &broker.url()));
     worker_tests::until("it lives and is not ready", || {
-        sam.get("/readyz").is_some_and(|(status, _)| status == 503).then_some(())
+        sam.get("/readyz")
+            .is_some_and(|(status, _)| status == 503)
+            .then_some(())
     });
     broker.start_again();
     sam.await_ready();

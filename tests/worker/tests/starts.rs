@@ -54,7 +54,11 @@ fn a_worker_has_not_started_before_its_tools_were_brought() {
         for mut stream in listener.incoming().flatten() {
             let lines = BufReader::new(stream.try_clone().expect("a second handle")).lines();
             lines.map_while(Result::ok).find(String::is_empty);
-            let status = if is_open.load(Ordering::Relaxed) { "200 OK" } else { "403 Forbidden" };
+            let status = if is_open.load(Ordering::Relaxed) {
+                "200 OK"
+            } else {
+                "403 Forbidden"
+            };
             let body = "<ListBucketResult></ListBucketResult>";
             let head = format!("connection: close\r\ncontent-length: {}", body.len());
             // Whoever is gone does not wait for it.
@@ -66,7 +70,10 @@ fn a_worker_has_not_started_before_its_tools_were_brought() {
     let (status, body) = sam.get("/startup").expect("it answers");
     assert!(status == 503 && body.contains("pending"), "{status} {body}");
     opens.store(true, Ordering::Relaxed);
-    let body = until("it has started", || sam.get("/startup").filter(|(status, _)| *status == 200)).1;
+    let body = until("it has started", || {
+        sam.get("/startup").filter(|(status, _)| *status == 200)
+    })
+    .1;
     assert!(body.contains("\"tool_sync\":\"ok\""), "{body}");
 }
 
@@ -74,29 +81,70 @@ fn a_worker_has_not_started_before_its_tools_were_brought() {
 fn checked(entry: &str, broker: &str, changes: &[(&str, &str)]) -> (Option<i32>, Value) {
     let folder = Folder::new();
     let tools = Tools::usual(&folder);
-    tools.write("python/slow.py", "import time\ntime.sleep(17)\n\n\ndef late():\n    \"\"\"Late.\"\"\"\n");
-    tools.manifest(&format!("  echo: {{module: toolbox, function: echo, description: Says it.}}\n{entry}"));
+    tools.write(
+        "python/slow.py",
+        "import time\ntime.sleep(17)\n\n\ndef late():\n    \"\"\"Late.\"\"\"\n",
+    );
+    tools.manifest(&format!(
+        "  echo: {{module: toolbox, function: echo, description: Says it.}}\n{entry}"
+    ));
     let mut environment = variables(&folder, broker);
-    environment.extend(changes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    environment.extend(
+        changes
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+    );
     let mut command = Command::new(cli::airlock());
-    command.args(["worker", "sam", "--check", "--json"]).env_clear().envs(environment);
-    let output = command.current_dir(folder.path()).output().expect("it starts");
+    command
+        .args(["worker", "sam", "--check", "--json"])
+        .env_clear()
+        .envs(environment);
+    let output = command
+        .current_dir(folder.path())
+        .output()
+        .expect("it starts");
     let said = serde_json::from_slice(&output.stdout);
-    (output.status.code(), said.unwrap_or_else(|_| panic!("{output:?}")))
+    (
+        output.status.code(),
+        said.unwrap_or_else(|_| panic!("{output:?}")),
+    )
 }
 
 #[test]
 fn a_check_waits_for_every_tool_however_slow() {
-    let (status, said) = checked("  late: {module: slow, function: late}\n", "mqtt://127.0.0.1:1", &[]);
-    assert_eq!((status, &said["tools"]), (Some(0), &serde_json::json!(["echo", "late"])), "{said}");
+    let (status, said) = checked(
+        "  late: {module: slow, function: late}\n",
+        "mqtt://127.0.0.1:1",
+        &[],
+    );
+    assert_eq!(
+        (status, &said["tools"]),
+        (Some(0), &serde_json::json!(["echo", "late"])),
+        "{said}"
+    );
 }
 
 #[test]
 fn a_check_finds_what_a_worker_would_not_start_with() {
     for (broker, name, value, says) in [
-        ("mqtts://127.0.0.1:1", "SOLACE_TRUST_STORE_PATH", "/nowhere/ca.pem", "/nowhere/ca.pem"),
-        ("mqtt://127.0.0.1:1", "ARTIFACT_BASE_PATH", "/dev/null/artifacts", "/dev/null/artifacts"),
-        ("mqtt://127.0.0.1:1", "PIP_INDEX_URL", "http://index.test/simple", "PIP_INDEX_URL"),
+        (
+            "mqtts://127.0.0.1:1",
+            "SOLACE_TRUST_STORE_PATH",
+            "/nowhere/ca.pem",
+            "/nowhere/ca.pem",
+        ),
+        (
+            "mqtt://127.0.0.1:1",
+            "ARTIFACT_BASE_PATH",
+            "/dev/null/artifacts",
+            "/dev/null/artifacts",
+        ),
+        (
+            "mqtt://127.0.0.1:1",
+            "PIP_INDEX_URL",
+            "http://index.test/simple",
+            "PIP_INDEX_URL",
+        ),
     ] {
         let (status, said) = checked("", broker, &[(name, value)]);
         assert_eq!(status, Some(1), "{said}");

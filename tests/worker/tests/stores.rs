@@ -27,9 +27,15 @@ elif order["do"] == "list":
 
 fn boto(moto: &Moto, order: Value) -> Value {
     let python = cli::repository().join("target/moto/bin/python");
-    let done = Command::new(python).args(["-c", BOTO, &moto.endpoint(), &order.to_string()]).output();
+    let done = Command::new(python)
+        .args(["-c", BOTO, &moto.endpoint(), &order.to_string()])
+        .output();
     let done = done.expect("Python starts");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     serde_json::from_slice(&done.stdout).unwrap_or(Value::Null)
 }
 
@@ -46,7 +52,9 @@ fn credentials(set: &mut Variables, moto: &Moto) {
 
 #[test]
 fn artifacts_are_kept_and_found_in_a_bucket_as_agents_do() {
-    let Some(moto) = Moto::running("artifacts of tools are shared with agents") else { return };
+    let Some(moto) = Moto::running("artifacts of tools are shared with agents") else {
+        return;
+    };
     boto(moto, json!({"do": "make", "bucket": "shelf"}));
     boto(
         moto,
@@ -58,22 +66,45 @@ fn artifacts_are_kept_and_found_in_a_bucket_as_agents_do() {
         set.insert("ARTIFACT_S3_BUCKET".to_owned(), "shelf".to_owned());
     });
     let read = Ask::new("reads", json!({"source": "cat.txt"})).reference("source", "cat.txt", None);
-    assert_eq!(mesh.agent.call(&read).tool_result()["text"], "from an agent");
+    assert_eq!(
+        mesh.agent.call(&read).tool_result()["text"],
+        "from an agent"
+    );
     for version in 0..2 {
-        let made = mesh.agent.call(&Ask::new("writes", json!({"files": {"a.json": "{}"}})));
-        assert_eq!(made.created(), [("a.json".to_owned(), version, "application/json".to_owned(), 2)]);
+        let made = mesh
+            .agent
+            .call(&Ask::new("writes", json!({"files": {"a.json": "{}"}})));
+        assert_eq!(
+            made.created(),
+            [(
+                "a.json".to_owned(),
+                version,
+                "application/json".to_owned(),
+                2
+            )]
+        );
     }
     let all = boto(moto, json!({"do": "list", "bucket": "shelf"}));
     let kept = &all["airlock/test/ana/web-77/a.json/1"];
-    assert_eq!((&kept["type"], &kept["text"]), (&json!("application/json"), &json!("{}")), "{all}");
-    assert_eq!((&kept["about"]["user_id"], &kept["about"]["version"]), (&json!("ana"), &json!("1")), "{all}");
+    assert_eq!(
+        (&kept["type"], &kept["text"]),
+        (&json!("application/json"), &json!("{}")),
+        "{all}"
+    );
+    assert_eq!(
+        (&kept["about"]["user_id"], &kept["about"]["version"]),
+        (&json!("ana"), &json!("1")),
+        "{all}"
+    );
     let gone = Ask::new("reads", json!({"source": "no.txt"})).reference("source", "no.txt", None);
     assert_eq!(mesh.agent.call(&gone).error().0, "ARTIFACT_ERROR");
 }
 
 #[test]
 fn tools_are_fetched_from_a_bucket_and_no_key_leads_out_of_their_folder() {
-    let Some(moto) = Moto::running("tools are fetched from object storage") else { return };
+    let Some(moto) = Moto::running("tools are fetched from object storage") else {
+        return;
+    };
     boto(moto, json!({"do": "make", "bucket": "tools"}));
     let put = |key: &str, text: &str| {
         boto(
@@ -81,8 +112,14 @@ fn tools_are_fetched_from_a_bucket_and_no_key_leads_out_of_their_folder() {
             json!({"do": "put", "bucket": "tools", "key": format!("airlock/test/str-runtime/{key}"), "text": text}),
         )
     };
-    put("python/synced.py", "def told():\n    return {'text': 'from a bucket'}\n");
-    put("manifest.yaml", "version: 1\ntools:\n  told: {module: synced, function: told}\n");
+    put(
+        "python/synced.py",
+        "def told():\n    return {'text': 'from a bucket'}\n",
+    );
+    put(
+        "manifest.yaml",
+        "version: 1\ntools:\n  told: {module: synced, function: told}\n",
+    );
     let mesh = Mesh::new("Tester", |set| {
         credentials(set, moto);
         let tools = format!("{}/synced", set["HOME"].trim_end_matches('/'));
@@ -96,13 +133,24 @@ fn tools_are_fetched_from_a_bucket_and_no_key_leads_out_of_their_folder() {
         set.insert("STR_S3_BUCKET_NAME".to_owned(), "tools".to_owned());
     });
     mesh.agent.wait("init", "told");
-    assert_eq!(mesh.agent.call(&Ask::new("told", json!({}))).tool_result()["text"], "from a bucket");
+    assert_eq!(
+        mesh.agent.call(&Ask::new("told", json!({}))).tool_result()["text"],
+        "from a bucket"
+    );
     // Such keys are gone around, and named.
     let hostile = ["../../../escaped.txt", "/etc/escaped.txt"];
     hostile.iter().for_each(|key| _ = put(key, "escaped"));
     mesh.sam.await_log("some keys cannot be files here");
-    assert_eq!(mesh.agent.call(&Ask::new("told", json!({}))).tool_result()["text"], "from a bucket");
-    let escaped = ["escaped.txt", "../escaped.txt", "../../escaped.txt", "synced/etc/escaped.txt"];
+    assert_eq!(
+        mesh.agent.call(&Ask::new("told", json!({}))).tool_result()["text"],
+        "from a bucket"
+    );
+    let escaped = [
+        "escaped.txt",
+        "../escaped.txt",
+        "../../escaped.txt",
+        "synced/etc/escaped.txt",
+    ];
     assert!(escaped.iter().all(|name| !mesh.folder.at(name).exists()));
     assert!(!std::path::Path::new("/etc/escaped.txt").exists());
     put(
@@ -110,7 +158,10 @@ fn tools_are_fetched_from_a_bucket_and_no_key_leads_out_of_their_folder() {
         "version: 1\ntools:\n  told: {module: synced, function: told}\n  more: {module: synced, function: told}\n",
     );
     mesh.agent.wait("init", "more");
-    put("python/synced.py", "def told():\n    return {'text': 'a newer one'}\n");
+    put(
+        "python/synced.py",
+        "def told():\n    return {'text': 'a newer one'}\n",
+    );
     until("the new code", || {
         let answer = mesh.agent.call(&Ask::new("more", json!({})));
         (answer.tool_result()["text"] == "a newer one").then_some(())

@@ -1,6 +1,8 @@
 //! Ways to a broker: each protocol from end to end, with what it asks for; and workers that share.
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use serde_json::json;
 use std::{
     collections::BTreeMap,
@@ -12,8 +14,8 @@ use std::{
     },
 };
 use worker_tests::{
-    Agent, Ask, DevBroker, Folder, Mosquitto, Persistence, Rabbit, Sam, Tools, Variables, Way, until,
-    variables,
+    Agent, Ask, DevBroker, Folder, Mosquitto, Persistence, Rabbit, Sam, Tools, Variables, Way,
+    until, variables,
 };
 
 /// What must work over every protocol.
@@ -24,16 +26,28 @@ fn serves(agent: &Agent) {
     let ask = Ask::new("statuses", json!({"count": 3}));
     assert_eq!(agent.call(&ask).tool_result(), &json!({"sent": 3}));
     // Two topics: not every protocol keeps their order.
-    until("all statuses", || (agent.statuses(&ask.id).len() == 3).then_some(()));
-    assert_eq!(agent.statuses(&ask.id), ["status 0", "status 1", "status 2"]);
+    until("all statuses", || {
+        (agent.statuses(&ask.id).len() == 3).then_some(())
+    });
+    assert_eq!(
+        agent.statuses(&ask.id),
+        ["status 0", "status 1", "status 2"]
+    );
     let large = agent.call(&Ask::new("large", json!({"size": 2_000_000})));
-    assert_eq!(large.tool_result()["text"].as_str().map(str::len), Some(2_000_000));
+    assert_eq!(
+        large.tool_result()["text"].as_str().map(str::len),
+        Some(2_000_000)
+    );
     let running = Ask::new("said_then_waits", json!({"seconds": 50}));
     agent.send(&running);
     agent.wait("status", &running.id);
     agent.cancel(&running.id);
     assert!(agent.answer(&running).body()["error"].is_object());
-    agent.publish_bytes(&agent.topic("invoke/echo"), b"not json", &agent.properties("bad"));
+    agent.publish_bytes(
+        &agent.topic("invoke/echo"),
+        b"not json",
+        &agent.properties("bad"),
+    );
     if !agent.properties("bad").is_empty() {
         assert_eq!(agent.wait("response", "bad").error().0, "INVALID_REQUEST");
     }
@@ -56,7 +70,9 @@ fn mqtt_3_serves_without_properties() {
     let folder = Folder::new();
     let broker = Mosquitto::start(&folder);
     let agent = Agent::join(&Way::mqtt3(broker.port), "Tester");
-    let _sam = start(&folder, &broker.url(), |variables| set(variables, "SAM_MQTT_VERSION", 3));
+    let _sam = start(&folder, &broker.url(), |variables| {
+        set(variables, "SAM_MQTT_VERSION", 3)
+    });
     agent.wait("init", "echo");
     serves(&agent);
 }
@@ -111,14 +127,25 @@ fn what_waits_in_an_amqp_worker_that_ends_is_done_by_the_next_and_nothing_twice(
     let _alone = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
     let (rabbit, folder) = (Rabbit::running(), Folder::new());
     let agent = Agent::join(&Way::amqp(rabbit.port), "Drainer");
-    let mut sam = amqp(&folder, rabbit, |variables| set(variables, "SANDBOX_MAX_CONCURRENT", 1));
+    let mut sam = amqp(&folder, rabbit, |variables| {
+        set(variables, "SANDBOX_MAX_CONCURRENT", 1)
+    });
     agent.wait("init", "said_then_waits");
-    let asks: Vec<_> = (0..4).map(|_| Ask::new("said_then_waits", json!({"seconds": 1}))).collect();
+    let asks: Vec<_> = (0..4)
+        .map(|_| Ask::new("said_then_waits", json!({"seconds": 1})))
+        .collect();
     asks.iter().for_each(|ask| agent.send(ask));
     agent.wait("status", &asks[0].id);
     assert_eq!(sam.end().code(), Some(0), "{}", sam.log());
-    assert_eq!(agent.answer(&asks[0]).tool_result()["slept"], 1, "what was begun is done");
-    let begun = asks.iter().filter(|ask| !agent.statuses(&ask.id).is_empty()).count();
+    assert_eq!(
+        agent.answer(&asks[0]).tool_result()["slept"],
+        1,
+        "what was begun is done"
+    );
+    let begun = asks
+        .iter()
+        .filter(|ask| !agent.statuses(&ask.id).is_empty())
+        .count();
     assert!(begun < asks.len(), "some waited");
     sam.start_again();
     for ask in &asks {
@@ -126,9 +153,15 @@ fn what_waits_in_an_amqp_worker_that_ends_is_done_by_the_next_and_nothing_twice(
     }
     agent.settle();
     for ask in &asks {
-        until("its status", || (!agent.statuses(&ask.id).is_empty()).then_some(()));
+        until("its status", || {
+            (!agent.statuses(&ask.id).is_empty()).then_some(())
+        });
         assert_eq!(agent.statuses(&ask.id), ["runs"], "it ran once");
-        assert_eq!(agent.all("response", &ask.id).len(), 1, "it was answered once");
+        assert_eq!(
+            agent.all("response", &ask.id).len(),
+            1,
+            "it was answered once"
+        );
     }
 }
 
@@ -150,21 +183,37 @@ fn a_password_is_shown_to_the_broker_and_a_wrong_one_is_said() {
     let folder = Folder::new();
     let passwords = folder.at("passwords");
     for name in ["tester", "worker"] {
-        let create: &[&str] = if passwords.exists() { &["-b"] } else { &["-c", "-b"] };
-        let made =
-            Command::new("mosquitto_passwd").args(create).arg(&passwords).args([name, "right"]).output();
+        let create: &[&str] = if passwords.exists() {
+            &["-b"]
+        } else {
+            &["-c", "-b"]
+        };
+        let made = Command::new("mosquitto_passwd")
+            .args(create)
+            .arg(&passwords)
+            .args([name, "right"])
+            .output();
         assert!(made.expect("mosquitto_passwd starts").status.success());
     }
-    let lines = format!("allow_anonymous false\npassword_file {}\n", passwords.display());
+    let lines = format!(
+        "allow_anonymous false\npassword_file {}\n",
+        passwords.display()
+    );
     let broker = Mosquitto::with(&folder, Persistence::None, &lines);
-    let agent =
-        Agent::join(&Way::mqtt5(broker.port).with("user", "tester").with("password", "right"), "Tester");
+    let agent = Agent::join(
+        &Way::mqtt5(broker.port)
+            .with("user", "tester")
+            .with("password", "right"),
+        "Tester",
+    );
     let credentials = |variables: &mut Variables, password: &str| {
         set(variables, "SOLACE_BROKER_USERNAME", "worker");
         set(variables, "SOLACE_BROKER_PASSWORD", password);
         set(variables, "SOLACE_RECONNECT_RETRIES", 2);
     };
-    let sam = start(&folder, &broker.url(), |variables| credentials(variables, "right"));
+    let sam = start(&folder, &broker.url(), |variables| {
+        credentials(variables, "right")
+    });
     agent.wait("init", "echo");
     agent.settle();
     assert!(!sam.log().contains("right"), "{}", sam.log());
@@ -181,17 +230,23 @@ fn certificates(folder: &Folder) {
     let key = || KeyPair::generate().expect("a key");
     let mut authority = CertificateParams::new(Vec::<String>::new()).expect("its terms");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority.distinguished_name.push(DnType::CommonName, "authority of a test");
+    authority
+        .distinguished_name
+        .push(DnType::CommonName, "authority of a test");
     let authority_key = key();
-    let signed = authority.self_signed(&authority_key).expect("a certificate");
+    let signed = authority
+        .self_signed(&authority_key)
+        .expect("a certificate");
     let issuer = Issuer::new(authority, authority_key);
     let write = |name: &str, text: String| fs::write(folder.at(name), text).expect("a file");
     write("authority.pem", signed.pem());
-    for (name, purpose) in
-        [("broker", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
-    {
+    for (name, purpose) in [
+        ("broker", ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", ExtendedKeyUsagePurpose::ClientAuth),
+    ] {
         let mut params =
-            CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("its terms");
+            CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])
+                .expect("its terms");
         params.distinguished_name.push(DnType::CommonName, name);
         params.extended_key_usages = vec![purpose];
         let key = key();
@@ -214,7 +269,9 @@ fn mqtts_is_spoken_with_a_certificate_to_a_broker_that_is_vouched_for() {
     );
     let broker = Mosquitto::with(&folder, Persistence::None, &lines);
     let way = Way::mqtt5(broker.port).with("authority", path("authority.pem"));
-    let way = way.with("certificate", path("client.pem")).with("key", path("client.key"));
+    let way = way
+        .with("certificate", path("client.pem"))
+        .with("key", path("client.key"));
     let agent = Agent::join(&way, "Tester");
     let url = broker.url().replace("mqtt:", "mqtts:");
     let sam = start(&folder, &url, |variables| {
@@ -239,10 +296,16 @@ fn two_workers_of_a_pool_share_and_every_call_is_answered_once() {
     let agent = Agent::join(&Way::mqtt5(broker.port), "Tester");
     let first = start(&folder, &broker.url(), |_| ());
     let mut environment = variables(&folder, &broker.url());
-    set(&mut environment, "AIRLOCK_STATE", folder.at("state-of-another").display());
+    set(
+        &mut environment,
+        "AIRLOCK_STATE",
+        folder.at("state-of-another").display(),
+    );
     let second = Sam::start(&folder, environment);
     agent.wait("init", "echo");
-    let asks: Vec<_> = (0..12).map(|n| Ask::new("echo", json!({"text": n.to_string()}))).collect();
+    let asks: Vec<_> = (0..12)
+        .map(|n| Ask::new("echo", json!({"text": n.to_string()})))
+        .collect();
     asks.iter().for_each(|ask| agent.send(ask));
     for ask in &asks {
         agent.answer(ask).result();
@@ -251,8 +314,14 @@ fn two_workers_of_a_pool_share_and_every_call_is_answered_once() {
     for ask in &asks {
         assert_eq!(agent.all("response", &ask.id).len(), 1);
     }
-    let of = |sam: &Sam| asks.iter().filter(|ask| sam.log().contains(&ask.id)).count();
-    until("both have worked", || (of(&first) > 0 && of(&second) > 0).then_some(()));
+    let of = |sam: &Sam| {
+        asks.iter()
+            .filter(|ask| sam.log().contains(&ask.id))
+            .count()
+    };
+    until("both have worked", || {
+        (of(&first) > 0 && of(&second) > 0).then_some(())
+    });
 }
 
 #[test]
@@ -262,7 +331,11 @@ fn workers_of_a_pool_that_are_started_anew_one_by_one_lose_nothing() {
     let agent = Agent::join(&Way::mqtt5(broker.port), "Tester");
     let mut first = start(&folder, &broker.url(), |_| ());
     let mut environment = variables(&folder, &broker.url());
-    set(&mut environment, "AIRLOCK_STATE", folder.at("state-of-another").display());
+    set(
+        &mut environment,
+        "AIRLOCK_STATE",
+        folder.at("state-of-another").display(),
+    );
     let mut second = Sam::start(&folder, environment);
     agent.wait("init", "echo");
     // Odd while a worker is ending.
@@ -271,7 +344,10 @@ fn workers_of_a_pool_that_are_started_anew_one_by_one_lose_nothing() {
     let asking = || {
         let mut asked = Vec::new();
         while !is_over.load(Ordering::SeqCst) {
-            let (ask, before) = (Ask::new("echo", json!({"text": "x"})), endings.load(Ordering::SeqCst));
+            let (ask, before) = (
+                Ask::new("echo", json!({"text": "x"})),
+                endings.load(Ordering::SeqCst),
+            );
             let answer = agent.call(&ask);
             let is_calm = before % 2 == 0 && endings.load(Ordering::SeqCst) == before;
             asked.push((ask, answer, is_calm));
@@ -287,7 +363,10 @@ fn workers_of_a_pool_that_are_started_anew_one_by_one_lose_nothing() {
             sam.start_again();
         }
         is_over.store(true, Ordering::SeqCst);
-        asking.into_iter().flat_map(|one| one.join().expect("all are answered")).collect()
+        asking
+            .into_iter()
+            .flat_map(|one| one.join().expect("all are answered"))
+            .collect()
     });
     let mut done = BTreeMap::<bool, usize>::new();
     for (_, answer, is_calm) in &asked {
@@ -299,7 +378,10 @@ fn workers_of_a_pool_that_are_started_anew_one_by_one_lose_nothing() {
         assert_eq!(answer.tool_result()["text"], "x");
         *done.entry(*is_calm).or_default() += 1;
     }
-    assert!(done.contains_key(&true) && done.contains_key(&false), "before, meanwhile and after: {done:?}");
+    assert!(
+        done.contains_key(&true) && done.contains_key(&false),
+        "before, meanwhile and after: {done:?}"
+    );
     agent.settle();
     for (ask, _, _) in &asked {
         assert_eq!(agent.all("response", &ask.id).len(), 1);

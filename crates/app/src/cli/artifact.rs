@@ -143,7 +143,11 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             let (which, engine) = (which_of(&which)?, open()?);
             runtime.block_on(get(&engine, &which, output.as_deref(), json))?;
         }
-        Action::Put { file, name, content_type } => {
+        Action::Put {
+            file,
+            name,
+            content_type,
+        } => {
             let (new, source) = source_of(&file, name.as_deref(), content_type)?;
             let engine = open()?;
             show_kept(row(runtime.block_on(put(&engine, new, source))?), json)?;
@@ -151,7 +155,9 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         Action::Rm { which } => {
             let (which, engine) = (which_of(&which)?, open()?);
             let owner = Owner::local();
-            let removing = engine.artifacts().remove(&owner, &which.name, which.version);
+            let removing = engine
+                .artifacts()
+                .remove(&owner, &which.name, which.version);
             show_removed(runtime.block_on(removing).map_err(failure)? as u64, json)?;
         }
     }
@@ -166,7 +172,9 @@ pub(super) async fn upload(client: &Client, name: &str, path: &Path) -> Result<(
     };
     let file = File::open(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
-    remote::put(client, name.as_bytes(), file, Some(length), None).await.map(drop)
+    remote::put(client, name.as_bytes(), file, Some(length), None)
+        .await
+        .map(drop)
 }
 
 /// The same through a server.
@@ -176,14 +184,23 @@ async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
         Action::List { name, run } => {
             let pattern = pattern(name.as_deref())?;
             let (mut rows, notes) = remote::list(client, None, run.as_deref()).await?;
-            rows.retain(|row: &Row| pattern.as_ref().is_none_or(|pattern| pattern.matches(&row.name)));
+            rows.retain(|row: &Row| {
+                pattern
+                    .as_ref()
+                    .is_none_or(|pattern| pattern.matches(&row.name))
+            });
             show_list(&rows, notes, json)?;
         }
         Action::Show { which } => show(remote::one(client, &which_of(&which)?).await?, json)?,
-        Action::Put { file, name, content_type } => {
+        Action::Put {
+            file,
+            name,
+            content_type,
+        } => {
             let (new, source) = source_of(&file, name.as_deref(), content_type)?;
             let name = new.name.as_path().as_os_str().as_bytes().to_owned();
-            let kept = remote::put(client, &name, source, None, new.content_type.as_deref()).await?;
+            let kept =
+                remote::put(client, &name, source, None, new.content_type.as_deref()).await?;
             show_kept(kept, json)?;
         }
         Action::Get { which, output } => {
@@ -211,13 +228,24 @@ fn which_of(text: &Path) -> Result<Which, Failure> {
 }
 
 /// This machine's own; those of keys are for whoever has the key.
-async fn list(engine: &Engine, glob: Option<&str>, run_id: Option<&str>, json: bool) -> Result<(), Failure> {
+async fn list(
+    engine: &Engine,
+    glob: Option<&str>,
+    run_id: Option<&str>,
+    json: bool,
+) -> Result<(), Failure> {
     let pattern = pattern(glob)?;
     let fits = |name: &WorkspacePath| {
-        pattern.as_ref().is_none_or(|pattern| pattern.matches(&name.as_path().to_string_lossy()))
+        pattern
+            .as_ref()
+            .is_none_or(|pattern| pattern.matches(&name.as_path().to_string_lossy()))
     };
     let owner = Owner::local();
-    let wanted = Wanted { name: &fits, run_id, ..Wanted::all(Some(&owner)) };
+    let wanted = Wanted {
+        name: &fits,
+        run_id,
+        ..Wanted::all(Some(&owner))
+    };
     let listing = engine.artifacts().list(wanted).await;
     let mut notes = listing.problems;
     if listing.cut {
@@ -228,7 +256,9 @@ async fn list(engine: &Engine, glob: Option<&str>, run_id: Option<&str>, json: b
 }
 
 fn pattern(glob: Option<&str>) -> Result<Option<spec::ModelPattern>, Failure> {
-    let pattern = glob.map(|glob| glob.parse::<spec::ModelPattern>()).transpose();
+    let pattern = glob
+        .map(|glob| glob.parse::<spec::ModelPattern>())
+        .transpose();
     pattern.map_err(|_| Failure::invalid("--name is no pattern", "write a name, or '*.txt'"))
 }
 
@@ -249,29 +279,52 @@ fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
 }
 
 async fn opened(engine: &Engine, which: &Which) -> Result<Reading, Failure> {
-    engine.artifacts().open_version(&Owner::local(), &which.name, which.version).await.map_err(failure)
+    engine
+        .artifacts()
+        .open_version(&Owner::local(), &which.name, which.version)
+        .await
+        .map_err(failure)
 }
 
 /// Copies the bytes to a new file, or to standard output, which then carries nothing else.
-async fn get(engine: &Engine, which: &Which, output: Option<&Path>, json: bool) -> Result<(), Failure> {
+async fn get(
+    engine: &Engine,
+    which: &Which,
+    output: Option<&Path>,
+    json: bool,
+) -> Result<(), Failure> {
     let mut from = opened(engine, which).await?;
     let Some(path) = output else {
         if json {
-            return Err(Failure::invalid("--json needs a file for the bytes", "add --output FILE"));
+            return Err(Failure::invalid(
+                "--json needs a file for the bytes",
+                "add --output FILE",
+            ));
         }
         return write_out(&mut from, which).await;
     };
-    let mut to = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| {
-        let message = format!("cannot make `{}`: {error}", path.display());
-        Failure { code: ErrorCode::InvalidSpec, message, hint: "give --output a new file".to_owned() }
-    })?;
+    let mut to = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|error| {
+            let message = format!("cannot make `{}`: {error}", path.display());
+            Failure {
+                code: ErrorCode::InvalidSpec,
+                message,
+                hint: "give --output a new file".to_owned(),
+            }
+        })?;
     let mut size = 0;
     while let Some(bytes) = from.next().await.map_err(failure)? {
-        to.write_all(&bytes).map_err(|error| failed(which, &error))?;
+        to.write_all(&bytes)
+            .map_err(|error| failed(which, &error))?;
         size += bytes.len();
     }
     match json {
-        true => print_json(&serde_json::json!({ "name": which.name.as_path(), "size_bytes": size })),
+        true => {
+            print_json(&serde_json::json!({ "name": which.name.as_path(), "size_bytes": size }))
+        }
         false => {
             let note = format!("wrote `{}` ({size} bytes)", path.display());
             message::say(&[Line::Note(note)]);
@@ -282,7 +335,9 @@ async fn get(engine: &Engine, which: &Which, output: Option<&Path>, json: bool) 
 
 /// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
 async fn write_out(from: &mut Reading, which: &Which) -> Result<(), Failure> {
-    let mut screen = io::stdout().is_terminal().then(|| Screen::new(Level::Lines));
+    let mut screen = io::stdout()
+        .is_terminal()
+        .then(|| Screen::new(Level::Lines));
     let write = |bytes: &[u8]| {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -313,10 +368,15 @@ fn source_of(
 ) -> Result<(New, Box<dyn Read + Send>), Failure> {
     let stdin = file == Path::new("-");
     let named = name.or_else(|| file.file_name().filter(|_| !stdin).map(Path::new));
-    let named = named.ok_or_else(|| Failure::invalid("what is kept needs a name", "add --name NAME"))?;
-    let bad =
-        |bad: spec::BadPath| Failure::invalid(bad.to_string(), "give --name a relative name without `..`");
-    let new = New { content_type, ..New::local(WorkspacePath::new(named).map_err(bad)?) };
+    let named =
+        named.ok_or_else(|| Failure::invalid("what is kept needs a name", "add --name NAME"))?;
+    let bad = |bad: spec::BadPath| {
+        Failure::invalid(bad.to_string(), "give --name a relative name without `..`")
+    };
+    let new = New {
+        content_type,
+        ..New::local(WorkspacePath::new(named).map_err(bad)?)
+    };
     if stdin {
         return Ok((new, Box::new(io::stdin())));
     }
@@ -344,7 +404,10 @@ async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Res
                 ));
             }
         };
-        putting.write(Bytes::copy_from_slice(&buffer[..count])).await.map_err(failure)?;
+        putting
+            .write(Bytes::copy_from_slice(&buffer[..count]))
+            .await
+            .map_err(failure)?;
     }
     putting.finish(None).await.map_err(failure)
 }
@@ -352,7 +415,10 @@ async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Res
 fn show_kept(row: Row, json: bool) -> Result<(), Failure> {
     match json {
         true => print_json(&row),
-        false => print_lines([format!("{}@{}  {}  {}", row.name, row.version, row.size_bytes, row.sha256)]),
+        false => print_lines([format!(
+            "{}@{}  {}  {}",
+            row.name, row.version, row.size_bytes, row.sha256
+        )]),
     }
 }
 
@@ -379,7 +445,10 @@ fn show(row: Row, json: bool) -> Result<(), Failure> {
 }
 
 fn failed(which: &Which, error: &io::Error) -> Failure {
-    Failure::internal(format!("cannot copy `{}`: {error}", which.name.as_path().display()))
+    Failure::internal(format!(
+        "cannot copy `{}`: {error}",
+        which.name.as_path().display()
+    ))
 }
 
 fn row(kept: Kept) -> Row {
@@ -400,23 +469,46 @@ fn failure(error: StoreError) -> Failure {
         None => error.to_string(),
     };
     let (code, hint) = match error {
-        StoreError::Quota { .. } | StoreError::TooLarge { .. } => {
-            (ErrorCode::QuotaExceeded, "remove what is not needed, or raise the limits in [artifacts]")
+        StoreError::Quota { .. } | StoreError::TooLarge { .. } => (
+            ErrorCode::QuotaExceeded,
+            "remove what is not needed, or raise the limits in [artifacts]",
+        ),
+        StoreError::ContentType { .. } => {
+            (ErrorCode::InvalidSpec, "write a type such as text/plain")
         }
-        StoreError::ContentType { .. } => (ErrorCode::InvalidSpec, "write a type such as text/plain"),
-        _ => (ErrorCode::InvalidSpec, "`airlock artifact list` shows what is kept"),
+        _ => (
+            ErrorCode::InvalidSpec,
+            "`airlock artifact list` shows what is kept",
+        ),
     };
-    Failure { code, message, hint: hint.to_owned() }
+    Failure {
+        code,
+        message,
+        hint: hint.to_owned(),
+    }
 }
 
 /// Name and version, size, when, and by which run.
 fn text(rows: &[Row]) -> Vec<String> {
     let name = |row: &Row| format!("{}@{}", printable(&row.name), row.version);
-    let width = rows.iter().map(|row| name(row).chars().count()).max().unwrap_or(0);
-    let size = rows.iter().map(|row| row.size_bytes.to_string().len()).max().unwrap_or(0);
+    let width = rows
+        .iter()
+        .map(|row| name(row).chars().count())
+        .max()
+        .unwrap_or(0);
+    let size = rows
+        .iter()
+        .map(|row| row.size_bytes.to_string().len())
+        .max()
+        .unwrap_or(0);
     let line = |row: &Row| {
         let run = row.lineage.run_id.as_deref().unwrap_or_default();
-        format!("{:<width$}  {:>size$}  {}  {run}", name(row), row.size_bytes, row.kept_at)
+        format!(
+            "{:<width$}  {:>size$}  {}  {run}",
+            name(row),
+            row.size_bytes,
+            row.kept_at
+        )
     };
     rows.iter().map(line).collect()
 }
@@ -429,9 +521,27 @@ mod tests {
     fn a_version_is_a_number_after_the_last_at_sign() {
         let named = |name: &str| WorkspacePath::new(Path::new(name)).unwrap();
         let of = |text: &str| which_of(Path::new(text)).unwrap();
-        assert_eq!(of("out.txt"), Which { name: named("out.txt"), version: None });
-        assert_eq!(of("a/b@c@12"), Which { name: named("a/b@c"), version: Some(12) });
-        assert_eq!(of("a@b"), Which { name: named("a@b"), version: None });
+        assert_eq!(
+            of("out.txt"),
+            Which {
+                name: named("out.txt"),
+                version: None
+            }
+        );
+        assert_eq!(
+            of("a/b@c@12"),
+            Which {
+                name: named("a/b@c"),
+                version: Some(12)
+            }
+        );
+        assert_eq!(
+            of("a@b"),
+            Which {
+                name: named("a@b"),
+                version: None
+            }
+        );
         assert!(which_of(Path::new("../x")).is_err());
     }
 
@@ -444,7 +554,10 @@ mod tests {
             sha256: "ab".into(),
             kept_at: "T".into(),
             content_type: "t/t".into(),
-            lineage: Lineage { run_id: run.map(str::to_owned), ..Lineage::default() },
+            lineage: Lineage {
+                run_id: run.map(str::to_owned),
+                ..Lineage::default()
+            },
         };
         let rows = [row("a", 1, 5, None), row("long", 12, 100, Some("r"))];
         assert_eq!(text(&rows), ["a@1        5  T  ", "long@12  100  T  r"]);

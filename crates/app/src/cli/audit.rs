@@ -101,15 +101,32 @@ enum Format {
 
 impl Which {
     fn asked(&self, limit: usize) -> Asked {
-        let Which { run, tenant, what, since, until } = self.clone();
-        Asked { run, tenant, what, since_ms: since, until_ms: until, before: None, limit }
+        let Which {
+            run,
+            tenant,
+            what,
+            since,
+            until,
+        } = self.clone();
+        Asked {
+            run,
+            tenant,
+            what,
+            since_ms: since,
+            until_ms: until,
+            before: None,
+            limit,
+        }
     }
 }
 
 /// 64 digits.
 fn hash(text: &str) -> Result<[u8; 32], String> {
     audit::hash(text).ok_or_else(|| {
-        format!("`{}` is no hash of 64 digits, as `airlock audit head` prints it", printable(text))
+        format!(
+            "`{}` is no hash of 64 digits, as `airlock audit head` prints it",
+            printable(text)
+        )
     })
 }
 
@@ -128,12 +145,18 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
         Action::Show { which, limit } => {
-            let page = |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
+            let page =
+                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
             tell(Shape::of(options.json, None), &which.asked(*limit), page)
         }
         Action::Export { which, format } => {
-            let page = |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
-            tell(Shape::of(options.json, Some(*format)), &which.asked(usize::MAX), page)
+            let page =
+                |asked: &Asked| audit::page(&state, asked).map_err(|error| unreadable(&error));
+            tell(
+                Shape::of(options.json, Some(*format)),
+                &which.asked(usize::MAX),
+                page,
+            )
         }
         Action::SetAside => set_aside(&state, options.json),
     }
@@ -141,10 +164,16 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 
 /// A folder that is none, or not the one that was meant, has nothing that could be right or wrong.
 fn is_there(state: &Path) -> Result<(), Failure> {
-    match ["airlock.db", "audit", "ledger"].iter().any(|name| state.join(name).symlink_metadata().is_ok()) {
+    match ["airlock.db", "audit", "ledger"]
+        .iter()
+        .any(|name| state.join(name).symlink_metadata().is_ok())
+    {
         true => Ok(()),
         false => Err(Failure::invalid(
-            format!("there is no state of Airlock in `{}`", printable(&state.display().to_string())),
+            format!(
+                "there is no state of Airlock in `{}`",
+                printable(&state.display().to_string())
+            ),
             "name the folder of the server with --state DIR",
         )),
     }
@@ -152,7 +181,11 @@ fn is_there(state: &Path) -> Result<(), Failure> {
 
 fn unreadable(error: &io::Error) -> Failure {
     let hint = "look whether the state folder is yours; choose another with --state DIR".to_owned();
-    Failure { code: ErrorCode::Internal, message: format!("cannot read the audit: {error}"), hint }
+    Failure {
+        code: ErrorCode::Internal,
+        message: format!("cannot read the audit: {error}"),
+        hint,
+    }
 }
 
 fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failure> {
@@ -160,7 +193,11 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
     let verified = match audit::verify(state, head) {
         Ok(verified) => verified,
         Err(error) => {
-            problems.push(Problem { file: state.join("audit"), line: 0, what: error.to_string() });
+            problems.push(Problem {
+                file: state.join("audit"),
+                line: 0,
+                what: error.to_string(),
+            });
             Verified::default()
         }
     };
@@ -173,7 +210,11 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
         }
         false => {
             let what = "it is gone, and what it knew of audit and ledger with it".to_owned();
-            problems.push(Problem { file: state.join("airlock.db"), line: 0, what });
+            problems.push(Problem {
+                file: state.join("airlock.db"),
+                line: 0,
+                what,
+            });
             0
         }
     };
@@ -194,7 +235,9 @@ fn sound(verified: &Verified, ledgers: usize) -> String {
         0 => "the audit has no lines yet".to_owned(),
         lines => {
             let since = Timestamp(verified.since_ms);
-            let Verified { first, last, head, .. } = verified;
+            let Verified {
+                first, last, head, ..
+            } = verified;
             format!(
                 "{lines} lines of the audit read ({first} to {last}, since {since}), nothing is wrong\nhead {head}"
             )
@@ -204,7 +247,10 @@ fn sound(verified: &Verified, ledgers: usize) -> String {
 }
 
 fn say(problems: &[Problem]) {
-    let mut lines: Vec<_> = problems.iter().map(|problem| Line::Error(problem.to_string())).collect();
+    let mut lines: Vec<_> = problems
+        .iter()
+        .map(|problem| Line::Error(problem.to_string()))
+        .collect();
     lines.push(Line::Hint(
         "keep the files as they are, and compare them with a copy from a backup".to_owned(),
     ));
@@ -291,11 +337,28 @@ const CSV: &str = "n,at,what,decision,tenant,key,run,task,job,rule,about,hash\n"
 fn csv(row: &Row) -> String {
     let cell = |text: &str| {
         // Programs choose some of the words; a spreadsheet must not take one for a formula.
-        let guard = if text.starts_with(['=', '+', '-', '@']) { "'" } else { "" };
+        let guard = if text.starts_with(['=', '+', '-', '@']) {
+            "'"
+        } else {
+            ""
+        };
         format!("\"{guard}{}\"", printable(text).replace('"', "\"\""))
     };
-    let texts = [&row.what, &row.decision, &row.tenant, &row.key, &row.run, &row.task, &row.job, &row.rule];
-    let texts: Vec<_> = texts.into_iter().chain([&row.about, &row.hash]).map(|text| cell(text)).collect();
+    let texts = [
+        &row.what,
+        &row.decision,
+        &row.tenant,
+        &row.key,
+        &row.run,
+        &row.task,
+        &row.job,
+        &row.rule,
+    ];
+    let texts: Vec<_> = texts
+        .into_iter()
+        .chain([&row.about, &row.hash])
+        .map(|text| cell(text))
+        .collect();
     format!("{},{},{}\n", row.n, Timestamp(row.at_ms), texts.join(","))
 }
 
@@ -309,9 +372,19 @@ fn words(row: &Row) -> String {
         ("rule", &row.rule),
     ];
     let said = named.iter().filter(|(_, text)| !text.is_empty());
-    let said: String = said.map(|(name, text)| format!(" {name}={}", printable(text))).collect();
-    let about = if row.about.is_empty() { String::new() } else { format!("  {}", printable(&row.about)) };
-    let (at, what, decision) = (Timestamp(row.at_ms), printable(&row.what), printable(&row.decision));
+    let said: String = said
+        .map(|(name, text)| format!(" {name}={}", printable(text)))
+        .collect();
+    let about = if row.about.is_empty() {
+        String::new()
+    } else {
+        format!("  {}", printable(&row.about))
+    };
+    let (at, what, decision) = (
+        Timestamp(row.at_ms),
+        printable(&row.what),
+        printable(&row.decision),
+    );
     format!("{at}  {what:<18} {decision:<8}{said}{about}\n")
 }
 
@@ -325,7 +398,9 @@ struct Told {
 fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     let (which, limit, shape) = match &options.action {
         Action::Show { which, limit } => (which, *limit, Shape::of(options.json, None)),
-        Action::Export { which, format } => (which, usize::MAX, Shape::of(options.json, Some(*format))),
+        Action::Export { which, format } => {
+            (which, usize::MAX, Shape::of(options.json, Some(*format)))
+        }
         Action::Verify { .. } | Action::Head | Action::SetAside => {
             return Err(Failure::invalid(
                 "this reads the audit's own files, and cannot be asked of a server",
@@ -347,7 +422,10 @@ fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
         ];
         let asking = client.json(Ask::get(format!("/v1/audit{}", query(&words))));
         let Told { lines, before } = runtime.block_on(asking)?;
-        Ok(audit::Page { rows: lines, before })
+        Ok(audit::Page {
+            rows: lines,
+            before,
+        })
     })
 }
 
@@ -357,10 +435,18 @@ mod tests {
 
     #[test]
     fn words_that_a_program_chose_steer_neither_terminal_nor_spreadsheet() {
-        let row = Row { n: 1, what: "run.deny".into(), about: "=1+1\",\u{1b}[2J\n".into(), ..Row::default() };
+        let row = Row {
+            n: 1,
+            what: "run.deny".into(),
+            about: "=1+1\",\u{1b}[2J\n".into(),
+            ..Row::default()
+        };
         assert!(!words(&row).trim_end().contains(char::is_control));
         let line = csv(&row);
-        assert!(line.contains("\"'=1+1\"\",\\u{1b}[2J\\n\"") && line.lines().count() == 1, "{line}");
+        assert!(
+            line.contains("\"'=1+1\"\",\\u{1b}[2J\\n\"") && line.lines().count() == 1,
+            "{line}"
+        );
     }
 
     #[test]

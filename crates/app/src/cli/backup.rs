@@ -91,20 +91,31 @@ fn write(of: &Backup<'_>, to: impl Write) -> Result<Report, Failure> {
 }
 
 pub(super) fn failure(error: &BackupError) -> Failure {
-    Failure { code: ErrorCode::StartFailed, message: error.to_string(), hint: error.hint().to_owned() }
+    Failure {
+        code: ErrorCode::StartFailed,
+        message: error.to_string(),
+        hint: error.hint().to_owned(),
+    }
 }
 
 fn tell(options: &Options, report: &Report, to_stdout: bool, local: bool) -> Result<(), Failure> {
     let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
     if !local {
-        lines.push(Line::Note("artifacts lie in a bucket, and are not in the backup".to_owned()));
+        lines.push(Line::Note(
+            "artifacts lie in a bucket, and are not in the backup".to_owned(),
+        ));
     }
-    lines
-        .push(Line::Note("the master key of the secrets is not in the backup: keep it elsewhere".to_owned()));
+    lines.push(Line::Note(
+        "the master key of the secrets is not in the backup: keep it elsewhere".to_owned(),
+    ));
     match (options.json, to_stdout) {
         (true, _) => print_json(report)?,
         (false, false) => {
-            print(&format!("{} files, {}\n", report.files, super::image::shared::size(report.bytes)))?;
+            print(&format!(
+                "{} files, {}\n",
+                report.files,
+                super::image::shared::size(report.bytes)
+            ))?;
             message::say(&lines);
         }
         (false, true) => message::say(&lines),
@@ -128,7 +139,12 @@ impl Draft {
         // What cannot be swept is in nobody's way.
         _ = sweep(&path);
         let (partial, file) = begin(&path).map_err(|error| unwritable(&path, error))?;
-        Ok(Draft { path, partial, file, published: false })
+        Ok(Draft {
+            path,
+            partial,
+            file,
+            published: false,
+        })
     }
 
     fn publish(mut self) -> Result<(), Failure> {
@@ -163,8 +179,14 @@ fn begin(path: &Path) -> io::Result<(PathBuf, File)> {
         name.push(path.file_name().unwrap_or_default());
         name.push(format!(".{}.partial", engine::fresh_id()));
         let partial = path.with_file_name(name);
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(CWD, &partial, flags, Mode::RUSR | Mode::WUSR)?);
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(
+            CWD,
+            &partial,
+            flags,
+            Mode::RUSR | Mode::WUSR,
+        )?);
         rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
         // Another's sweep may have come between the two; from now on it cannot.
         if rustix::fs::fstat(&file)?.st_nlink > 0 {
@@ -174,13 +196,17 @@ fn begin(path: &Path) -> io::Result<(PathBuf, File)> {
 }
 
 fn is_partial(found: &[u8], name: &[u8]) -> bool {
-    let id = found.strip_prefix(b".").and_then(|rest| rest.strip_prefix(name));
+    let id = found
+        .strip_prefix(b".")
+        .and_then(|rest| rest.strip_prefix(name));
     let id = id.and_then(|rest| rest.strip_prefix(b".")?.strip_suffix(b".partial"));
     id.is_some_and(|id| id.len() == 26 && id.iter().all(u8::is_ascii_alphanumeric))
 }
 
 fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Removes what killed ones left of a backup of this name: plain files of ours that nobody writes to.
@@ -192,7 +218,9 @@ fn sweep(path: &Path) -> io::Result<()> {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let Ok(file) = rustix::fs::openat(CWD, entry.path(), flags, Mode::empty()) else { continue };
+        let Ok(file) = rustix::fs::openat(CWD, entry.path(), flags, Mode::empty()) else {
+            continue;
+        };
         let found = rustix::fs::fstat(&file)?;
         let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
         let is_ours = is_file && found.st_uid == rustix::process::geteuid().as_raw();
@@ -212,7 +240,8 @@ fn unwritable(path: &Path, error: io::Error) -> Failure {
     Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot write `{}`: {error}", path.display()),
-        hint: "choose a folder that you may write, with room for all of the state folder".to_owned(),
+        hint: "choose a folder that you may write, with room for all of the state folder"
+            .to_owned(),
     }
 }
 
@@ -226,7 +255,12 @@ struct Shown {
 
 impl Shown {
     fn new() -> Shown {
-        Shown { is_terminal: io::stderr().is_terminal(), last: Instant::now(), bytes: 0, files: 0 }
+        Shown {
+            is_terminal: io::stderr().is_terminal(),
+            last: Instant::now(),
+            bytes: 0,
+            files: 0,
+        }
     }
 
     fn next(&mut self, _: &str, size: u64) {

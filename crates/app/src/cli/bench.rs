@@ -79,7 +79,9 @@ struct Idle(Option<Duration>);
 fn idle(text: &str) -> Result<Idle, String> {
     match text {
         NO_IDLE => Ok(Idle(None)),
-        time => Time::from_str(time).map(|time| Idle(Some(time.0))).map_err(|bad| bad.to_string()),
+        time => Time::from_str(time)
+            .map(|time| Idle(Some(time.0)))
+            .map_err(|bad| bad.to_string()),
     }
 }
 
@@ -125,23 +127,38 @@ fn settings(
     config: &Config,
     surroundings: &Surroundings,
 ) -> Result<bench::Options, Failure> {
-    let airlock = std::env::current_exe()
-        .map_err(|error| Failure::internal(format!("cannot find this program's own file: {error}")))?;
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let airlock = std::env::current_exe().map_err(|error| {
+        Failure::internal(format!("cannot find this program's own file: {error}"))
+    })?;
+    let clock = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as u64);
     Ok(bench::Options {
         rounds: options.rounds as usize,
         idle: options.idle.0,
         only: options.only.clone(),
         command: (!options.command.is_empty()).then(|| options.command.clone()),
-        pool: if config.pool.parked > 0 { config.pool.parked } else { POOL },
+        pool: if config.pool.parked > 0 {
+            config.pool.parked
+        } else {
+            POOL
+        },
         // Short enough to be typed again.
         seed: options.seed.unwrap_or(clock % 1_000_000),
         airlock,
-        path: surroundings.variable("PATH").unwrap_or(OsStr::new(spec::DEFAULT_PATH)).to_owned(),
+        path: surroundings
+            .variable("PATH")
+            .unwrap_or(OsStr::new(spec::DEFAULT_PATH))
+            .to_owned(),
         docker_socket: docker_socket(surroundings),
-        podman_socket: config.podman.iter().map(|at| path_of(at)).find(|path| path.exists()),
+        podman_socket: config
+            .podman
+            .iter()
+            .map(|at| path_of(at))
+            .find(|path| path.exists()),
         image_size: options.image_size.map(|size| size.0),
-        scratch: std::env::temp_dir().join(format!("airlock-bench-{}-{clock:x}", std::process::id())),
+        scratch: std::env::temp_dir()
+            .join(format!("airlock-bench-{}-{clock:x}", std::process::id())),
         progress: |line| message::say(&[Line::Note(line.to_owned())]),
     })
 }
@@ -149,7 +166,10 @@ fn settings(
 /// Where Docker's own client would look.
 fn docker_socket(surroundings: &Surroundings) -> PathBuf {
     let named = surroundings.variable("DOCKER_HOST").and_then(OsStr::to_str);
-    named.and_then(|host| host.strip_prefix("unix://")).unwrap_or("/var/run/docker.sock").into()
+    named
+        .and_then(|host| host.strip_prefix("unix://"))
+        .unwrap_or("/var/run/docker.sock")
+        .into()
 }
 
 fn path_of(host: &str) -> PathBuf {
@@ -157,13 +177,15 @@ fn path_of(host: &str) -> PathBuf {
 }
 
 fn write(options: &Options, report: &Report, folder: &Path) -> Result<(), Failure> {
-    let to =
-        |file: &Option<PathBuf>, text: &dyn Fn() -> String| match file.as_ref().map(|file| folder.join(file))
-        {
-            Some(path) => fs::write(&path, text())
-                .map_err(|error| Failure::internal(format!("cannot write `{}`: {error}", path.display()))),
-            None => Ok(()),
-        };
+    let to = |file: &Option<PathBuf>, text: &dyn Fn() -> String| match file
+        .as_ref()
+        .map(|file| folder.join(file))
+    {
+        Some(path) => fs::write(&path, text()).map_err(|error| {
+            Failure::internal(format!("cannot write `{}`: {error}", path.display()))
+        }),
+        None => Ok(()),
+    };
     let json = serde_json::to_string(report)
         .map_err(|error| Failure::internal(format!("cannot write the report as JSON: {error}")))?;
     to(&options.json, &|| json.clone() + "\n")?;

@@ -55,14 +55,28 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         let report = runtime.block_on(async {
             let engine = open_engine(&config, None)?;
             Ok::<_, Failure>(
-                gateway::capability(&engine, &config.policy, &facts, &gateway::Node::default(), None).await,
+                gateway::capability(
+                    &engine,
+                    &config.policy,
+                    &facts,
+                    &gateway::Node::default(),
+                    None,
+                )
+                .await,
             )
         })?;
         print_json(&report)?;
-        return Ok(if report["sandbox"]["supported"] == true { 0 } else { UNFIT });
+        return Ok(if report["sandbox"]["supported"] == true {
+            0
+        } else {
+            UNFIT
+        });
     }
-    let checks = runtime.block_on(async { Ok::<_, Failure>(open_engine(&config, None)?.doctor().await) })?;
-    let can_run = checks.iter().all(|check| check.state != CheckState::Missing);
+    let checks =
+        runtime.block_on(async { Ok::<_, Failure>(open_engine(&config, None)?.doctor().await) })?;
+    let can_run = checks
+        .iter()
+        .all(|check| check.state != CheckState::Missing);
     match options.json {
         true => print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?,
         false => print(&text(&checks, can_run))?,
@@ -71,8 +85,16 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 fn text(checks: &[Check], can_run: bool) -> String {
-    let names = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
-    let details = checks.iter().map(|check| check.detail.chars().count()).max().unwrap_or(0);
+    let names = checks
+        .iter()
+        .map(|check| check.name.chars().count())
+        .max()
+        .unwrap_or(0);
+    let details = checks
+        .iter()
+        .map(|check| check.detail.chars().count())
+        .max()
+        .unwrap_or(0);
     let mut text = String::new();
     for check in checks {
         let state = match check.state {
@@ -81,7 +103,10 @@ fn text(checks: &[Check], can_run: bool) -> String {
             CheckState::Missing => "MISSING",
         };
         let (name, detail) = (printable(&check.name), printable(&check.detail));
-        let line = format!("{state:<7}  {name:<names$}  {detail:<details$}  {}", check.barriers.join(", "));
+        let line = format!(
+            "{state:<7}  {name:<names$}  {detail:<details$}  {}",
+            check.barriers.join(", ")
+        );
         text.push_str(line.trim_end());
         text.push('\n');
         if let Some(remedy) = &check.remedy {
@@ -102,16 +127,30 @@ mod tests {
     #[test]
     fn checks_are_aligned_and_a_remedy_has_its_own_line() {
         let check =
-            |name: &str, state, detail: &str, barriers: &[&'static str], remedy: Option<&str>| Check {
-                name: name.into(),
-                state,
-                detail: detail.into(),
-                barriers: barriers.to_vec(),
-                remedy: remedy.map(str::to_owned),
+            |name: &str, state, detail: &str, barriers: &[&'static str], remedy: Option<&str>| {
+                Check {
+                    name: name.into(),
+                    state,
+                    detail: detail.into(),
+                    barriers: barriers.to_vec(),
+                    remedy: remedy.map(str::to_owned),
+                }
             };
         let checks = [
-            check("user namespaces", CheckState::Good, "allowed", &["own_user"], None),
-            check("cgroups", CheckState::Weaker, "not ours", &["memory_limit", "cpu_limit"], Some("sudo x")),
+            check(
+                "user namespaces",
+                CheckState::Good,
+                "allowed",
+                &["own_user"],
+                None,
+            ),
+            check(
+                "cgroups",
+                CheckState::Weaker,
+                "not ours",
+                &["memory_limit", "cpu_limit"],
+                Some("sudo x"),
+            ),
             check("kernel", CheckState::Missing, "4.9", &[], None),
         ];
         let wanted = "\

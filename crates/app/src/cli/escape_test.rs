@@ -78,12 +78,19 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         return Ok(0);
     }
     let prepared = World::prepare(settings(options, global, surroundings)?);
-    let world = prepared.map_err(|error| Failure::internal(format!("cannot set the traps: {error}")))?;
+    let world =
+        prepared.map_err(|error| Failure::internal(format!("cannot set the traps: {error}")))?;
     let rows: Vec<_> = chosen
         .iter()
         .enumerate()
         .map(|(number, case)| {
-            progress(&format!("{}/{} {} {}", number + 1, chosen.len(), case.id, case.title));
+            progress(&format!(
+                "{}/{} {} {}",
+                number + 1,
+                chosen.len(),
+                case.id,
+                case.title
+            ));
             case.run(&world)
         })
         .collect();
@@ -91,8 +98,13 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let holds = rows.iter().all(Row::holds);
     let backend = options.backend.as_deref().unwrap_or("native");
     match options.json {
-        true => print_json(&serde_json::json!({ "holds": holds, "backend": backend, "cases": rows }))?,
-        false => print(&table(&rows, options.backend.as_deref().unwrap_or("airlock")))?,
+        true => {
+            print_json(&serde_json::json!({ "holds": holds, "backend": backend, "cases": rows }))?
+        }
+        false => print(&table(
+            &rows,
+            options.backend.as_deref().unwrap_or("airlock"),
+        ))?,
     }
     Ok(if holds { 0 } else { LEAKY })
 }
@@ -103,21 +115,36 @@ fn containers(
     global: &Global,
     surroundings: &Surroundings,
 ) -> Result<Option<Containers>, Failure> {
-    let (Some(backend), Some(image)) = (&options.backend, &options.image) else { return Ok(None) };
+    let (Some(backend), Some(image)) = (&options.backend, &options.image) else {
+        return Ok(None);
+    };
     if !CONTAINERS.contains(&backend.as_str()) {
         let message = format!("`{}` makes no containers", backend.escape_debug());
-        return Err(Failure::invalid(message, "--backend is docker, podman or container here"));
+        return Err(Failure::invalid(
+            message,
+            "--backend is docker, podman or container here",
+        ));
     }
     let hosts = super::settings(&global.configure(surroundings)?)?.containers;
-    Ok(Some(Containers { backend: backend.clone(), image: image.clone(), hosts }))
+    Ok(Some(Containers {
+        backend: backend.clone(),
+        image: image.clone(),
+        hosts,
+    }))
 }
 
-fn settings(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<Settings, Failure> {
+fn settings(
+    options: &Options,
+    global: &Global,
+    surroundings: &Surroundings,
+) -> Result<Settings, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program itself: {error}")))?;
     Ok(Settings {
         program,
-        folder: surroundings.variable("TMPDIR").map_or_else(|| "/tmp".into(), Into::into),
+        folder: surroundings
+            .variable("TMPDIR")
+            .map_or_else(|| "/tmp".into(), Into::into),
         full: options.full,
         dangerously_harm_this_machine: options.dangerously_harm_this_machine,
         peer: !options.no_peer,
@@ -129,11 +156,18 @@ fn settings(options: &Options, global: &Global, surroundings: &Surroundings) -> 
 /// The cases that these words name: `A6`, or `A` for the whole group.
 fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
     let names = |case: &Case, word: &str| {
-        case.id.eq_ignore_ascii_case(word) || (word.len() == 1 && case.id[..1].eq_ignore_ascii_case(word))
+        case.id.eq_ignore_ascii_case(word)
+            || (word.len() == 1 && case.id[..1].eq_ignore_ascii_case(word))
     };
-    if let Some(unknown) = only.iter().find(|word| !escape::cases().any(|case| names(case, word))) {
+    if let Some(unknown) = only
+        .iter()
+        .find(|word| !escape::cases().any(|case| names(case, word)))
+    {
         let message = format!("no case or group is called `{}`", unknown.escape_debug());
-        return Err(Failure::invalid(message, "`airlock escape-test --list` shows them"));
+        return Err(Failure::invalid(
+            message,
+            "`airlock escape-test --list` shows them",
+        ));
     }
     let wanted = |case: &&Case| only.is_empty() || only.iter().any(|word| names(case, word));
     Ok(escape::cases().filter(wanted).collect())
@@ -141,11 +175,18 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Case>, Failure> {
 
 fn list(cases: &[&Case], json: bool) -> Result<(), Failure> {
     if json {
-        let rows: Vec<_> =
-            cases.iter().map(|case| serde_json::json!({ "id": case.id, "title": case.title })).collect();
+        let rows: Vec<_> = cases
+            .iter()
+            .map(|case| serde_json::json!({ "id": case.id, "title": case.title }))
+            .collect();
         return print_json(&serde_json::json!({ "cases": rows }));
     }
-    print(&cases.iter().map(|case| format!("{:<4} {}\n", case.id, case.title)).collect::<String>())
+    print(
+        &cases
+            .iter()
+            .map(|case| format!("{:<4} {}\n", case.id, case.title))
+            .collect::<String>(),
+    )
 }
 
 /// One line that is written over, for whoever waits at a terminal.
@@ -157,7 +198,12 @@ fn progress(text: &str) {
 }
 
 fn table(rows: &[Row], attacked: &str) -> String {
-    let titles = rows.iter().map(|row| row.title.chars().count()).chain(["attack".len()]).max().unwrap_or(0);
+    let titles = rows
+        .iter()
+        .map(|row| row.title.chars().count())
+        .chain(["attack".len()])
+        .max()
+        .unwrap_or(0);
     let line = |id: &str, title: &str, cells: [&str; 3]| {
         let [airlock, control, bwrap] = cells;
         let text = format!("{id:<4}  {title:<titles$}  {airlock:<9}  {control:<8}  {bwrap}");
@@ -165,7 +211,15 @@ fn table(rows: &[Row], attacked: &str) -> String {
     };
     let mut text = line("case", "attack", [attacked, "control", "bwrap"]);
     for row in rows {
-        text += &line(row.id, row.title, [short(&row.airlock), of_control(&row.control), short(&row.bwrap)]);
+        text += &line(
+            row.id,
+            row.title,
+            [
+                short(&row.airlock),
+                of_control(&row.control),
+                short(&row.bwrap),
+            ],
+        );
     }
     let notes: Vec<_> = rows.iter().flat_map(notes).collect();
     if !notes.is_empty() {
@@ -208,16 +262,29 @@ fn notes(row: &Row) -> Vec<String> {
     let airlock = of_verdict(&row.airlock);
     // Once is enough.
     let control = control.filter(|_| !matches!(row.airlock, Verdict::NotApplicable(_)));
-    let bwrap = of_verdict(&row.bwrap).filter(|why| airlock.as_ref() != Some(why) && why != escape::LEFT_OUT);
+    let bwrap = of_verdict(&row.bwrap)
+        .filter(|why| airlock.as_ref() != Some(why) && why != escape::LEFT_OUT);
     let all = [("airlock", airlock), ("control", control), ("bwrap", bwrap)];
     let told = all.into_iter().filter_map(|(who, why)| Some((who, why?)));
-    told.map(|(who, why)| format!("{} {who}: {}", row.id, printable(&why))).collect()
+    told.map(|(who, why)| format!("{} {who}: {}", row.id, printable(&why)))
+        .collect()
 }
 
 fn count(rows: &[Row]) -> String {
-    let of = |wanted: &str| rows.iter().filter(|row| short(&row.airlock) == wanted).count();
-    let controls = |wanted: &str| rows.iter().filter(|row| of_control(&row.control) == wanted).count();
-    let peer = rows.iter().filter(|row| short(&row.bwrap) == "ESCAPED").count();
+    let of = |wanted: &str| {
+        rows.iter()
+            .filter(|row| short(&row.airlock) == wanted)
+            .count()
+    };
+    let controls = |wanted: &str| {
+        rows.iter()
+            .filter(|row| of_control(&row.control) == wanted)
+            .count()
+    };
+    let peer = rows
+        .iter()
+        .filter(|row| short(&row.bwrap) == "ESCAPED")
+        .count();
     format!(
         "\n{} cases: {} blocked, {} detected, {} escaped, {} not applicable, {} broken; \
          controls: {} work, {} failed, {} not run; bwrap: {peer} escaped\n",
@@ -266,7 +333,13 @@ bwrap: 0 escaped
             chosen(&words).map(|cases| cases.iter().map(|case| case.id).collect::<Vec<_>>())
         };
         assert_eq!(ids(&["a6"]).unwrap(), ["A6"]);
-        assert!(ids(&["A"]).unwrap().len() > 1 && ids(&["A"]).unwrap().iter().all(|id| id.starts_with('A')));
-        assert_eq!(ids(&["Q"]).unwrap_err().message, "no case or group is called `Q`");
+        assert!(
+            ids(&["A"]).unwrap().len() > 1
+                && ids(&["A"]).unwrap().iter().all(|id| id.starts_with('A'))
+        );
+        assert_eq!(
+            ids(&["Q"]).unwrap_err().message,
+            "no case or group is called `Q`"
+        );
     }
 }

@@ -33,7 +33,11 @@ pub(super) struct Options {
     #[arg(value_name = "RUN")]
     run: String,
     /// A host as for --allow-host; ports 80 and 443 unless one is named
-    #[arg(value_name = "HOST[:PORT]", required_unless_present = "list", conflicts_with = "list")]
+    #[arg(
+        value_name = "HOST[:PORT]",
+        required_unless_present = "list",
+        conflicts_with = "list"
+    )]
     host: Option<String>,
     /// How long the host may be reached, 24h at most
     #[arg(long = "for", value_name = "TIME", default_value = "15m", conflicts_with_all = ["deny", "revoke", "list"])]
@@ -71,7 +75,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 fn question(options: &Options) -> Result<Ask, Failure> {
-    let Some(host) = options.host.clone() else { return Ok(Ask::List {}) };
+    let Some(host) = options.host.clone() else {
+        return Ok(Ask::List {});
+    };
     if options.deny {
         return Ok(Ask::Deny { host });
     }
@@ -81,9 +87,15 @@ fn question(options: &Options) -> Result<Ask, Failure> {
     match options.time.0 {
         time if time < Duration::from_secs(1) || time > LONGEST_GRANT => {
             let message = format!("a grant cannot last {}", options.time);
-            Err(Failure::invalid(message, "give --for a time from 1s to 24h"))
+            Err(Failure::invalid(
+                message,
+                "give --for a time from 1s to 24h",
+            ))
         }
-        time => Ok(Ask::Grant { host, seconds: time.as_secs() }),
+        time => Ok(Ask::Grant {
+            host,
+            seconds: time.as_secs(),
+        }),
     }
 }
 
@@ -93,23 +105,42 @@ fn text(rules: &[Told]) -> String {
         return "no rule: nothing is let out\n".to_owned();
     }
     let cells: Vec<[String; 4]> = rules.iter().map(cells).collect();
-    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| {
+        cells
+            .iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let (mode, host, time) = (width(0), width(1), width(2));
-    let row =
-        |row: &[String; 4]| format!("{:<mode$}  {:<host$}  {:<time$}  {}\n", row[0], row[1], row[2], row[3]);
+    let row = |row: &[String; 4]| {
+        format!(
+            "{:<mode$}  {:<host$}  {:<time$}  {}\n",
+            row[0], row[1], row[2], row[3]
+        )
+    };
     cells.iter().map(row).collect()
 }
 
 fn cells(rule: &Told) -> [String; 4] {
     let ports = match &rule.ports {
-        Some(ports) => ports.iter().map(u16::to_string).collect::<Vec<_>>().join(","),
+        Some(ports) => ports
+            .iter()
+            .map(u16::to_string)
+            .collect::<Vec<_>>()
+            .join(","),
         None => "*".to_owned(),
     };
     let time = match rule.expires_in {
         Some(seconds) => format!("for {}", Time(Duration::from_secs(seconds))),
         None => "always".to_owned(),
     };
-    [printable(&rule.mode), format!("{}:{ports}", printable(&rule.host)), time, printable(&rule.name)]
+    [
+        printable(&rule.mode),
+        format!("{}:{ports}", printable(&rule.host)),
+        time,
+        printable(&rule.name),
+    ]
 }
 
 impl From<ControlError> for Failure {
@@ -118,18 +149,28 @@ impl From<ControlError> for Failure {
         match error {
             ControlError::NoSuchRun { others, .. } => {
                 let hint = match &others[..] {
-                    [] => "no run with an egress door goes on here; --state names another folder".to_owned(),
-                    others => format!("the runs that can be granted something are {}", others.join(", ")),
+                    [] => "no run with an egress door goes on here; --state names another folder"
+                        .to_owned(),
+                    others => format!(
+                        "the runs that can be granted something are {}",
+                        others.join(", ")
+                    ),
                 };
                 Failure::invalid(message, hint)
             }
-            ControlError::NoDoor { .. } => {
-                Failure::invalid(message, "start it with --allow-host, --learn or --profile agent")
-            }
+            ControlError::NoDoor { .. } => Failure::invalid(
+                message,
+                "start it with --allow-host, --learn or --profile agent",
+            ),
             ControlError::Refused(info) => Failure::from(info),
             ControlError::Unreached { .. } => {
-                let hint = "try again; whoever started the run, or root, may change its rules".to_owned();
-                Failure { code: ErrorCode::Internal, message, hint }
+                let hint =
+                    "try again; whoever started the run, or root, may change its rules".to_owned();
+                Failure {
+                    code: ErrorCode::Internal,
+                    message,
+                    hint,
+                }
             }
         }
     }
@@ -143,7 +184,10 @@ mod tests {
 
     fn asked(words: &[&str]) -> Result<Ask, Failure> {
         let words = ["airlock", "grant", "r"].iter().chain(words);
-        match Cli::try_parse_from(words).map_err(|error| Failure::invalid(error.to_string(), ""))?.command {
+        match Cli::try_parse_from(words)
+            .map_err(|error| Failure::invalid(error.to_string(), ""))?
+            .command
+        {
             Command::Grant(options) => question(&options),
             other => panic!("{other:?}"),
         }
@@ -151,11 +195,29 @@ mod tests {
 
     #[test]
     fn the_options_become_one_question() {
-        let grant = |host: &str, seconds| Ok(Ask::Grant { host: host.to_owned(), seconds });
+        let grant = |host: &str, seconds| {
+            Ok(Ask::Grant {
+                host: host.to_owned(),
+                seconds,
+            })
+        };
         assert_eq!(asked(&["a.com"]), grant("a.com", 900));
-        assert_eq!(asked(&["a.com:22", "--for", "24h"]), grant("a.com:22", 86_400));
-        assert_eq!(asked(&["a.com", "--deny"]), Ok(Ask::Deny { host: "a.com".to_owned() }));
-        assert_eq!(asked(&["a.com", "--revoke"]), Ok(Ask::Revoke { host: "a.com".to_owned() }));
+        assert_eq!(
+            asked(&["a.com:22", "--for", "24h"]),
+            grant("a.com:22", 86_400)
+        );
+        assert_eq!(
+            asked(&["a.com", "--deny"]),
+            Ok(Ask::Deny {
+                host: "a.com".to_owned()
+            })
+        );
+        assert_eq!(
+            asked(&["a.com", "--revoke"]),
+            Ok(Ask::Revoke {
+                host: "a.com".to_owned()
+            })
+        );
         assert_eq!(asked(&["--list"]), Ok(Ask::List {}));
         for words in [
             &[][..],
@@ -179,9 +241,27 @@ mod tests {
             expires_in,
         };
         let rules = [
-            rule("--allow-host pypi.org", "pypi.org", Some(vec![80, 443]), "tunnel", None),
-            rule("airlock grant --deny \u{1b}[2J", "evil.com", None, "deny", None),
-            rule("airlock grant a.com", "a.com", Some(vec![22]), "tunnel", Some(61)),
+            rule(
+                "--allow-host pypi.org",
+                "pypi.org",
+                Some(vec![80, 443]),
+                "tunnel",
+                None,
+            ),
+            rule(
+                "airlock grant --deny \u{1b}[2J",
+                "evil.com",
+                None,
+                "deny",
+                None,
+            ),
+            rule(
+                "airlock grant a.com",
+                "a.com",
+                Some(vec![22]),
+                "tunnel",
+                Some(61),
+            ),
         ];
         let table = "\
 tunnel  pypi.org:80,443  always   --allow-host pypi.org

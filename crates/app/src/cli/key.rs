@@ -73,8 +73,18 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let config = global.configure(surroundings)?;
     let keys = Keys::open(&config.state).map_err(|error| of_key(&error.into()))?;
     match &options.action {
-        Action::Create { name, tenant, scope, expires_in } => {
-            let made = keys.create(name, tenant.as_deref(), scope, expires_in.map(|time| time.0));
+        Action::Create {
+            name,
+            tenant,
+            scope,
+            expires_in,
+        } => {
+            let made = keys.create(
+                name,
+                tenant.as_deref(),
+                scope,
+                expires_in.map(|time| time.0),
+            );
             let (key, token) = made.map_err(|error| of_key(&error))?;
             match options.json {
                 true => print_json(
@@ -106,9 +116,16 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 /// The same through a server, by a key of an admin's.
 async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     match &options.action {
-        Action::Create { name, tenant, scope, expires_in } => {
+        Action::Create {
+            name,
+            tenant,
+            scope,
+            expires_in,
+        } => {
             let order = json!({ "name": name, "tenant": tenant, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
-            let made: Made = client.json(Ask::new(Method::POST, "/v1/keys").json(&order)).await?;
+            let made: Made = client
+                .json(Ask::new(Method::POST, "/v1/keys").json(&order))
+                .await?;
             match options.json {
                 true => print_json(&made)?,
                 false => print_lines([made.token])?,
@@ -153,5 +170,9 @@ fn line(key: &Key) -> String {
         (None, None) => "until revoked".to_owned(),
     };
     let (name, tenant) = (printable(&key.name), printable(&key.tenant));
-    format!("{}  {name:<20}  {tenant:<16}  {:<24}  {state}", key.id, scopes.join(","))
+    format!(
+        "{}  {name:<20}  {tenant:<16}  {:<24}  {state}",
+        key.id,
+        scopes.join(",")
+    )
 }

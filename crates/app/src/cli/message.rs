@@ -23,38 +23,65 @@ pub(super) enum Line {
 
 impl Failure {
     pub(super) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Failure { code: ErrorCode::InvalidSpec, message: message.into(), hint: hint.into() }
+        Failure {
+            code: ErrorCode::InvalidSpec,
+            message: message.into(),
+            hint: hint.into(),
+        }
     }
 
     pub(super) fn internal(message: impl Into<String>) -> Self {
         let hint = "`airlock doctor` shows what this host gives".to_owned();
-        Failure { code: ErrorCode::Internal, message: message.into(), hint }
+        Failure {
+            code: ErrorCode::Internal,
+            message: message.into(),
+            hint,
+        }
     }
 
     pub(super) fn lines(&self) -> Vec<Line> {
-        vec![Line::Error(self.message.clone()), Line::Hint(self.hint.clone())]
+        vec![
+            Line::Error(self.message.clone()),
+            Line::Hint(self.hint.clone()),
+        ]
     }
 
     pub(super) fn info(&self) -> ErrorInfo {
-        ErrorInfo { code: self.code, message: self.message.clone(), hint: Some(self.hint.clone()) }
+        ErrorInfo {
+            code: self.code,
+            message: self.message.clone(),
+            hint: Some(self.hint.clone()),
+        }
     }
 }
 
 impl From<SpecError> for Failure {
     fn from(error: SpecError) -> Self {
-        Failure { code: error.code, message: error.message, hint: error.hint }
+        Failure {
+            code: error.code,
+            message: error.message,
+            hint: error.hint,
+        }
     }
 }
 
 impl From<spec::ErrorInfo> for Failure {
     fn from(error: spec::ErrorInfo) -> Self {
-        Failure { code: error.code, message: error.message, hint: error.hint.unwrap_or_default() }
+        Failure {
+            code: error.code,
+            message: error.message,
+            hint: error.hint.unwrap_or_default(),
+        }
     }
 }
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
-        Failure { code: ErrorCode::InvalidSpec, message: error.message, hint: error.hint }
+        Failure {
+            code: ErrorCode::InvalidSpec,
+            message: error.message,
+            hint: error.hint,
+        }
     }
 }
 
@@ -64,7 +91,11 @@ impl From<engine::EngineError> for Failure {
             Some(cause) => format!("{}: {cause}", error.message),
             None => error.message,
         };
-        Failure { code: ErrorCode::StartFailed, message, hint: error.hint }
+        Failure {
+            code: ErrorCode::StartFailed,
+            message,
+            hint: error.hint,
+        }
     }
 }
 
@@ -125,7 +156,8 @@ mod tests {
     #[test]
     fn a_failure_is_an_error_line_and_a_hint_line() {
         let failure = Failure::invalid("no profile is called `x`", "the profiles are a, b");
-        let text = "airlock: error: no profile is called `x`\nairlock: hint: the profiles are a, b\n";
+        let text =
+            "airlock: error: no profile is called `x`\nairlock: hint: the profiles are a, b\n";
         assert_eq!(render(&failure.lines()), text);
     }
 
@@ -133,15 +165,29 @@ mod tests {
     fn nothing_in_a_message_can_steer_the_terminal_or_start_a_line() {
         let hostile = "a\x1b[2Jb\nairlock: note: all is well\u{202e}\u{9b}c\r\x07 ä `x` \"y\"";
         let shown = printable(hostile);
-        assert_eq!(shown, "a\\u{1b}[2Jb\\nairlock: note: all is well\\u{202e}\\u{9b}c\\r\\u{7} ä `x` \"y\"");
-        assert_eq!(render(&[Line::Error(hostile.to_owned())]).matches('\n').count(), 1);
+        assert_eq!(
+            shown,
+            "a\\u{1b}[2Jb\\nairlock: note: all is well\\u{202e}\\u{9b}c\\r\\u{7} ä `x` \"y\""
+        );
+        assert_eq!(
+            render(&[Line::Error(hostile.to_owned())])
+                .matches('\n')
+                .count(),
+            1
+        );
     }
 
     #[test]
     fn a_cause_is_told_with_its_error() {
         let source = Some(io::Error::from(io::ErrorKind::PermissionDenied));
-        let error =
-            engine::EngineError { message: "cannot make `/x`".into(), hint: "use --state".into(), source };
-        assert_eq!(Failure::from(error).message, "cannot make `/x`: permission denied");
+        let error = engine::EngineError {
+            message: "cannot make `/x`".into(),
+            hint: "use --state".into(),
+            source,
+        };
+        assert_eq!(
+            Failure::from(error).message,
+            "cannot make `/x`: permission denied"
+        );
     }
 }

@@ -44,10 +44,22 @@ enum Wanted {
 }
 
 fn wanted(arguments: &[OsString]) -> Wanted {
-    let ours: Vec<&OsStr> =
-        arguments.iter().skip(1).map(OsString::as_os_str).take_while(|text| *text != "--").collect();
+    let ours: Vec<&OsStr> = arguments
+        .iter()
+        .skip(1)
+        .map(OsString::as_os_str)
+        .take_while(|text| *text != "--")
+        .collect();
     let takes_value = |text: &OsStr| {
-        ["--config", "--state", "--server", "--key-file", "--server-ca"].iter().any(|option| text == *option)
+        [
+            "--config",
+            "--state",
+            "--server",
+            "--key-file",
+            "--server-ca",
+        ]
+        .iter()
+        .any(|option| text == *option)
     };
     let mut words = ours.iter();
     let command = loop {
@@ -57,7 +69,10 @@ fn wanted(arguments: &[OsString]) -> Wanted {
             word => break word,
         };
     };
-    match (command.is_some_and(|word| *word == "run"), ours.contains(&OsStr::new("--json"))) {
+    match (
+        command.is_some_and(|word| *word == "run"),
+        ours.contains(&OsStr::new("--json")),
+    ) {
         (true, true) => Wanted::JsonResult,
         (true, false) => Wanted::Run,
         (false, _) => Wanted::Other,
@@ -67,15 +82,22 @@ fn wanted(arguments: &[OsString]) -> Wanted {
 /// Picks the message, the tip and the usage out of what clap would print.
 fn explain(text: &str, wanted: Wanted) -> (Failure, String) {
     let mut paragraphs = text.split("\n\n");
-    let first = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
+    let first = paragraphs
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("error: ");
     let message = first.split_whitespace().collect::<Vec<_>>().join(" ");
     let rest: Vec<&str> = paragraphs.collect();
     let starting = |start: &str| {
         let mut lines = rest.iter().flat_map(|paragraph| paragraph.lines());
-        lines.find_map(|line| line.trim_start().strip_prefix(start).map(|tail| tail.trim().to_owned()))
+        lines.find_map(|line| {
+            line.trim_start()
+                .strip_prefix(start)
+                .map(|tail| tail.trim().to_owned())
+        })
     };
-    let a_word =
-        message.starts_with("unexpected argument '") && !message.starts_with("unexpected argument '-");
+    let a_word = message.starts_with("unexpected argument '")
+        && !message.starts_with("unexpected argument '-");
     let hint = match (starting("tip:"), wanted) {
         (_, Wanted::Run | Wanted::JsonResult) if a_word => {
             "put the command after `--`: airlock run -- COMMAND [ARG]...".to_owned()
@@ -85,7 +107,10 @@ fn explain(text: &str, wanted: Wanted) -> (Failure, String) {
         (_, Wanted::Run | Wanted::JsonResult) => "see `airlock run --help`".to_owned(),
         (_, Wanted::Other) => "see `airlock --help`".to_owned(),
     };
-    (Failure::invalid(message, hint), starting("Usage:").unwrap_or_default())
+    (
+        Failure::invalid(message, hint),
+        starting("Usage:").unwrap_or_default(),
+    )
 }
 
 #[cfg(test)]
@@ -123,18 +148,29 @@ mod tests {
     #[test]
     fn a_bad_value_is_one_line_that_says_what_was_wanted() {
         let (failure, _) = told(&["airlock", "run", "--memory", "lots", "--", "true"]);
-        let message =
-            "invalid value 'lots' for '--memory <SIZE>': `lots` is not a size such as 64M, 2G or 4096";
+        let message = "invalid value 'lots' for '--memory <SIZE>': `lots` is not a size such as 64M, 2G or 4096";
         assert_eq!(failure.message, message);
     }
 
     #[test]
     fn json_is_wanted_only_where_run_was_asked_for_it_before_the_command() {
         let of = |words: &[&str]| wanted(&words.iter().map(OsString::from).collect::<Vec<_>>());
-        assert_eq!(of(&["airlock", "run", "--bad", "--json", "--", "x"]), Wanted::JsonResult);
-        assert_eq!(of(&["airlock", "--state", "doctor", "run", "--json"]), Wanted::JsonResult);
-        assert_eq!(of(&["airlock", "run", "--bad", "--", "x", "--json"]), Wanted::Run);
-        assert_eq!(of(&["airlock", "--config=x", "doctor", "--json", "run"]), Wanted::Other);
+        assert_eq!(
+            of(&["airlock", "run", "--bad", "--json", "--", "x"]),
+            Wanted::JsonResult
+        );
+        assert_eq!(
+            of(&["airlock", "--state", "doctor", "run", "--json"]),
+            Wanted::JsonResult
+        );
+        assert_eq!(
+            of(&["airlock", "run", "--bad", "--", "x", "--json"]),
+            Wanted::Run
+        );
+        assert_eq!(
+            of(&["airlock", "--config=x", "doctor", "--json", "run"]),
+            Wanted::Other
+        );
         assert_eq!(of(&["airlock"]), Wanted::Other);
     }
 }

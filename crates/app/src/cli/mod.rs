@@ -178,13 +178,19 @@ impl Global {
     /// Reads the settings that every command needs.
     fn configure(&self, surroundings: &Surroundings) -> Result<Config, Failure> {
         self.refuse_server(surroundings)?;
-        let flags = config::Flags { config: self.config.clone(), state: self.state.clone() };
+        let flags = config::Flags {
+            config: self.config.clone(),
+            state: self.state.clone(),
+        };
         Ok(config::load(&flags, surroundings)?)
     }
 }
 
 /// Opens the engine on the configured state folder.
-fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engine::Engine, Failure> {
+fn open_engine(
+    config: &Config,
+    begun: Option<engine::HeadStart>,
+) -> Result<engine::Engine, Failure> {
     Ok(match begun {
         Some(begun) => engine::Engine::open_after(begun, settings(config)?)?,
         None => engine::Engine::open(settings(config)?)?,
@@ -192,10 +198,19 @@ fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engi
 }
 
 fn settings(config: &Config) -> Result<engine::Settings, Failure> {
-    let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
+    let containers = engine::Hosts {
+        docker: config.docker.clone(),
+        podman: config.podman.clone(),
+    };
     let (doors, guarded) = (door_settings(config), config.guarded());
     let artifacts = shelves::settings(&config.artifacts, &config.state, &config.secrets)?;
-    Ok(engine::Settings { artifacts, containers, doors, guarded, ..engine::Settings::new(&config.state) })
+    Ok(engine::Settings {
+        artifacts,
+        containers,
+        doors,
+        guarded,
+        ..engine::Settings::new(&config.state)
+    })
 }
 
 fn door_settings(config: &Config) -> engine::DoorSettings {
@@ -211,7 +226,10 @@ fn door_settings(config: &Config) -> engine::DoorSettings {
 
 /// For a process that comes to have a key in its memory: nobody may read that, and nothing may write it to a disk.
 fn leave_no_dump() -> Result<(), Failure> {
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .and_then(|()| setrlimit(Resource::Core, none))
         .map_err(|error| Failure::internal(format!("cannot keep keys out of core dumps: {error}")))
@@ -219,24 +237,31 @@ fn leave_no_dump() -> Result<(), Failure> {
 
 /// One thread is enough for one run, and starts faster.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let built = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
 }
 
 /// Writes data to stdout. That nobody reads it any more is no failure of ours.
 fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::internal(format!("cannot write to standard output: {error}")))
-        }
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::internal(format!(
+            "cannot write to standard output: {error}"
+        ))),
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
 /// Prints lines, of which none can steer a terminal or break into two, whoever their words come from.
 fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<(), Failure> {
-    let shown = lines.into_iter().map(|line| format!("{}\n", message::printable(line.trim_end())));
+    let shown = lines
+        .into_iter()
+        .map(|line| format!("{}\n", message::printable(line.trim_end())));
     print(&shown.collect::<String>())
 }
 
@@ -248,7 +273,9 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
             text.push('\n');
             print(&without_controls(&text))
         }
-        Err(error) => Err(Failure::internal(format!("cannot write the result as JSON: {error}"))),
+        Err(error) => Err(Failure::internal(format!(
+            "cannot write the result as JSON: {error}"
+        ))),
     }
 }
 
@@ -271,7 +298,8 @@ fn without_controls(json: &str) -> Cow<'_, str> {
 fn conclude(outcome: Result<u8, Failure>, json: bool) -> u8 {
     outcome.unwrap_or_else(|failure| {
         message::say(&failure.lines());
-        if json && let Err(unwritten) = print_json(&serde_json::json!({ "error": failure.info() })) {
+        if json && let Err(unwritten) = print_json(&serde_json::json!({ "error": failure.info() }))
+        {
             message::say(&unwritten.lines());
         }
         REFUSED
@@ -291,8 +319,15 @@ mod tests {
     #[test]
     fn every_command_shows_examples() {
         for command in Cli::command().get_subcommands() {
-            let shown = command.get_after_help().or(command.get_after_long_help()).map(ToString::to_string);
-            assert!(shown.is_some_and(|text| text.contains("Examples:")), "{}", command.get_name());
+            let shown = command
+                .get_after_help()
+                .or(command.get_after_long_help())
+                .map(ToString::to_string);
+            assert!(
+                shown.is_some_and(|text| text.contains("Examples:")),
+                "{}",
+                command.get_name()
+            );
         }
     }
 
@@ -301,8 +336,14 @@ mod tests {
         let hostile = "\u{9b}2J\u{7f} ä\x1b[2J\n";
         let text = serde_json::to_string(hostile).unwrap();
         let shown = without_controls(&text);
-        assert!(text.contains(char::is_control) && !shown.contains(char::is_control), "{shown:?}");
+        assert!(
+            text.contains(char::is_control) && !shown.contains(char::is_control),
+            "{shown:?}"
+        );
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), hostile);
-        assert!(matches!(without_controls("{\"a\":\"ä\"}"), Cow::Borrowed(_)));
+        assert!(matches!(
+            without_controls("{\"a\":\"ä\"}"),
+            Cow::Borrowed(_)
+        ));
     }
 }

@@ -15,7 +15,8 @@ use std::{io, sync::Arc};
 pub(super) fn till(config: &Config) -> Result<Till, Failure> {
     let till = Till::new(Arc::new(open(config)?));
     let today = Day::of(engine::now());
-    begin_day(&till, &config.state, config.doors.durability, today).map_err(|error| cannot_own(&error))?;
+    begin_day(&till, &config.state, config.doors.durability, today)
+        .map_err(|error| cannot_own(&error))?;
     Ok(till)
 }
 
@@ -33,8 +34,11 @@ pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
     })?;
     ledger.add_past(past, today);
     let recovered = ledger::recover(&folder).map_err(|error| cannot_own(&error))?;
-    let mut notes: Vec<_> =
-        recovered.problems.iter().map(|problem| Line::Note(problem.to_string())).collect();
+    let mut notes: Vec<_> = recovered
+        .problems
+        .iter()
+        .map(|problem| Line::Note(problem.to_string()))
+        .collect();
     let (own, lost) = (ledger.found(), ledger.found().lost + recovered.lost);
     if lost > 0 {
         let money = own.lost_money.plus(recovered.lost_money);
@@ -63,7 +67,9 @@ fn is_whole(books: &Books, today: Day) -> Result<(), Failure> {
         Err(UsageError::Ledger { .. }) => None,
         Err(error) => return Err(error.into()),
     };
-    let Some(problem) = problem else { return Ok(()) };
+    let Some(problem) = problem else {
+        return Ok(());
+    };
     Err(Failure {
         code: ErrorCode::StartFailed,
         message: format!("the ledger was changed behind our back, and what was spent is not known: {problem}"),

@@ -80,11 +80,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let config = global.configure(surroundings)?;
     options.check_addresses()?;
     let admin_token = match &options.admin_token_file {
-        Some(file) => Some(token_file::read_or_make(&surroundings.current_folder.join(file))?),
+        Some(file) => Some(token_file::read_or_make(
+            &surroundings.current_folder.join(file),
+        )?),
         None => None,
     };
     let ledger = Arc::new(own_ledger::open(&config)?);
-    let doors = Doors::new(config.doors.assembled(), config.secrets.clone(), Till::new(ledger.clone()));
+    let doors = Doors::new(
+        config.doors.assembled(),
+        config.secrets.clone(),
+        Till::new(ledger.clone()),
+    );
     let runtime = super::runtime()?;
     runtime.block_on(async {
         let registry = registry(&config, doors, global, surroundings)?;
@@ -112,18 +118,34 @@ fn registry(
 ) -> Result<Arc<Registry>, Failure> {
     let (global, surroundings) = (global.clone(), surroundings.clone());
     let reload = move |before: &Arc<Doors>| {
-        let config = global.configure(&surroundings).map_err(|failure| failure.message)?;
-        let doors = Doors::new(config.doors.assembled(), config.secrets.clone(), before.till().clone());
+        let config = global
+            .configure(&surroundings)
+            .map_err(|failure| failure.message)?;
+        let doors = Doors::new(
+            config.doors.assembled(),
+            config.secrets.clone(),
+            before.till().clone(),
+        );
         Ok(setup(&config, doors))
     };
     let folder = config.state.join("doors");
-    Registry::open(&folder, setup(config, doors), Some(Box::new(reload)))
-        .map_err(|error| cannot("use", &folder.display(), &error, "make it your own, or give --state DIR"))
+    Registry::open(&folder, setup(config, doors), Some(Box::new(reload))).map_err(|error| {
+        cannot(
+            "use",
+            &folder.display(),
+            &error,
+            "make it your own, or give --state DIR",
+        )
+    })
 }
 
 fn cannot(what: &str, place: &dyn std::fmt::Display, error: &io::Error, hint: &str) -> Failure {
     let message = format!("cannot {what} `{place}`: {error}");
-    Failure { code: ErrorCode::StartFailed, message, hint: hint.to_owned() }
+    Failure {
+        code: ErrorCode::StartFailed,
+        message,
+        hint: hint.to_owned(),
+    }
 }
 
 /// Serves until it is told to stop, then ends in order: no more calls, no more sessions, nothing left.
@@ -133,19 +155,29 @@ async fn serve(
     registry: &Arc<Registry>,
     admin_token: Option<Secret>,
 ) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-    let (listen, front) = tcp(options.listen, |listener| registry.serve(Listener::Tcp(listener)))?;
+    let (mut terminate, mut interrupt) =
+        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let (listen, front) = tcp(options.listen, |listener| {
+        registry.serve(Listener::Tcp(listener))
+    })?;
     let admin = match (options.admin_listen, admin_token) {
-        (Some(address), Some(token)) => {
-            Some(tcp(address, |listener| registry.serve_admin_behind(listener, &token))?)
-        }
+        (Some(address), Some(token)) => Some(tcp(address, |listener| {
+            registry.serve_admin_behind(listener, &token)
+        })?),
         _ => None,
     };
     let usual = config.state.join("doors/admin.sock");
     let socket_path = options.admin_socket.clone().unwrap_or(usual);
-    let socket = registry.serve_admin(options.admin_socket.as_deref()).map_err(|error| {
-        cannot("serve the admin socket", &socket_path.display(), &error, "give another --admin-socket PATH")
-    })?;
+    let socket = registry
+        .serve_admin(options.admin_socket.as_deref())
+        .map_err(|error| {
+            cannot(
+                "serve the admin socket",
+                &socket_path.display(),
+                &error,
+                "give another --admin-socket PATH",
+            )
+        })?;
     let addresses = Addresses {
         listen,
         admin_socket: socket_path,
@@ -180,14 +212,22 @@ fn tcp(
         Ok((format!("http://{address}"), serve(listener)?))
     });
     listening.map_err(|error| {
-        cannot("listen on", &address, &error, "choose another address; port 0 takes a free one")
+        cannot(
+            "listen on",
+            &address,
+            &error,
+            "choose another address; port 0 takes a free one",
+        )
     })
 }
 
 impl Options {
     /// Other machines could read tokens, and guess at them.
     fn check_addresses(&self) -> Result<(), Failure> {
-        let addresses = [("--listen", Some(self.listen)), ("--admin-listen", self.admin_listen)];
+        let addresses = [
+            ("--listen", Some(self.listen)),
+            ("--admin-listen", self.admin_listen),
+        ];
         for (option, address) in addresses {
             if let Some(address) = address.filter(|address| !address.ip().is_loopback())
                 && !self.dangerously_listen_publicly
@@ -209,8 +249,11 @@ impl Addresses {
         if json {
             return print_json(self);
         }
-        let mut text =
-            format!("listen        {}\nadmin socket  {}\n", self.listen, self.admin_socket.display());
+        let mut text = format!(
+            "listen        {}\nadmin socket  {}\n",
+            self.listen,
+            self.admin_socket.display()
+        );
         if let Some(admin) = &self.admin_listen {
             _ = writeln!(text, "admin         {admin}");
         }
@@ -230,26 +273,53 @@ mod tests {
     }
 
     fn checked(words: &[&str]) -> Result<(), String> {
-        let line = Words::try_parse_from([&["proxy"], words].concat()).map_err(|error| error.to_string())?;
-        line.options.check_addresses().map_err(|failure| failure.message)
+        let line = Words::try_parse_from([&["proxy"], words].concat())
+            .map_err(|error| error.to_string())?;
+        line.options
+            .check_addresses()
+            .map_err(|failure| failure.message)
     }
 
     #[test]
     fn other_machines_are_let_in_only_by_a_word_that_says_what_it_does() {
         assert_eq!(checked(&[]), Ok(()));
         assert_eq!(checked(&["--listen", "[::1]:0"]), Ok(()));
-        for address in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "[::ffff:127.0.0.1]:1", "169.254.1.1:1"] {
+        for address in [
+            "0.0.0.0:1",
+            "10.0.0.1:1",
+            "[::]:1",
+            "[::ffff:127.0.0.1]:1",
+            "169.254.1.1:1",
+        ] {
             let refused = checked(&["--listen", address]).unwrap_err();
-            assert!(refused.contains("can be reached by other machines"), "{refused}");
-            assert_eq!(checked(&["--listen", address, "--dangerously-listen-publicly"]), Ok(()));
+            assert!(
+                refused.contains("can be reached by other machines"),
+                "{refused}"
+            );
+            assert_eq!(
+                checked(&["--listen", address, "--dangerously-listen-publicly"]),
+                Ok(())
+            );
         }
         let admin = ["--admin-token-file", "f", "--admin-listen", "0.0.0.0:1"];
-        assert!(checked(&admin).unwrap_err().starts_with("`--admin-listen 0.0.0.0:1`"));
+        assert!(
+            checked(&admin)
+                .unwrap_err()
+                .starts_with("`--admin-listen 0.0.0.0:1`")
+        );
     }
 
     #[test]
     fn the_admin_listens_on_tcp_only_behind_a_token() {
-        assert!(checked(&["--admin-listen", "127.0.0.1:1"]).unwrap_err().contains("--admin-token-file"));
-        assert!(checked(&["--admin-token-file", "f"]).unwrap_err().contains("--admin-listen"));
+        assert!(
+            checked(&["--admin-listen", "127.0.0.1:1"])
+                .unwrap_err()
+                .contains("--admin-token-file")
+        );
+        assert!(
+            checked(&["--admin-token-file", "f"])
+                .unwrap_err()
+                .contains("--admin-listen")
+        );
     }
 }

@@ -47,12 +47,21 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 /// A line each: what it is, what there is of it, how much there may be.
 fn lines(told: &Value) -> Vec<String> {
     let line = |name: &str, now: String, most: String| format!("{name:<14}{now:>16}  of {most}");
-    let count = |value: &Value| value.as_u64().map_or_else(|| "any".to_owned(), |count| count.to_string());
+    let count = |value: &Value| {
+        value
+            .as_u64()
+            .map_or_else(|| "any".to_owned(), |count| count.to_string())
+    };
     let seconds = |value: &Value| {
-        value.as_u64().map_or_else(|| "any".to_owned(), |ms| format!("{}.{:03} s", ms / 1000, ms % 1000))
+        value.as_u64().map_or_else(
+            || "any".to_owned(),
+            |ms| format!("{}.{:03} s", ms / 1000, ms % 1000),
+        )
     };
     let money = |value: &Value| {
-        value.as_u64().map_or_else(|| "any".to_owned(), |nanos| format!("{} USD", Money(nanos)))
+        value
+            .as_u64()
+            .map_or_else(|| "any".to_owned(), |nanos| format!("{} USD", Money(nanos)))
     };
     let bound = |name: &str, shown: &dyn Fn(&Value) -> String, label: &str| {
         line(label, shown(&told[name]["now"]), shown(&told[name]["most"]))
@@ -64,7 +73,14 @@ fn lines(told: &Value) -> Vec<String> {
         bound("sandboxes", &count, "sandboxes"),
         bound("cpu_day_ms", &seconds, "CPU today"),
         bound("storage_bytes", &count, "bytes stored"),
-        line("spent today", money(&day["spent_nano_usd"]), money(&day["most_nano_usd"])),
-        format!("the day ends at {}", told["day_ends_at"].as_str().unwrap_or_default()),
+        line(
+            "spent today",
+            money(&day["spent_nano_usd"]),
+            money(&day["most_nano_usd"]),
+        ),
+        format!(
+            "the day ends at {}",
+            told["day_ends_at"].as_str().unwrap_or_default()
+        ),
     ]
 }

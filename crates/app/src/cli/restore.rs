@@ -63,12 +63,18 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let config = global.configure(surroundings)?;
     let input = match options.file == Path::new("-") {
         true => Stream::new(Box::new(io::stdin().lock())),
-        false => Stream::new(Box::new(open(&surroundings.current_folder.join(&options.file))?)),
+        false => Stream::new(Box::new(open(
+            &surroundings.current_folder.join(&options.file),
+        )?)),
     };
     let done = match options.check {
         true => engine::backup::examine(input, &scratch(surroundings)),
         false => {
-            let waiting = if options.resume { Waiting::Resumed } else { Waiting::Held };
+            let waiting = if options.resume {
+                Waiting::Resumed
+            } else {
+                Waiting::Held
+            };
             engine::backup::restore(input, &config.state, waiting, engine::now().0)
         }
     };
@@ -79,8 +85,13 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 
 /// Where the database is looked at: nothing of it stays.
 fn scratch(surroundings: &Surroundings) -> PathBuf {
-    let named = surroundings.variables.get(OsStr::new("TMPDIR")).filter(|folder| !folder.is_empty());
-    surroundings.current_folder.join(named.map_or(OsStr::new("/tmp"), OsString::as_os_str))
+    let named = surroundings
+        .variables
+        .get(OsStr::new("TMPDIR"))
+        .filter(|folder| !folder.is_empty());
+    surroundings
+        .current_folder
+        .join(named.map_or(OsStr::new("/tmp"), OsString::as_os_str))
 }
 
 fn open(path: &Path) -> Result<File, Failure> {
@@ -94,11 +105,21 @@ fn tell(options: &Options, report: &Report, state: &Path) -> Result<(), Failure>
     if options.json {
         return print_json(report);
     }
-    let what = if options.check { "are whole" } else { "restored" };
-    print(&format!("{} files, {}, {what}\n", report.files, super::image::shared::size(report.bytes)))?;
+    let what = if options.check {
+        "are whole"
+    } else {
+        "restored"
+    };
+    print(&format!(
+        "{} files, {}, {what}\n",
+        report.files,
+        super::image::shared::size(report.bytes)
+    ))?;
     let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
     if options.check {
-        lines.push(Line::Note("the database is whole; ledger and audit are judged by a restore".to_owned()));
+        lines.push(Line::Note(
+            "the database is whole; ledger and audit are judged by a restore".to_owned(),
+        ));
     } else {
         if let Some(held) = report.held {
             lines.push(Line::Note(format!(
@@ -107,7 +128,8 @@ fn tell(options: &Options, report: &Report, state: &Path) -> Result<(), Failure>
             )));
         }
         lines.push(Line::Note(
-            "keys revoked since the backup are valid again, and what was spent since is forgotten".to_owned(),
+            "keys revoked since the backup are valid again, and what was spent since is forgotten"
+                .to_owned(),
         ));
         lines.push(Line::Note(format!(
             "`{}` needs the master key that its secrets were encrypted with, and its images again",

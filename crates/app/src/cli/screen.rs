@@ -94,7 +94,13 @@ const ESC: u8 = 0x1b;
 
 impl Screen {
     pub(crate) fn new(level: Level) -> Screen {
-        Screen { level, state: State::Ground, held: Vec::new(), left: Left::default(), asked: false }
+        Screen {
+            level,
+            state: State::Ground,
+            held: Vec::new(),
+            left: Left::default(),
+            asked: false,
+        }
     }
 
     /// What to show of these bytes.
@@ -103,7 +109,10 @@ impl Screen {
         let mut rest = input;
         while let Some((first, more)) = rest.split_first() {
             if self.state == State::Ground {
-                let plain = rest.iter().take_while(|byte| matches!(byte, b' '..=b'~')).count();
+                let plain = rest
+                    .iter()
+                    .take_while(|byte| matches!(byte, b' '..=b'~'))
+                    .count();
                 out.extend_from_slice(&rest[..plain]);
                 rest = &rest[plain..];
                 if plain > 0 {
@@ -133,7 +142,15 @@ impl Screen {
                 out.push_str(&format!("\x1b[?{mode}{}", if *on { 'h' } else { 'l' }));
             }
         }
-        let Left { modes: _, style, region, insert, keypad, letters, cursor } = self.left;
+        let Left {
+            modes: _,
+            style,
+            region,
+            insert,
+            keypad,
+            letters,
+            cursor,
+        } = self.left;
         let rest = [
             (insert, "\x1b[4l"),
             (keypad, "\x1b>"),
@@ -142,7 +159,11 @@ impl Screen {
             (cursor, "\x1b[0 q"),
             (style, "\x1b[0m"),
         ];
-        out.extend(rest.into_iter().filter(|(changed, _)| *changed).map(|(_, sequence)| sequence));
+        out.extend(
+            rest.into_iter()
+                .filter(|(changed, _)| *changed)
+                .map(|(_, sequence)| sequence),
+        );
         out.into_bytes()
     }
 
@@ -273,11 +294,12 @@ impl Screen {
             (State::Escape, b']' | b'P' | b'X' | b'^' | b'_' | b'k') if self.held.len() == 1 => {
                 self.state = State::Words;
             }
-            (State::Escape, b' '..=b'/') | (State::Control, b' '..=b'?') => match self.held.len() < MOST_HELD
-            {
-                true => self.held.push(byte),
-                false => self.state = State::Skip,
-            },
+            (State::Escape, b' '..=b'/') | (State::Control, b' '..=b'?') => {
+                match self.held.len() < MOST_HELD {
+                    true => self.held.push(byte),
+                    false => self.state = State::Skip,
+                }
+            }
             _ => {
                 self.held.push(byte);
                 self.finish_sequence(out);
@@ -309,7 +331,8 @@ impl Screen {
         };
         match allowed {
             true => {
-                self.asked |= self.state == State::Control && matches!(self.held.last(), Some(b'n' | b'c'));
+                self.asked |=
+                    self.state == State::Control && matches!(self.held.last(), Some(b'n' | b'c'));
                 self.pass(out);
             }
             false => self.give_up(out),
@@ -334,7 +357,8 @@ impl Screen {
             }
             [set @ (b'(' | b')'), letters @ (b'0' | b'A' | b'B')] => {
                 let bit = if set == b'(' { 2 } else { 4 };
-                self.left.letters = self.left.letters & !bit | if letters == b'B' { 0 } else { bit };
+                self.left.letters =
+                    self.left.letters & !bit | if letters == b'B' { 0 } else { bit };
                 true
             }
             _ => false,
@@ -343,18 +367,25 @@ impl Screen {
 
     /// Control sequences, by what comes before the numbers, the numbers, what comes after them, and the last byte.
     fn control(&mut self) -> bool {
-        let Some((last, body)) = self.held[2..].split_last() else { return false };
+        let Some((last, body)) = self.held[2..].split_last() else {
+            return false;
+        };
         let (prefix, body) = match body {
             [prefix @ (b'<' | b'=' | b'>' | b'?'), rest @ ..] => (Some(*prefix), rest),
             _ => (None, body),
         };
-        let end = body.iter().position(|byte| matches!(byte, b' '..=b'/')).unwrap_or(body.len());
+        let end = body
+            .iter()
+            .position(|byte| matches!(byte, b' '..=b'/'))
+            .unwrap_or(body.len());
         let (numbers, between) = body.split_at(end);
         // Parts of a number are for colours; elsewhere terminals differ in what they make of them.
         if *last != b'm' && numbers.contains(&b':') {
             return false;
         }
-        let Some(numbers) = parameters(numbers) else { return false };
+        let Some(numbers) = parameters(numbers) else {
+            return false;
+        };
         let only = match numbers[..] {
             [] => Some(0),
             [number] => Some(number),
@@ -395,7 +426,9 @@ impl Screen {
     fn switch(&mut self, numbers: &[u16], on: bool) -> bool {
         let known = |number: &u16| MODES.iter().position(|(mode, _)| mode == number);
         if numbers.is_empty()
-            || !numbers.iter().all(|number| *number == SAVE_CURSOR || known(number).is_some())
+            || !numbers
+                .iter()
+                .all(|number| *number == SAVE_CURSOR || known(number).is_some())
         {
             return false;
         }
@@ -416,14 +449,20 @@ fn parameters(text: &[u8]) -> Option<Vec<u16>> {
     if text.is_empty() {
         return Some(Vec::new());
     }
-    let number = |digits: &[u8]| match digits.len() <= MOST_DIGITS && digits.iter().all(u8::is_ascii_digit) {
+    let number = |digits: &[u8]| match digits.len() <= MOST_DIGITS
+        && digits.iter().all(u8::is_ascii_digit)
+    {
         true => {
-            let value = digits.iter().fold(0u32, |value, digit| value * 10 + u32::from(digit - b'0'));
+            let value = digits
+                .iter()
+                .fold(0u32, |value, digit| value * 10 + u32::from(digit - b'0'));
             u16::try_from(value).ok()
         }
         false => None,
     };
-    text.split(|byte| matches!(byte, b';' | b':')).map(number).collect()
+    text.split(|byte| matches!(byte, b';' | b':'))
+        .map(number)
+        .collect()
 }
 
 #[cfg(test)]

@@ -92,9 +92,15 @@ fn what_is_hostile_is_shown_for_what_it_is_among_lines() {
     for hostile in HOSTILE {
         let seen = shown(Level::Lines, hostile.as_bytes());
         assert!(seen.chars().all(is_plain), "{hostile:?} became {seen:?}");
-        assert!(seen.starts_with(['^', '\u{fffd}']), "{hostile:?} became {seen:?}");
+        assert!(
+            seen.starts_with(['^', '\u{fffd}']),
+            "{hostile:?} became {seen:?}"
+        );
     }
-    assert_eq!(shown(Level::Lines, b"a\x1b]0;t\x07b\x7f\0\x1b[2J"), "a^[]0;t^Gb^?^@^[[2J");
+    assert_eq!(
+        shown(Level::Lines, b"a\x1b]0;t\x07b\x7f\0\x1b[2J"),
+        "a^[]0;t^Gb^?^@^[[2J"
+    );
     assert_eq!(
         shown(Level::Lines, b"\x1b[31m\x1b[4;38;2;1;2;3mx\x1b[0my\n"),
         "\x1b[31m\x1b[4;38;2;1;2;3mx\x1b[0my\n"
@@ -105,10 +111,19 @@ fn what_is_hostile_is_shown_for_what_it_is_among_lines() {
 fn what_is_hostile_does_not_reach_a_whole_screen() {
     for hostile in HOSTILE {
         let seen = shown(Level::Whole, format!("<{hostile}>").as_bytes());
-        let rest: String = seen.chars().filter(|character| !"<>\u{fffd}".contains(*character)).collect();
+        let rest: String = seen
+            .chars()
+            .filter(|character| !"<>\u{fffd}".contains(*character))
+            .collect();
         // Of 8-bit controls, which nobody uses in UTF-8, and of links the words remain.
-        assert!(["", "link", "52;c;eA==", "21t"].contains(&rest.as_str()), "{hostile:?} became {seen:?}");
-        assert!(seen.starts_with('<') && seen.ends_with('>'), "{hostile:?} became {seen:?}");
+        assert!(
+            ["", "link", "52;c;eA==", "21t"].contains(&rest.as_str()),
+            "{hostile:?} became {seen:?}"
+        );
+        assert!(
+            seen.starts_with('<') && seen.ends_with('>'),
+            "{hostile:?} became {seen:?}"
+        );
     }
 }
 
@@ -132,16 +147,30 @@ fn what_a_program_left_changed_is_put_back_and_nothing_else() {
     assert_eq!(shown(Level::Whole, b"plain\r\n"), "plain\r\n");
     let vim = "\x1b[?1049h\x1b[?25l\x1b[?2004h\x1b[1;31m\x1b[2;9r\x1b=\x1b(0\x1b[4 q\x1b[4h";
     let undone = "\x1b[?1049l\x1b[?2004l\x1b[?25h\x1b[4l\x1b>\x1b7\x1b[r\x1b8\x0f\x1b(B\x1b)B\x1b[0 q\x1b[0m";
-    assert_eq!(shown(Level::Whole, vim.as_bytes()), format!("{vim}{undone}"));
+    assert_eq!(
+        shown(Level::Whole, vim.as_bytes()),
+        format!("{vim}{undone}")
+    );
     assert_eq!(shown(Level::Lines, b"\x1b[31mred"), "\x1b[31mred\x1b[0m");
 }
 
 #[test]
 fn bytes_that_are_no_text_are_replaced() {
-    for bytes in [&b"\x9b"[..], b"\xff", b"\xc2\x9b", b"\xe2\x82", b"\xed\xa0", b"\xc0", b"\xf5"] {
+    for bytes in [
+        &b"\x9b"[..],
+        b"\xff",
+        b"\xc2\x9b",
+        b"\xe2\x82",
+        b"\xed\xa0",
+        b"\xc0",
+        b"\xf5",
+    ] {
         for level in [Level::Lines, Level::Whole] {
             let seen = shown(level, bytes);
-            assert!(seen.chars().all(|character| character == '\u{fffd}'), "{bytes:x?} became {seen:?}");
+            assert!(
+                seen.chars().all(|character| character == '\u{fffd}'),
+                "{bytes:x?} became {seen:?}"
+            );
         }
     }
 }
@@ -155,7 +184,11 @@ fn a_sequence_without_an_end_takes_no_memory() {
             for _ in 0..1000 {
                 screen.show(&b"1;2;3 ".repeat(100));
             }
-            assert!(screen.held.capacity() <= 2 * MOST_HELD, "{start:?}: {}", screen.held.capacity());
+            assert!(
+                screen.held.capacity() <= 2 * MOST_HELD,
+                "{start:?}: {}",
+                screen.held.capacity()
+            );
         }
     }
 }

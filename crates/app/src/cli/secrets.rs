@@ -12,7 +12,9 @@ use doors::{
     Secret,
     secrets::{MasterKey, Secrets, SecretsError, Stored},
 };
-use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr,
+};
 use spec::{ErrorCode, Timestamp};
 use std::{
     io::{self, IsTerminal, Write},
@@ -66,7 +68,11 @@ const ROOM: usize = (64 << 10) + 1;
 
 impl From<SecretsError> for Failure {
     fn from(error: SecretsError) -> Self {
-        Failure { code: ErrorCode::InvalidSpec, message: error.message, hint: error.hint }
+        Failure {
+            code: ErrorCode::InvalidSpec,
+            message: error.message,
+            hint: error.hint,
+        }
     }
 }
 
@@ -90,7 +96,10 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         Action::Rm { name } => {
             if !secrets.remove(&name)? {
                 let message = format!("no secret is called `{name}`");
-                return Err(Failure::invalid(message, "`airlock secrets list` shows the names"));
+                return Err(Failure::invalid(
+                    message,
+                    "`airlock secrets list` shows the names",
+                ));
             }
             if options.json {
                 print_json(&serde_json::json!({ "removed": name }))?;
@@ -159,7 +168,9 @@ fn read(stdin: &impl AsFd) -> Result<Vec<u8>, Failure> {
 }
 
 fn unreadable(error: io::Error) -> Failure {
-    Failure::internal(format!("cannot read the secret from standard input: {error}"))
+    Failure::internal(format!(
+        "cannot read the secret from standard input: {error}"
+    ))
 }
 
 /// A terminal that shows nothing of what is typed, and is as it was when this is dropped.
@@ -236,7 +247,10 @@ fn typed(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>,
 }
 
 fn set_at(stored: &Stored) -> Timestamp {
-    let since = stored.set_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = stored
+        .set_at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     Timestamp(since.as_millis() as u64)
 }
 
@@ -247,8 +261,15 @@ fn rows(stored: &[Stored]) -> Vec<serde_json::Value> {
 
 /// Names and times in two columns.
 fn text(stored: &[Stored]) -> String {
-    let width = stored.iter().map(|one| one.name.as_str().len()).max().unwrap_or(0);
-    stored.iter().map(|one| format!("{:<width$}  {}\n", one.name.as_str(), set_at(one))).collect()
+    let width = stored
+        .iter()
+        .map(|one| one.name.as_str().len())
+        .max()
+        .unwrap_or(0);
+    stored
+        .iter()
+        .map(|one| format!("{:<width$}  {}\n", one.name.as_str(), set_at(one)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -272,16 +293,33 @@ mod tests {
         assert_eq!(keys(b"\x7f\x08a\n"), Ok(b"a".to_vec()));
         assert_eq!(keys(b"\x04more\n"), Ok(Vec::new()));
         assert_eq!(keys(b"until the end"), Ok(b"until the end".to_vec()));
-        assert!(keys(b"sk-1\x03").unwrap_err().message.starts_with("nothing was kept"));
-        assert_eq!(keys(&vec![b'x'; ROOM + 9]).unwrap().len(), ROOM, "and then it is too long");
+        assert!(
+            keys(b"sk-1\x03")
+                .unwrap_err()
+                .message
+                .starts_with("nothing was kept")
+        );
+        assert_eq!(
+            keys(&vec![b'x'; ROOM + 9]).unwrap().len(),
+            ROOM,
+            "and then it is too long"
+        );
     }
 
     #[test]
     fn a_list_is_two_columns_without_values() {
-        let stored =
-            |name: &str| Stored { name: spec::Id::new(name).unwrap(), set_at: SystemTime::UNIX_EPOCH };
+        let stored = |name: &str| Stored {
+            name: spec::Id::new(name).unwrap(),
+            set_at: SystemTime::UNIX_EPOCH,
+        };
         let list = [stored("a"), stored("openai")];
-        assert_eq!(text(&list), "a       1970-01-01T00:00:00.000Z\nopenai  1970-01-01T00:00:00.000Z\n");
-        assert_eq!(rows(&list[..1])[0].to_string(), r#"{"name":"a","set_at":"1970-01-01T00:00:00.000Z"}"#);
+        assert_eq!(
+            text(&list),
+            "a       1970-01-01T00:00:00.000Z\nopenai  1970-01-01T00:00:00.000Z\n"
+        );
+        assert_eq!(
+            rows(&list[..1])[0].to_string(),
+            r#"{"name":"a","set_at":"1970-01-01T00:00:00.000Z"}"#
+        );
     }
 }

@@ -113,10 +113,18 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     }
     super::leave_no_dump()?;
     let begun = engine::HeadStart::give();
-    let told = options.node.as_ref().map(|file| node::Told::read(file, surroundings)).transpose()?;
+    let told = options
+        .node
+        .as_ref()
+        .map(|file| node::Told::read(file, surroundings))
+        .transpose()?;
     let config = node::configure(told.as_ref(), global, surroundings)?;
     let usual = || Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
-    let place = options.listen.clone().or(config.serve.listen.clone()).unwrap_or_else(usual);
+    let place = options
+        .listen
+        .clone()
+        .or(config.serve.listen.clone())
+        .unwrap_or_else(usual);
     options.check(&place)?;
     let tls = match (&options.tls_cert, &options.tls_key) {
         (Some(certificate), Some(key)) => Some(tls(surroundings, certificate, key)?),
@@ -125,34 +133,77 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let lock = lock::Lock::take(&config.state)?;
     let till = super::own_ledger::till(&config)?;
     reclaim(&config.state);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime =
-        runtime.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime
+        .map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))?;
     let served = runtime.block_on(async {
         let mut settings = super::settings(&config)?;
         settings.pool = options.pool(&config);
         settings.doors.till = Some(till.clone());
         settings.doors.tenants = config.doors.tenants.clone();
         settings.artifacts.tenants = config.doors.quotas.clone();
-        settings.guarded.extend(options.tls_key.iter().map(|key| surroundings.current_folder.join(key)));
-        settings
-            .guarded
-            .extend(options.admin_key_file.iter().map(|file| surroundings.current_folder.join(file)));
-        settings.guarded.extend(options.node.iter().map(|file| surroundings.current_folder.join(file)));
+        settings.guarded.extend(
+            options
+                .tls_key
+                .iter()
+                .map(|key| surroundings.current_folder.join(key)),
+        );
+        settings.guarded.extend(
+            options
+                .admin_key_file
+                .iter()
+                .map(|file| surroundings.current_folder.join(file)),
+        );
+        settings.guarded.extend(
+            options
+                .node
+                .iter()
+                .map(|file| surroundings.current_folder.join(file)),
+        );
         let engine = engine::Engine::open_after(begun, settings)?;
         telemetry::open_log(&config, options.quiet, options.log_format)?;
-        let certificate = options.tls_cert.as_ref().map(|path| surroundings.current_folder.join(path));
-        let node = told.as_ref().map(node::Told::of_gateway).unwrap_or_default();
-        let gateway = open(&config, engine.clone(), node, options.quiet, certificate.as_deref())?;
+        let certificate = options
+            .tls_cert
+            .as_ref()
+            .map(|path| surroundings.current_folder.join(path));
+        let node = told
+            .as_ref()
+            .map(node::Told::of_gateway)
+            .unwrap_or_default();
+        let gateway = open(
+            &config,
+            engine.clone(),
+            node,
+            options.quiet,
+            certificate.as_deref(),
+        )?;
         let admin_key = admin(options, &gateway, surroundings)?;
         let manager = notify::Manager::of(surroundings);
         let hangs_up = config.telemetry.log.file.is_some();
-        let served = serve(&gateway, &place, tls, (&lock, &manager), options.json, admin_key, hangs_up).await;
+        let served = serve(
+            &gateway,
+            &place,
+            tls,
+            (&lock, &manager),
+            options.json,
+            admin_key,
+            hangs_up,
+        )
+        .await;
         gateway::log::flush();
         let mut left = served?;
         // What does not end by itself is not waited for where something else did not, either.
-        let patience = if left.is_empty() { LONGEST_CLEARING } else { LONGEST_CLOSING };
-        if tokio::time::timeout(patience, engine.close()).await.is_err() {
+        let patience = if left.is_empty() {
+            LONGEST_CLEARING
+        } else {
+            LONGEST_CLOSING
+        };
+        if tokio::time::timeout(patience, engine.close())
+            .await
+            .is_err()
+        {
             left.push("what is cleared away behind runs".to_owned());
         }
         Ok(stopped(&left))
@@ -183,12 +234,23 @@ fn stopped(left: &[String]) -> u8 {
     if left.is_empty() {
         return 0;
     }
-    let shown = left.iter().take(MOST_LEFT_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    let shown = left
+        .iter()
+        .take(MOST_LEFT_SHOWN)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
     let more = left.len().saturating_sub(MOST_LEFT_SHOWN);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
     message::say(&[
         Line::Error(format!("not everything was stopped in time: {shown}{more}")),
-        Line::Hint("the next start clears away what is left; give more `grace` under [serve]".to_owned()),
+        Line::Hint(
+            "the next start clears away what is left; give more `grace` under [serve]".to_owned(),
+        ),
     ]);
     NOT_STOPPED
 }
@@ -200,8 +262,18 @@ fn open(
     quiet: bool,
     certificate: Option<&Path>,
 ) -> Result<Gateway, Failure> {
-    let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
-    let (policy, state, jobs) = (config.policy.clone(), config.state.clone(), config.jobs.clone());
+    let crate::config::Serve {
+        hosts,
+        folders,
+        profiles,
+        bounds,
+        ..
+    } = config.serve.clone();
+    let (policy, state, jobs) = (
+        config.policy.clone(),
+        config.state.clone(),
+        config.jobs.clone(),
+    );
     let tenants = config.doors.quotas.clone();
     let trace = telemetry::trace(config)?;
     let facts = telemetry::facts(config, certificate)?;
@@ -237,8 +309,10 @@ fn reclaim(state: &Path) {
     match store::copy::reclaim(state) {
         Ok(0) => {}
         Ok(bytes) => {
-            let gained =
-                format!("the database gave {} back that nobody needs", super::image::shared::size(bytes));
+            let gained = format!(
+                "the database gave {} back that nobody needs",
+                super::image::shared::size(bytes)
+            );
             message::say(&[Line::Note(gained)]);
         }
         // Whoever opens it next says so.
@@ -271,13 +345,18 @@ fn admin(
         true => Ok(None),
         false => {
             let made = keys.create("admin", None, &[gateway::Scope::Admin], None);
-            made.map(|(_, token)| Some(token)).map_err(|error| of_key(&error))
+            made.map(|(_, token)| Some(token))
+                .map_err(|error| of_key(&error))
         }
     }
 }
 
 pub(super) fn of_key(error: &gateway::KeyError) -> Failure {
-    Failure { code: ErrorCode::StartFailed, message: error.to_string(), hint: error.hint().to_owned() }
+    Failure {
+        code: ErrorCode::StartFailed,
+        message: error.to_string(),
+        hint: error.hint().to_owned(),
+    }
 }
 
 fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<Tls, Failure> {
@@ -299,9 +378,11 @@ async fn serve(
     admin_key: Option<Token>,
     hangs_up: bool,
 ) -> Result<Vec<String>, Failure> {
-    let on =
-        |kind| signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")));
-    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let on = |kind| {
+        signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
+    };
+    let (mut terminate, mut interrupt) =
+        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let (listener, address) = listen(place, tls.is_some())?;
     lock.say(&address);
     let ready = address.clone();
@@ -310,7 +391,12 @@ async fn serve(
         telemetry::reopen_on(on(SignalKind::hangup())?);
     }
     let admin_key = admin_key.map(|token| token.expose().to_owned());
-    Ready { listen: address, admin_key, pid: std::process::id() }.tell(json)?;
+    Ready {
+        listen: address,
+        admin_key,
+        pid: std::process::id(),
+    }
+    .tell(json)?;
     manager.ready(&ready);
     let living = tokio::spawn(manager.clone().live());
     let (stop, stopped) = watch::channel(false);
@@ -362,7 +448,10 @@ fn listen(place: &Place, encrypted: bool) -> Result<(Listener, String), Failure>
 
 /// Nobody else can connect at any time: the socket gets its place once it has its mode.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let making = folder.join(format!(".airlock-{}", std::process::id()));
     fs::DirBuilder::new().mode(0o700).create(&making)?;
     let bound = || {
@@ -412,7 +501,11 @@ impl Options {
 
     fn pool(&self, config: &Config) -> Pool {
         let said = match config.pool == Pool::OFF {
-            true => Pool { parked: 4, berths: 4, ..Pool::OFF },
+            true => Pool {
+                parked: 4,
+                berths: 4,
+                ..Pool::OFF
+            },
             false => config.pool,
         };
         match self.pool {
@@ -431,7 +524,9 @@ impl Ready {
         print(&format!("listen     {}\n", self.listen))?;
         if let Some(key) = &self.admin_key {
             print(&format!("admin key  {key}\n"))?;
-            message::say(&[Line::Note("this key is shown once, and only its hash is kept".to_owned())]);
+            message::say(&[Line::Note(
+                "this key is shown once, and only its hash is kept".to_owned(),
+            )]);
         }
         Ok(())
     }
@@ -449,23 +544,46 @@ mod tests {
     }
 
     fn checked(words: &[&str]) -> Result<(), String> {
-        let line = Words::try_parse_from([&["serve"], words].concat()).map_err(|error| error.to_string())?;
+        let line = Words::try_parse_from([&["serve"], words].concat())
+            .map_err(|error| error.to_string())?;
         let place = line.options.listen.clone().expect("the test gives one");
-        line.options.check(&place).map_err(|failure| failure.message)
+        line.options
+            .check(&place)
+            .map_err(|failure| failure.message)
     }
 
     #[test]
     fn other_machines_are_let_in_with_tls_or_by_a_word_that_says_what_it_does() {
         assert_eq!(checked(&["--listen", "[::1]:0"]), Ok(()));
         assert_eq!(checked(&["--listen", "unix:/x"]), Ok(()));
-        for address in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "[::ffff:127.0.0.1]:1", "169.254.1.1:1"] {
+        for address in [
+            "0.0.0.0:1",
+            "10.0.0.1:1",
+            "[::]:1",
+            "[::ffff:127.0.0.1]:1",
+            "169.254.1.1:1",
+        ] {
             let refused = checked(&["--listen", address]).unwrap_err();
-            assert!(refused.contains("can be reached by other machines"), "{refused}");
+            assert!(
+                refused.contains("can be reached by other machines"),
+                "{refused}"
+            );
             assert_eq!(checked(&["--listen", address, "--plain-http"]), Ok(()));
-            assert_eq!(checked(&["--listen", address, "--tls-cert", "c", "--tls-key", "k"]), Ok(()));
+            assert_eq!(
+                checked(&["--listen", address, "--tls-cert", "c", "--tls-key", "k"]),
+                Ok(())
+            );
         }
-        assert!(checked(&["--listen", "0.0.0.0:1", "--tls-cert", "c"]).unwrap_err().contains("--tls-key"));
+        assert!(
+            checked(&["--listen", "0.0.0.0:1", "--tls-cert", "c"])
+                .unwrap_err()
+                .contains("--tls-key")
+        );
         assert!(checked(&["--listen", "unix:/x", "--tls-cert", "c", "--tls-key", "k"]).is_err());
-        assert!(checked(&["--listen", "localhost:1"]).unwrap_err().contains("write an address"));
+        assert!(
+            checked(&["--listen", "localhost:1"])
+                .unwrap_err()
+                .contains("write an address")
+        );
     }
 }

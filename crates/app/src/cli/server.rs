@@ -56,42 +56,73 @@ impl Cli {
             Command::Worker(_) => "worker",
             Command::EscapeTest(_) => "escape-test",
         };
-        Cli { global: Global { command, ..self.global }, ..self }
+        Cli {
+            global: Global {
+                command,
+                ..self.global
+            },
+            ..self
+        }
     }
 }
 
 impl Global {
     /// The server that is to be asked; none if this machine is meant.
     pub(super) fn server(&self, surroundings: &Surroundings) -> Result<Option<Client>, Failure> {
-        let Some(text) = self.server.as_deref().or(surroundings.variable(URL)) else { return Ok(None) };
+        let Some(text) = self.server.as_deref().or(surroundings.variable(URL)) else {
+            return Ok(None);
+        };
         let hint = "write http://HOST:PORT, https://HOST or unix:/PATH";
         let shown = text.to_string_lossy();
-        let address = Address::parse(&shown)
-            .map_err(|why| Failure::invalid(format!("`{shown}` is no address of a server: {why}"), hint))?;
+        let address = Address::parse(&shown).map_err(|why| {
+            Failure::invalid(format!("`{shown}` is no address of a server: {why}"), hint)
+        })?;
         let key = self.key(surroundings)?;
         if !address.is_private() && surroundings.variable(ALLOW_PLAIN) != Some(OsStr::new("1")) {
             let message = format!("the key would go to {address} for everybody on the way to read");
-            let hint = format!("use https://, or set {ALLOW_PLAIN}=1 if the network is yours alone");
-            return Err(Failure { code: ErrorCode::PolicyDenied, message, hint });
+            let hint =
+                format!("use https://, or set {ALLOW_PLAIN}=1 if the network is yours alone");
+            return Err(Failure {
+                code: ErrorCode::PolicyDenied,
+                message,
+                hint,
+            });
         }
-        let tls = matches!(address, Address::Encrypted(_)).then(|| self.tls(surroundings)).transpose()?;
+        let tls = matches!(address, Address::Encrypted(_))
+            .then(|| self.tls(surroundings))
+            .transpose()?;
         super::leave_no_dump()?;
-        Ok(Some(Client { address, key: Some(key), tls, silence: LONGEST_SILENCE }))
+        Ok(Some(Client {
+            address,
+            key: Some(key),
+            tls,
+            silence: LONGEST_SILENCE,
+        }))
     }
 
     /// The same for a command that only a server can carry out.
     pub(super) fn needs_server(&self, surroundings: &Surroundings) -> Result<Client, Failure> {
         let hint = "start one with `airlock serve`, then name it with --server URL or AIRLOCK_URL";
         let message = "sandboxes that stay live in a server, and none is named";
-        self.server(surroundings)?.ok_or_else(|| Failure::invalid(message, hint))
+        self.server(surroundings)?
+            .ok_or_else(|| Failure::invalid(message, hint))
     }
 
     /// Acting on this machine when another one was meant would be a surprise.
     pub(super) fn refuse_server(&self, surroundings: &Surroundings) -> Result<(), Failure> {
-        let message = format!("`{}` acts on this machine, and cannot be asked of a server", self.command);
+        let message = format!(
+            "`{}` acts on this machine, and cannot be asked of a server",
+            self.command
+        );
         match (&self.server, surroundings.variable(URL)) {
-            (Some(_), _) => Err(Failure::invalid(message, "leave --server away to act on this machine")),
-            (None, Some(_)) => Err(Failure::invalid(message, format!("unset {URL} to act on this machine"))),
+            (Some(_), _) => Err(Failure::invalid(
+                message,
+                "leave --server away to act on this machine",
+            )),
+            (None, Some(_)) => Err(Failure::invalid(
+                message,
+                format!("unset {URL} to act on this machine"),
+            )),
             (None, None) => Ok(()),
         }
     }
@@ -104,7 +135,11 @@ impl Global {
             )
         };
         let file = self.key_file.clone().map(|path| ("--key-file", path));
-        let variable = || surroundings.variable(KEY_FILE).map(|path| (KEY_FILE, PathBuf::from(path)));
+        let variable = || {
+            surroundings
+                .variable(KEY_FILE)
+                .map(|path| (KEY_FILE, PathBuf::from(path)))
+        };
         match (file, &surroundings.server_key) {
             (Some((_, path)), _) => read_key(&path)?.map_err(|why| bad("--key-file", why)),
             (None, Some(key)) => key.clone().map_err(|why| bad("AIRLOCK_KEY", why)),
@@ -120,10 +155,15 @@ impl Global {
 
     /// The machine's own authorities, and the one that was named.
     pub(super) fn tls(&self, surroundings: &Surroundings) -> Result<Arc<ClientConfig>, Failure> {
-        let file = self.server_ca.clone().or_else(|| surroundings.variable(CA).map(PathBuf::from));
-        let failed = |why: String| Failure::invalid(why, "give --server-ca a file with certificates in PEM");
+        let file = self
+            .server_ca
+            .clone()
+            .or_else(|| surroundings.variable(CA).map(PathBuf::from));
+        let failed =
+            |why: String| Failure::invalid(why, "give --server-ca a file with certificates in PEM");
         let extra = file.map_or(Ok(Vec::new()), |path| {
-            let read = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            let read = CertificateDer::pem_file_iter(&path)
+                .and_then(Iterator::collect::<Result<Vec<_>, _>>);
             match read {
                 Ok(none) if none.is_empty() => {
                     Err(failed(format!("`{}` has no certificate", path.display())))
@@ -134,7 +174,8 @@ impl Global {
         })?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = Verifier::new_with_extra_roots(extra, provider.clone());
-        let verifier = verifier.map_err(|error| failed(format!("no certificate can be checked: {error}")))?;
+        let verifier =
+            verifier.map_err(|error| failed(format!("no certificate can be checked: {error}")))?;
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| Failure::internal(format!("cannot use TLS: {error}")))?
@@ -148,7 +189,8 @@ impl Global {
 
 fn read_key(path: &Path) -> Result<Result<Secret, BadSecret>, Failure> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(LARGEST_KEY_FILE).read_to_end(&mut bytes));
+    let read =
+        File::open(path).and_then(|file| file.take(LARGEST_KEY_FILE).read_to_end(&mut bytes));
     read.map_err(|error| {
         let message = format!("cannot read the key file `{}`: {error}", path.display());
         Failure::invalid(message, "name a file that has the key and nothing else")
@@ -167,12 +209,18 @@ impl From<RemoteError> for Failure {
                     .to_owned(),
             },
             RemoteError::Broken { .. } | RemoteError::Silent { .. } => {
-                let hint = "look whether the server is well: its /healthz answers without a key".to_owned();
-                Failure { code: ErrorCode::Lost, message, hint }
+                let hint = "look whether the server is well: its /healthz answers without a key"
+                    .to_owned();
+                Failure {
+                    code: ErrorCode::Lost,
+                    message,
+                    hint,
+                }
             }
-            RemoteError::Foreign { .. } => {
-                Failure::invalid(message, "check the address and its port, and that no proxy is between")
-            }
+            RemoteError::Foreign { .. } => Failure::invalid(
+                message,
+                "check the address and its port, and that no proxy is between",
+            ),
             RemoteError::Local(_) => Failure::invalid(message, "mend it, and try again"),
             RemoteError::Refused(problem) => refusal(*problem),
         }
@@ -190,11 +238,16 @@ fn refusal(problem: Problem) -> Failure {
     });
     let hint = match problem.status {
         401 => {
-            "AIRLOCK_KEY or --key-file has the key; an admin makes keys with `airlock key create`".to_owned()
+            "AIRLOCK_KEY or --key-file has the key; an admin makes keys with `airlock key create`"
+                .to_owned()
         }
         _ => problem.detail.unwrap_or_default(),
     };
-    Failure { code, message: problem.title, hint }
+    Failure {
+        code,
+        message: problem.title,
+        hint,
+    }
 }
 
 #[cfg(test)]
@@ -203,22 +256,35 @@ mod tests {
 
     fn around(variables: &[(&str, &str)], key: Option<&str>) -> Surroundings {
         Surroundings {
-            variables: variables.iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            variables: variables
+                .iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
             server_key: key.map(|key| Secret::new(key.as_bytes().to_vec())),
             ..Surroundings::default()
         }
     }
 
     fn named(url: &str) -> Global {
-        Global { server: Some(url.into()), command: "doctor", ..Global::default() }
+        Global {
+            server: Some(url.into()),
+            command: "doctor",
+            ..Global::default()
+        }
     }
 
     #[test]
     fn a_command_of_this_machine_refuses_a_server_however_it_is_named() {
         let plain = around(&[], None);
-        assert!(Global::default().refuse_server(&plain).is_ok(), "the positive control");
+        assert!(
+            Global::default().refuse_server(&plain).is_ok(),
+            "the positive control"
+        );
         let refused = named("http://x").refuse_server(&plain).unwrap_err();
-        assert_eq!(refused.message, "`doctor` acts on this machine, and cannot be asked of a server");
+        assert_eq!(
+            refused.message,
+            "`doctor` acts on this machine, and cannot be asked of a server"
+        );
         let by_variable = around(&[("AIRLOCK_URL", "x")], None);
         let refused = Global::default().refuse_server(&by_variable).unwrap_err();
         assert_eq!(refused.hint, "unset AIRLOCK_URL to act on this machine");
@@ -226,10 +292,20 @@ mod tests {
 
     #[test]
     fn without_a_server_nobody_is_asked_and_without_a_key_neither() {
-        assert!(Global::default().server(&around(&[], None)).unwrap().is_none());
-        let refused = named("http://localhost:1").server(&around(&[], None)).unwrap_err();
+        assert!(
+            Global::default()
+                .server(&around(&[], None))
+                .unwrap()
+                .is_none()
+        );
+        let refused = named("http://localhost:1")
+            .server(&around(&[], None))
+            .unwrap_err();
         assert_eq!(refused.message, "there is no key for the server");
-        let found = named("http://localhost:1").server(&around(&[], Some("alk_x"))).unwrap().unwrap();
+        let found = named("http://localhost:1")
+            .server(&around(&[], Some("alk_x")))
+            .unwrap()
+            .unwrap();
         assert_eq!(found.address.to_string(), "http://localhost:1");
     }
 
@@ -238,9 +314,21 @@ mod tests {
         let global = named("http://box.example:7070");
         let refused = global.server(&around(&[], Some("alk_x"))).unwrap_err();
         assert_eq!(refused.code, ErrorCode::PolicyDenied);
-        assert!(global.server(&around(&[("AIRLOCK_ALLOW_PLAIN_HTTP", "0")], Some("alk_x"))).is_err());
-        assert!(global.server(&around(&[("AIRLOCK_ALLOW_PLAIN_HTTP", "1")], Some("alk_x"))).is_ok());
-        assert!(named("https://box.example").server(&around(&[], Some("alk_x"))).is_ok());
+        assert!(
+            global
+                .server(&around(&[("AIRLOCK_ALLOW_PLAIN_HTTP", "0")], Some("alk_x")))
+                .is_err()
+        );
+        assert!(
+            global
+                .server(&around(&[("AIRLOCK_ALLOW_PLAIN_HTTP", "1")], Some("alk_x")))
+                .is_ok()
+        );
+        assert!(
+            named("https://box.example")
+                .server(&around(&[], Some("alk_x")))
+                .is_ok()
+        );
     }
 
     #[test]
@@ -253,7 +341,14 @@ mod tests {
             instance: None,
         };
         assert_eq!(refusal(problem.clone()), Failure::invalid("no", "do"));
-        let of = |status, code: &str| refusal(Problem { status, code: code.into(), ..problem.clone() }).code;
+        let of = |status, code: &str| {
+            refusal(Problem {
+                status,
+                code: code.into(),
+                ..problem.clone()
+            })
+            .code
+        };
         assert_eq!(of(403, "image_refused"), ErrorCode::ImageRefused);
         assert_eq!(of(403, "forbidden"), ErrorCode::PolicyDenied);
         assert_eq!(of(404, "not_found"), ErrorCode::InvalidSpec);

@@ -33,7 +33,10 @@ fn remote(bucket: &Bucket, secrets: &Secrets) -> Result<Remote, ConfigError> {
         bucket: bucket.name.clone(),
         prefix: bucket.prefix.clone(),
         endpoint: bucket.endpoint.clone(),
-        region: bucket.region.clone().unwrap_or_else(|| "us-east-1".to_owned()),
+        region: bucket
+            .region
+            .clone()
+            .unwrap_or_else(|| "us-east-1".to_owned()),
         allow_http: bucket.allow_http,
         key: found(bucket.key.as_ref(), secrets)?,
         secret: found(bucket.secret.as_ref(), secrets)?,
@@ -42,14 +45,25 @@ fn remote(bucket: &Bucket, secrets: &Secrets) -> Result<Remote, ConfigError> {
 
 /// Looked up on a thread of its own: the caller's may already be that of an event loop, and a Vault is asked over the network.
 fn found(source: Option<&KeySource>, secrets: &Secrets) -> Result<String, ConfigError> {
-    let Some(source) = source else { return Ok(String::new()) };
+    let Some(source) = source else {
+        return Ok(String::new());
+    };
     let broken = |why: String| {
-        ConfigError::new(format!("the key of the artifact store cannot be had: {why}"), "try again")
+        ConfigError::new(
+            format!("the key of the artifact store cannot be had: {why}"),
+            "try again",
+        )
     };
     let look = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let found = runtime.map_err(|error| broken(error.to_string()))?.block_on(secrets.read(source));
-        found.map_err(|error| ConfigError::new(format!("for [artifacts]: {}", error.message), error.hint))
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let found = runtime
+            .map_err(|error| broken(error.to_string()))?
+            .block_on(secrets.read(source));
+        found.map_err(|error| {
+            ConfigError::new(format!("for [artifacts]: {}", error.message), error.hint)
+        })
     };
     let found: Secret = std::thread::scope(|scope| scope.spawn(look).join())
         .unwrap_or_else(|_| Err(broken("looking for it failed".to_owned())))?;

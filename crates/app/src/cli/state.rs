@@ -33,7 +33,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let weight = engine::weight::weigh(&config.state).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot look at `{}`: {error}", config.state.display()),
-        hint: "nothing may have been run yet; or choose another state folder with --state DIR".to_owned(),
+        hint: "nothing may have been run yet; or choose another state folder with --state DIR"
+            .to_owned(),
     })?;
     match options.json {
         true => print_json(&weight)?,
@@ -43,14 +44,33 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 fn lines(weight: &Weight) -> Vec<String> {
-    let line = |name: &str, bytes: u64, about: &str| format!("{name:<12}  {:>10}  {about}", size(bytes));
-    let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
-    let parts = weight
-        .parts
-        .iter()
-        .map(|part| line(&part.name, part.bytes, &format!("{}, {}", files(part.files), part.about)));
-    let left = if weight.nearly_full { "left on the disk: nearly full" } else { "left on the disk" };
-    parts.chain([line("all", weight.bytes, ""), line("free", weight.free_bytes, left)]).collect()
+    let line =
+        |name: &str, bytes: u64, about: &str| format!("{name:<12}  {:>10}  {about}", size(bytes));
+    let files = |count: u64| {
+        if count == 1 {
+            "1 file".to_owned()
+        } else {
+            format!("{count} files")
+        }
+    };
+    let parts = weight.parts.iter().map(|part| {
+        line(
+            &part.name,
+            part.bytes,
+            &format!("{}, {}", files(part.files), part.about),
+        )
+    });
+    let left = if weight.nearly_full {
+        "left on the disk: nearly full"
+    } else {
+        "left on the disk"
+    };
+    parts
+        .chain([
+            line("all", weight.bytes, ""),
+            line("free", weight.free_bytes, left),
+        ])
+        .collect()
 }
 
 #[cfg(test)]
@@ -60,10 +80,23 @@ mod tests {
 
     #[test]
     fn each_part_is_named_with_what_it_takes() {
-        let part = Part { name: "ledger".to_owned(), about: "what models cost", files: 1, bytes: 4096 };
-        let weight = Weight { parts: vec![part], bytes: 4096, free_bytes: 1 << 20, nearly_full: true };
+        let part = Part {
+            name: "ledger".to_owned(),
+            about: "what models cost",
+            files: 1,
+            bytes: 4096,
+        };
+        let weight = Weight {
+            parts: vec![part],
+            bytes: 4096,
+            free_bytes: 1 << 20,
+            nearly_full: true,
+        };
         assert_eq!(
-            lines(&weight).iter().map(|line| line.trim_end()).collect::<Vec<_>>(),
+            lines(&weight)
+                .iter()
+                .map(|line| line.trim_end())
+                .collect::<Vec<_>>(),
             [
                 "ledger           4.0 KiB  1 file, what models cost",
                 "all              4.0 KiB",

@@ -40,7 +40,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let mut swept = engine.swept_at_opening().clone();
     swept.problems.extend(images(&config));
     // What is not to be kept any longer, too; a run has no use for looking at every artifact.
-    swept.problems.extend(runtime.block_on(engine.artifacts().tidy()).1);
+    swept
+        .problems
+        .extend(runtime.block_on(engine.artifacts().tidy()).1);
     swept.problems.extend(ledgers(&config));
     let swept = &swept;
     match options.json {
@@ -70,16 +72,18 @@ fn ledgers(config: &crate::config::Config) -> Option<String> {
 fn images(config: &crate::config::Config) -> Vec<String> {
     let folder = config.state.join("images");
     match folder.is_dir() {
-        true => {
-            image::Images::open(folder).map_or_else(|error| vec![error.to_string()], |images| images.sweep())
-        }
+        true => image::Images::open(folder)
+            .map_or_else(|error| vec![error.to_string()], |images| images.sweep()),
         false => Vec::new(),
     }
 }
 
 fn text(swept: &Swept) -> String {
-    let mut text: String =
-        swept.runs.iter().map(|run| format!("removed  {}\n", message::printable(run))).collect();
+    let mut text: String = swept
+        .runs
+        .iter()
+        .map(|run| format!("removed  {}\n", message::printable(run)))
+        .collect();
     text.push_str(&format!(
         "{} removed, {} left alone because their owner lives\n",
         swept.runs.len(),
@@ -94,7 +98,14 @@ mod tests {
 
     #[test]
     fn a_sweep_names_what_it_removed_and_counts_what_it_left() {
-        let swept = Swept { runs: vec!["01J".into()], live: 2, problems: vec!["x".into()] };
-        assert_eq!(text(&swept), "removed  01J\n1 removed, 2 left alone because their owner lives\n");
+        let swept = Swept {
+            runs: vec!["01J".into()],
+            live: 2,
+            problems: vec!["x".into()],
+        };
+        assert_eq!(
+            text(&swept),
+            "removed  01J\n1 removed, 2 left alone because their owner lives\n"
+        );
     }
 }

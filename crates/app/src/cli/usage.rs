@@ -104,7 +104,10 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     if options.set_aside {
-        return set_aside(&Books::open(&global.configure(surroundings)?.state)?, options.json);
+        return set_aside(
+            &Books::open(&global.configure(surroundings)?.state)?,
+            options.json,
+        );
     }
     if let Some(client) = global.server(surroundings)? {
         return super::runtime()?.block_on(at_server(options, &client));
@@ -154,7 +157,9 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
         ("since_ms", options.since.map(|since| since.to_string())),
         ("until_ms", options.until.map(|until| until.to_string())),
     ];
-    let Told { rows } = client.json(Ask::get(format!("/v1/usage{}", query(&asked)))).await?;
+    let Told { rows } = client
+        .json(Ask::get(format!("/v1/usage{}", query(&asked))))
+        .await?;
     let totals: Vec<_> = rows.into_iter().map(Row::total).collect();
     show(options, &totals, &[])?;
     Ok(0)
@@ -191,7 +196,11 @@ impl Row {
     fn total(self) -> Total {
         let activity = self.runs.zip(self.sandboxes).zip(self.cpu_ms);
         Total {
-            activity: activity.map(|((runs, sandboxes), cpu_ms)| DayUse { runs, sandboxes, cpu_ms }),
+            activity: activity.map(|((runs, sandboxes), cpu_ms)| DayUse {
+                runs,
+                sandboxes,
+                cpu_ms,
+            }),
             may_change: self.may_change,
             open: 0,
             key: self.key,
@@ -211,7 +220,9 @@ fn verify(books: &Books, json: bool) -> Result<u8, Failure> {
     let (segments, problems) = (books.segments()?, books.verify()?);
     match json {
         true => print_json(&json!({ "segments": segments, "problems": listed(&problems) }))?,
-        false if problems.is_empty() => print(&format!("{segments} ledgers read, nothing is wrong\n"))?,
+        false if problems.is_empty() => {
+            print(&format!("{segments} ledgers read, nothing is wrong\n"))?
+        }
         false => {}
     }
     Ok(tell(&problems, json))
@@ -221,18 +232,26 @@ fn set_aside(books: &Books, json: bool) -> Result<u8, Failure> {
     let aside = books.set_aside(engine::now().0).map_err(|error| Failure {
         code: ErrorCode::Conflict,
         message: format!("cannot put the ledger aside: {error}"),
-        hint: "end the server or proxy of this state folder first, and let a backup of it finish".to_owned(),
+        hint: "end the server or proxy of this state folder first, and let a backup of it finish"
+            .to_owned(),
     })?;
-    let shown = aside.place.as_ref().map(|place| place.display().to_string());
+    let shown = aside
+        .place
+        .as_ref()
+        .map(|place| place.display().to_string());
     if json {
         print_json(&json!({ "aside": shown, "segments": aside.segments }))?;
         return Ok(0);
     }
     let names = aside.segments.join(", ");
     message::say(&[Line::Note(match (aside.segments.is_empty(), &shown) {
-        (true, _) => "nothing is wrong with the ledger of a server, and nothing was put aside".to_owned(),
+        (true, _) => {
+            "nothing is wrong with the ledger of a server, and nothing was put aside".to_owned()
+        }
         (false, Some(_)) => format!("put aside: {names}"),
-        (false, None) => format!("nothing was left of these, which nobody looks for any more: {names}"),
+        (false, None) => {
+            format!("nothing was left of these, which nobody looks for any more: {names}")
+        }
     })]);
     if let Some(place) = shown {
         print(&format!("{}\n", printable(&place)))?;
@@ -245,8 +264,13 @@ fn tell(problems: &[Problem], json: bool) -> u8 {
     if problems.is_empty() {
         return 0;
     }
-    let mut lines: Vec<_> = problems.iter().map(|problem| Line::Error(problem.to_string())).collect();
-    lines.push(Line::Hint("keep the file as it is, and put a copy from a backup in its place".to_owned()));
+    let mut lines: Vec<_> = problems
+        .iter()
+        .map(|problem| Line::Error(problem.to_string()))
+        .collect();
+    lines.push(Line::Hint(
+        "keep the file as it is, and put a copy from a backup in its place".to_owned(),
+    ));
     if !json {
         message::say(&lines);
     }
@@ -260,20 +284,28 @@ pub(super) fn listed(problems: &[Problem]) -> Vec<Value> {
 
 /// All of them together.
 fn sum(totals: &[Total]) -> Total {
-    totals.iter().fold(Total { key: "total".to_owned(), ..Total::default() }, |sum, one| Total {
-        key: sum.key,
-        calls: sum.calls.saturating_add(one.calls),
-        input_tokens: sum.input_tokens.saturating_add(one.input_tokens),
-        output_tokens: sum.output_tokens.saturating_add(one.output_tokens),
-        cached_tokens: sum.cached_tokens.saturating_add(one.cached_tokens),
-        money: sum.money.saturating_add(one.money),
-        overrun: sum.overrun.saturating_add(one.overrun),
-        unsettled: sum.unsettled.saturating_add(one.unsettled),
-        unsettled_money: sum.unsettled_money.saturating_add(one.unsettled_money),
-        open: sum.open.saturating_add(one.open),
-        activity: one.activity.map(|more| added(sum.activity.unwrap_or_default(), more)),
-        may_change: sum.may_change || one.may_change,
-    })
+    totals.iter().fold(
+        Total {
+            key: "total".to_owned(),
+            ..Total::default()
+        },
+        |sum, one| Total {
+            key: sum.key,
+            calls: sum.calls.saturating_add(one.calls),
+            input_tokens: sum.input_tokens.saturating_add(one.input_tokens),
+            output_tokens: sum.output_tokens.saturating_add(one.output_tokens),
+            cached_tokens: sum.cached_tokens.saturating_add(one.cached_tokens),
+            money: sum.money.saturating_add(one.money),
+            overrun: sum.overrun.saturating_add(one.overrun),
+            unsettled: sum.unsettled.saturating_add(one.unsettled),
+            unsettled_money: sum.unsettled_money.saturating_add(one.unsettled_money),
+            open: sum.open.saturating_add(one.open),
+            activity: one
+                .activity
+                .map(|more| added(sum.activity.unwrap_or_default(), more)),
+            may_change: sum.may_change || one.may_change,
+        },
+    )
 }
 
 fn added(one: DayUse, more: DayUse) -> DayUse {
@@ -304,14 +336,30 @@ fn text(by: Column, totals: &[Total]) -> String {
     let heads = cells(&all).map(|(head, _)| head.to_owned());
     let mut lines = vec![(by.name().to_owned(), heads)];
     lines.extend(
-        totals.iter().chain([&all]).map(|total| (shown(&total.key), cells(total).map(|(_, cell)| cell))),
+        totals
+            .iter()
+            .chain([&all])
+            .map(|total| (shown(&total.key), cells(total).map(|(_, cell)| cell))),
     );
-    let first = lines.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
-    let width = |column: usize| lines.iter().map(|(_, cells)| cells[column].len()).max().unwrap_or(0);
+    let first = lines
+        .iter()
+        .map(|(key, _)| key.chars().count())
+        .max()
+        .unwrap_or(0);
+    let width = |column: usize| {
+        lines
+            .iter()
+            .map(|(_, cells)| cells[column].len())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..7).map(width).collect();
     let line = |(key, cells): &(String, [String; 7])| {
-        let cells: String =
-            cells.iter().zip(&widths).map(|(cell, width)| format!("  {cell:>width$}")).collect();
+        let cells: String = cells
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("  {cell:>width$}"))
+            .collect();
         format!("{key:<first$}{cells}\n")
     };
     lines.iter().map(line).collect()
@@ -361,7 +409,11 @@ pub(super) fn date(text: &str) -> Result<u64, String> {
 
 impl From<UsageError> for Failure {
     fn from(error: UsageError) -> Self {
-        Failure { code: ErrorCode::Internal, message: error.to_string(), hint: error.hint().to_owned() }
+        Failure {
+            code: ErrorCode::Internal,
+            message: error.to_string(),
+            hint: error.hint().to_owned(),
+        }
     }
 }
 
@@ -370,7 +422,13 @@ mod tests {
     use super::*;
 
     fn total(key: &str, calls: u64, money: u64) -> Total {
-        Total { key: key.to_owned(), calls, input_tokens: 1000, money, ..Total::default() }
+        Total {
+            key: key.to_owned(),
+            calls,
+            input_tokens: 1000,
+            money,
+            ..Total::default()
+        }
     }
 
     #[test]

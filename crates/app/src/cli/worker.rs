@@ -37,6 +37,8 @@ enum Action {
 pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
     match &options.action {
         Action::Sam(options) => conclude(sam::attempt(options, global, surroundings), options.json),
-        Action::Broker(options) => conclude(broker::attempt(options, global, surroundings), options.json),
+        Action::Broker(options) => {
+            conclude(broker::attempt(options, global, surroundings), options.json)
+        }
     }
 }

@@ -9,7 +9,9 @@ use super::{
 };
 use crate::config::Surroundings;
 use clap::{Args, Subcommand};
-use engine::workspaces::{self, Change, CommitOptions, Committed, Diff, Kind, Layer, LayerError, Left, What};
+use engine::workspaces::{
+    self, Change, CommitOptions, Committed, Diff, Kind, Layer, LayerError, Left, What,
+};
 use spec::Id;
 use std::path::Path;
 
@@ -102,8 +104,17 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             let diff = workspaces::diff(state, &known(&id)?).map_err(failure)?;
             show(&diff, stat, json)
         }
-        Action::Commit { id, force, partial, keep } => {
-            let options = CommitOptions { force, partial, keep };
+        Action::Commit {
+            id,
+            force,
+            partial,
+            keep,
+        } => {
+            let options = CommitOptions {
+                force,
+                partial,
+                keep,
+            };
             match workspaces::commit(state, &known(&id)?, options) {
                 Ok(committed) => report(&committed, json),
                 Err(LayerError::Refused { left }) => refused(left, json),
@@ -146,14 +157,20 @@ fn refused(left: Vec<Left>, json: bool) -> Result<u8, Failure> {
 }
 
 fn notes(left: &[Left]) -> Vec<Line> {
-    left.iter().map(|left| Line::Note(format!("`{}`: {}", name(&left.path), left.reason))).collect()
+    left.iter()
+        .map(|left| Line::Note(format!("`{}`: {}", name(&left.path), left.reason)))
+        .collect()
 }
 
 fn show(diff: &Diff, stat: bool, json: bool) -> Result<u8, Failure> {
     let unknown: Vec<_> = diff
         .unknown
         .iter()
-        .map(|(path, reason)| Left { path: path.clone(), reason: reason.clone(), conflict: false })
+        .map(|(path, reason)| Left {
+            path: path.clone(),
+            reason: reason.clone(),
+            conflict: false,
+        })
         .collect();
     if json {
         let value = serde_json::json!({
@@ -173,17 +190,23 @@ fn show(diff: &Diff, stat: bool, json: bool) -> Result<u8, Failure> {
 fn say_unknown(unknown: &[Left], compared: bool) {
     let mut said = notes(unknown);
     if !compared {
-        said.push(Line::Note("the folder is not there: conflicts are not known".to_owned()));
+        said.push(Line::Note(
+            "the folder is not there: conflicts are not known".to_owned(),
+        ));
     }
     message::say(&said);
 }
 
 fn report(committed: &Committed, json: bool) -> Result<u8, Failure> {
-    let Committed { applied, left, discarded } = committed;
+    let Committed {
+        applied,
+        left,
+        discarded,
+    } = committed;
     match json {
-        true => {
-            print_json(&serde_json::json!({ "applied": applied, "left_out": left, "discarded": discarded }))?
-        }
+        true => print_json(
+            &serde_json::json!({ "applied": applied, "left_out": left, "discarded": discarded }),
+        )?,
         false => {
             print(&applied.iter().map(line).collect::<String>())?;
             message::say(&notes(left));
@@ -195,7 +218,12 @@ fn report(committed: &Committed, json: bool) -> Result<u8, Failure> {
 fn list(layers: &[Layer]) -> String {
     let line = |layer: &Layer| {
         let used = if layer.in_use { "  in use" } else { "" };
-        format!("{}  {}  {}{used}\n", layer.id, layer.made_at, name(&layer.folder))
+        format!(
+            "{}  {}  {}{used}\n",
+            layer.id,
+            layer.made_at,
+            name(&layer.folder)
+        )
     };
     layers.iter().map(line).collect()
 }
@@ -209,15 +237,21 @@ fn line(change: &Change) -> String {
         What::Mode => 'm',
     };
     let folder = if change.kind == Kind::Folder { "/" } else { "" };
-    let target =
-        change.target.as_ref().map_or(String::new(), |target| format!(" -> {}", name(Path::new(target))));
+    let target = change.target.as_ref().map_or(String::new(), |target| {
+        format!(" -> {}", name(Path::new(target)))
+    });
     let against = change.left_out.as_ref().or(change.conflict.as_ref());
     let against = against.map_or(String::new(), |reason| format!("  ({})", printable(reason)));
     format!("{sign} {}{folder}{target}{against}\n", name(&change.path))
 }
 
 fn counts(changes: &[Change]) -> String {
-    let count = |wanted: &[What]| changes.iter().filter(|change| wanted.contains(&change.what)).count();
+    let count = |wanted: &[What]| {
+        changes
+            .iter()
+            .filter(|change| wanted.contains(&change.what))
+            .count()
+    };
     format!(
         "{} added, {} changed, {} removed\n",
         count(&[What::Added]),

@@ -25,7 +25,15 @@ const KEYS: [&str; 16] = [
     "keep_for",
 ];
 /// What only a bucket has.
-const OF_BUCKET: [&str; 7] = ["bucket", "prefix", "endpoint", "region", "allow_http", "key", "secret"];
+const OF_BUCKET: [&str; 7] = [
+    "bucket",
+    "prefix",
+    "endpoint",
+    "region",
+    "allow_http",
+    "key",
+    "secret",
+];
 
 /// What the file says of artifacts.
 #[derive(Clone, Debug, Default)]
@@ -73,15 +81,27 @@ impl Artifacts {
             Store::Files | Store::Memory => None,
             Store::S3(bucket) | Store::Gcs(bucket) => Some(bucket),
         };
-        bucket.into_iter().flat_map(|bucket| bucket.key.iter().chain(&bucket.secret))
+        bucket
+            .into_iter()
+            .flat_map(|bucket| bucket.key.iter().chain(&bucket.secret))
     }
 }
 
 /// All of `[artifacts]`.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError> {
-    let section = Section { path, name: "artifacts" };
-    let words = [("files", Word::Files), ("memory", Word::Memory), ("s3", Word::S3), ("gcs", Word::Gcs)];
-    let word = table.get("store").map_or(Ok(Word::Files), |value| section.word("store", value, &words))?;
+    let section = Section {
+        path,
+        name: "artifacts",
+    };
+    let words = [
+        ("files", Word::Files),
+        ("memory", Word::Memory),
+        ("s3", Word::S3),
+        ("gcs", Word::Gcs),
+    ];
+    let word = table.get("store").map_or(Ok(Word::Files), |value| {
+        section.word("store", value, &words)
+    })?;
     let mut said = Artifacts::default();
     let mut bucket = Bucket::default();
     for (key, value) in table {
@@ -89,7 +109,9 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError>
             "store" => {}
             "max_bytes" => said.limits.bytes = section.quantity::<Size>(key, value)?.0,
             "max_total" => said.limits.total_bytes = section.quantity::<Size>(key, value)?.0,
-            "max_per_owner" => said.limits.owner_bytes = Some(section.quantity::<Size>(key, value)?.0),
+            "max_per_owner" => {
+                said.limits.owner_bytes = Some(section.quantity::<Size>(key, value)?.0)
+            }
             "max_names" => said.limits.names = section.number(key, value)?,
             "max_names_per_owner" => said.limits.owner_names = Some(section.number(key, value)?),
             "max_versions" => said.limits.versions = positive(&section, key, value)?,
@@ -108,10 +130,15 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError>
                     "add store = \"s3\" or \"gcs\", or remove it",
                 ));
             }
-            if matches!(word, Word::Files) { Store::Files } else { Store::Memory }
+            if matches!(word, Word::Files) {
+                Store::Files
+            } else {
+                Store::Memory
+            }
         }
         Word::S3 => {
-            let hint = "write bucket = \"…\", key = { secret = \"…\" } and secret = { secret = \"…\" }";
+            let hint =
+                "write bucket = \"…\", key = { secret = \"…\" } and secret = { secret = \"…\" }";
             section.needs(table, &["bucket", "key", "secret"], hint)?;
             Store::S3(bucket)
         }
@@ -121,8 +148,15 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError>
                 &["bucket", "key"],
                 "write bucket = \"…\" and key = { file = \"/….json\" }",
             )?;
-            if let Some(key) = ["secret", "region"].iter().find(|key| table.contains_key(**key)) {
-                return Err(section.error(key, "belongs to S3", "remove it: the service account says it"));
+            if let Some(key) = ["secret", "region"]
+                .iter()
+                .find(|key| table.contains_key(**key))
+            {
+                return Err(section.error(
+                    key,
+                    "belongs to S3",
+                    "remove it: the service account says it",
+                ));
             }
             Store::Gcs(bucket)
         }
@@ -160,7 +194,11 @@ fn bucket_name(section: &Section<'_>, key: &str, value: &Value) -> Result<String
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     match (3..=222).contains(&name.len()) && name.bytes().all(plain) {
         true => Ok(name.to_owned()),
-        false => Err(section.error(key, "is no name of a bucket", "use 3 to 222 of A-Z a-z 0-9 . - _")),
+        false => Err(section.error(
+            key,
+            "is no name of a bucket",
+            "use 3 to 222 of A-Z a-z 0-9 . - _",
+        )),
     }
 }
 
@@ -170,9 +208,11 @@ fn prefix(section: &Section<'_>, key: &str, value: &Value) -> Result<String, Con
     let part = |part: &str| !part.is_empty() && !part.starts_with('.') && part.bytes().all(plain);
     match text.len() <= 200 && text.split('/').all(part) {
         true => Ok(text.to_owned()),
-        false => {
-            Err(section.error(key, "is no prefix", "such as airlock/production, without a slash at its ends"))
-        }
+        false => Err(section.error(
+            key,
+            "is no prefix",
+            "such as airlock/production, without a slash at its ends",
+        )),
     }
 }
 
@@ -191,7 +231,8 @@ mod tests {
         read(&table, Path::new("/c.toml"))
     }
 
-    const S3: &str = "store = \"s3\"\nbucket = \"box\"\nkey = { env = \"K\" }\nsecret = { secret = \"s\" }\n";
+    const S3: &str =
+        "store = \"s3\"\nbucket = \"box\"\nkey = { env = \"K\" }\nsecret = { secret = \"s\" }\n";
 
     #[test]
     fn a_bucket_with_its_keys_limits_and_retention() {
@@ -199,15 +240,37 @@ mod tests {
                     max_bytes = \"1G\"\nmax_names = 5\nmax_names_per_owner = 4\nmax_versions = 6\nmax_total = \"2G\"\nmax_per_owner = \"1G\"\nkeep_versions = 3\n\
                     keep_for = \"2h\"\n";
         let said = said(&format!("{S3}{more}")).unwrap();
-        let Store::S3(bucket) = &said.store else { panic!("{said:?}") };
-        assert_eq!((bucket.name.as_str(), bucket.prefix.as_str(), bucket.allow_http), ("box", "a/b", true));
+        let Store::S3(bucket) = &said.store else {
+            panic!("{said:?}")
+        };
+        assert_eq!(
+            (
+                bucket.name.as_str(),
+                bucket.prefix.as_str(),
+                bucket.allow_http
+            ),
+            ("box", "a/b", true)
+        );
         let (total_bytes, owner_bytes, owner_names) = (2 << 30, Some(1 << 30), Some(4));
         assert_eq!(
             said.limits,
-            ArtifactLimits { bytes: 1 << 30, names: 5, versions: 6, total_bytes, owner_bytes, owner_names }
+            ArtifactLimits {
+                bytes: 1 << 30,
+                names: 5,
+                versions: 6,
+                total_bytes,
+                owner_bytes,
+                owner_names
+            }
         );
         let keep_for = Some(std::time::Duration::from_secs(7200));
-        assert_eq!(said.retention, Retention { keep_versions: Some(3), keep_for });
+        assert_eq!(
+            said.retention,
+            Retention {
+                keep_versions: Some(3),
+                keep_for
+            }
+        );
         assert_eq!(said.keys().count(), 2);
     }
 
@@ -215,31 +278,56 @@ mod tests {
     fn nothing_said_is_a_folder_of_the_state() {
         let said = said("").unwrap();
         assert!(matches!(said.store, Store::Files));
-        assert_eq!((said.limits, said.retention), (ArtifactLimits::default(), Retention::default()));
+        assert_eq!(
+            (said.limits, said.retention),
+            (ArtifactLimits::default(), Retention::default())
+        );
     }
 
     #[test]
     fn mistakes_name_the_key_and_the_remedy() {
         for (text, start) in [
-            ("stor = 1", "`artifacts.stor` in `/c.toml` is not a known key"),
+            (
+                "stor = 1",
+                "`artifacts.stor` in `/c.toml` is not a known key",
+            ),
             ("store = \"ftp\"", "`artifacts.store` in `/c.toml`"),
             ("bucket = \"x\"", "`artifacts.bucket` in `/c.toml`"),
-            ("store = \"s3\"\nbucket = \"abc\"", "`artifacts.key` in `/c.toml`"),
+            (
+                "store = \"s3\"\nbucket = \"abc\"",
+                "`artifacts.key` in `/c.toml`",
+            ),
             (
                 "store = \"gcs\"\nbucket = \"abc\"\nkey = { env = \"K\" }\nregion = \"x\"",
                 "`artifacts.region`",
             ),
-            ("keep_versions = 0", "`artifacts.keep_versions` in `/c.toml` cannot be 0"),
-            (&S3.replace("\"box\"", "\"a/../b\""), "`artifacts.bucket` in `/c.toml` is no name"),
-            (&format!("{S3}prefix = \"../x\""), "`artifacts.prefix` in `/c.toml` is no prefix"),
-            (&format!("{S3}endpoint = \"nonsense\""), "`artifacts.endpoint` in `/c.toml`"),
+            (
+                "keep_versions = 0",
+                "`artifacts.keep_versions` in `/c.toml` cannot be 0",
+            ),
+            (
+                &S3.replace("\"box\"", "\"a/../b\""),
+                "`artifacts.bucket` in `/c.toml` is no name",
+            ),
+            (
+                &format!("{S3}prefix = \"../x\""),
+                "`artifacts.prefix` in `/c.toml` is no prefix",
+            ),
+            (
+                &format!("{S3}endpoint = \"nonsense\""),
+                "`artifacts.endpoint` in `/c.toml`",
+            ),
             (
                 "store = \"s3\"\nbucket = \"abc\"\nkey = \"AKIA\"",
                 "`artifacts.key` in `/c.toml` must say where",
             ),
         ] {
             let error = said(text).expect_err(text);
-            assert!(error.message.starts_with(start) && !error.hint.is_empty(), "{}", error.message);
+            assert!(
+                error.message.starts_with(start) && !error.hint.is_empty(),
+                "{}",
+                error.message
+            );
         }
     }
 }

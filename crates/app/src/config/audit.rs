@@ -16,12 +16,18 @@ pub(crate) struct Audit {
 }
 
 pub(super) fn read(table: &Table, path: &Path) -> Result<Audit, ConfigError> {
-    let section = Section { path, name: "audit" };
+    let section = Section {
+        path,
+        name: "audit",
+    };
     let mut settings = Audit::default();
     for (key, value) in table {
         match key.as_str() {
             "durability" => {
-                let words = [("process", Durability::Process), ("power", Durability::Power)];
+                let words = [
+                    ("process", Durability::Process),
+                    ("power", Durability::Power),
+                ];
                 settings.durability = section.word(key, value, &words)?;
             }
             "keep_for" => settings.keep_for = Some(section.quantity::<Time>(key, value)?.0),
@@ -30,12 +36,19 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Audit, ConfigError> {
                 let smallest = 64 << 10;
                 let bytes = section.quantity::<Size>(key, value)?.0;
                 if bytes < smallest {
-                    return Err(section.error(key, "is too little for a file", "give at least 64K"));
+                    return Err(section.error(
+                        key,
+                        "is too little for a file",
+                        "give at least 64K",
+                    ));
                 }
                 settings.file_bytes = Some(bytes);
             }
             other => {
-                return Err(section.unknown(other, &["durability", "keep_for", "keep_bytes", "file_bytes"]));
+                return Err(section.unknown(
+                    other,
+                    &["durability", "keep_for", "keep_bytes", "file_bytes"],
+                ));
             }
         }
     }

@@ -28,8 +28,15 @@ const NEVER: [&str; 13] = [
 const LONGEST_USER: usize = 128;
 
 /// `[egress]`.
-pub(super) fn settings(settings: &mut Settings, table: &Table, path: &Path) -> Result<(), ConfigError> {
-    let section = Section { path, name: "egress" };
+pub(super) fn settings(
+    settings: &mut Settings,
+    table: &Table,
+    path: &Path,
+) -> Result<(), ConfigError> {
+    let section = Section {
+        path,
+        name: "egress",
+    };
     for (key, value) in table {
         match key.as_str() {
             "ca" => settings.ca = Some(section.absolute(key, value)?),
@@ -40,15 +47,30 @@ pub(super) fn settings(settings: &mut Settings, table: &Table, path: &Path) -> R
 }
 
 /// All of `[credential]`.
-pub(super) fn read(table: &Table, path: &Path) -> Result<BTreeMap<String, Credential>, ConfigError> {
-    let all = Section { path, name: "credential" };
+pub(super) fn read(
+    table: &Table,
+    path: &Path,
+) -> Result<BTreeMap<String, Credential>, ConfigError> {
+    let all = Section {
+        path,
+        name: "credential",
+    };
     let one = |(name, value): (&String, &Value)| {
         if Id::new(name).is_err() {
             let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
             return Err(all.error(name, "is not a name for a credential", hint));
         }
         let full_name = all.key(name);
-        Ok((name.clone(), credential(all.table(name, value)?, &Section { path, name: &full_name })?))
+        Ok((
+            name.clone(),
+            credential(
+                all.table(name, value)?,
+                &Section {
+                    path,
+                    name: &full_name,
+                },
+            )?,
+        ))
     };
     table.iter().map(one).collect()
 }
@@ -57,7 +79,11 @@ fn credential(table: &Table, section: &Section<'_>) -> Result<Credential, Config
     if let Some(other) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
         return Err(section.unknown(other, &KEYS));
     }
-    section.needs(table, &["key"], "say where it is: key = { secret = \"NAME\" }, file, env or vault")?;
+    section.needs(
+        table,
+        &["key"],
+        "say where it is: key = { secret = \"NAME\" }, file, env or vault",
+    )?;
     section.needs(table, &["inject"], INJECT)?;
     let hint = "name the hosts that it may be sent to: hosts = [\"api.example.com\"]";
     section.needs(table, &["hosts"], hint)?;
@@ -69,7 +95,11 @@ fn credential(table: &Table, section: &Section<'_>) -> Result<Credential, Config
         return Err(section.error("hosts", "names every host there is", hint));
     }
     let key = provider::key(section, "key", &table["key"])?;
-    Ok(Credential { key, inject: inject(section, "inject", &table["inject"])?, hosts })
+    Ok(Credential {
+        key,
+        inject: inject(section, "inject", &table["inject"])?,
+        hosts,
+    })
 }
 
 fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<Inject, ConfigError> {
@@ -80,10 +110,14 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<Inject, Con
             let good = (1..=LONGEST_USER).contains(&user.len())
                 && !user.contains(|character: char| character == ':' || character.is_control());
             match good {
-                true => Ok(Inject::Basic { user: user.to_owned() }),
-                false => {
-                    Err(section.error(key, "has a bad user", "write 1 to 128 characters without colons"))
-                }
+                true => Ok(Inject::Basic {
+                    user: user.to_owned(),
+                }),
+                false => Err(section.error(
+                    key,
+                    "has a bad user",
+                    "write 1 to 128 characters without colons",
+                )),
             }
         }
         Some(("header", name)) => header(section, key, name),
@@ -93,7 +127,11 @@ fn inject(section: &Section<'_>, key: &str, value: &Value) -> Result<Inject, Con
 
 fn header(section: &Section<'_>, key: &str, text: &str) -> Result<Inject, ConfigError> {
     let name: HeaderName = text.parse().map_err(|_| {
-        section.error(key, format_args!("has a bad name: `{}`", text.escape_debug()), "name a header")
+        section.error(
+            key,
+            format_args!("has a bad name: `{}`", text.escape_debug()),
+            "name a header",
+        )
     })?;
     match NEVER.contains(&name.as_str()) || name.as_str().starts_with("proxy-") {
         true => {
@@ -112,9 +150,15 @@ pub(super) fn check(
     section: &Section<'_>,
 ) -> Result<(), ConfigError> {
     let Some(credential) = credentials.get(named) else {
-        let what = format!("names a credential that does not exist: `{}`", named.escape_debug());
+        let what = format!(
+            "names a credential that does not exist: `{}`",
+            named.escape_debug()
+        );
         let hint = match credentials.is_empty() {
-            true => format!("add [credential.{}] with key, inject and hosts", named.escape_debug()),
+            true => format!(
+                "add [credential.{}] with key, inject and hosts",
+                named.escape_debug()
+            ),
             false => {
                 let names: Vec<_> = credentials.keys().map(String::as_str).collect();
                 format!("the credentials are {}", names.join(", "))
@@ -126,8 +170,9 @@ pub(super) fn check(
         true => Ok(()),
         false => {
             let what = format!("names `{named}`, which may not be sent to {}", rule.host);
-            let hint =
-                format!("add the host to `hosts` of [credential.{named}], or name fewer hosts in the rule");
+            let hint = format!(
+                "add the host to `hosts` of [credential.{named}], or name fewer hosts in the rule"
+            );
             Err(section.error("credential", what, hint))
         }
     }
@@ -153,7 +198,12 @@ mod tests {
         assert_eq!(settings.ca.as_deref(), Some(Path::new("/etc/ca.pem")));
         let gh = &settings.credentials["gh"];
         assert!(matches!(&gh.key, KeySource::Stored(name) if name == "gh"));
-        assert_eq!(gh.inject, Inject::Basic { user: "x-access-token".to_owned() });
+        assert_eq!(
+            gh.inject,
+            Inject::Basic {
+                user: "x-access-token".to_owned()
+            }
+        );
         let name = HeaderName::from_static("x-api-key");
         assert_eq!(settings.credentials["api"].inject, Inject::Header { name });
         assert_eq!(settings.credentials["api"].hosts.len(), 2);
@@ -163,18 +213,41 @@ mod tests {
     #[test]
     fn a_credential_that_could_go_astray_is_refused() {
         let whole = |inject: &str, hosts: &str| {
-            format!("[credential.x]\nkey = {{ secret = \"x\" }}\ninject = \"{inject}\"\nhosts = {hosts}\n")
+            format!(
+                "[credential.x]\nkey = {{ secret = \"x\" }}\ninject = \"{inject}\"\nhosts = {hosts}\n"
+            )
         };
         let good = "[\"a.com\"]";
         assert!(read(&whole("bearer", good)).is_ok());
         let cases = [
-            (whole("bearer", "[]"), "`credential.x.hosts` in `/c.toml` is empty"),
-            (whole("bearer", "[\"a.com\", \"*\"]"), "`credential.x.hosts` in `/c.toml` names every host"),
-            (whole("bearer", "[\"https://a\"]"), "`credential.x.hosts` in `/c.toml` has a bad value"),
-            (whole("query:key", good), "`credential.x.inject` in `/c.toml` is not a known way"),
-            (whole("basic:", good), "`credential.x.inject` in `/c.toml` has a bad user"),
-            (whole("basic:a:b", good), "`credential.x.inject` in `/c.toml` has a bad user"),
-            (whole("header:a b", good), "`credential.x.inject` in `/c.toml` has a bad name"),
+            (
+                whole("bearer", "[]"),
+                "`credential.x.hosts` in `/c.toml` is empty",
+            ),
+            (
+                whole("bearer", "[\"a.com\", \"*\"]"),
+                "`credential.x.hosts` in `/c.toml` names every host",
+            ),
+            (
+                whole("bearer", "[\"https://a\"]"),
+                "`credential.x.hosts` in `/c.toml` has a bad value",
+            ),
+            (
+                whole("query:key", good),
+                "`credential.x.inject` in `/c.toml` is not a known way",
+            ),
+            (
+                whole("basic:", good),
+                "`credential.x.inject` in `/c.toml` has a bad user",
+            ),
+            (
+                whole("basic:a:b", good),
+                "`credential.x.inject` in `/c.toml` has a bad user",
+            ),
+            (
+                whole("header:a b", good),
+                "`credential.x.inject` in `/c.toml` has a bad name",
+            ),
             (
                 "[credential.x]\nkey = { secret = \"x\" }\ninject = \"bearer\"".into(),
                 "`credential.x.hosts` in `/c.toml` is missing",
@@ -187,18 +260,40 @@ mod tests {
                 "[credential.x]\nkey = \"sk-1\"\ninject = \"bearer\"\nhosts = [\"a\"]".into(),
                 "`credential.x.key` in `/c.toml` must say where",
             ),
-            ("[credential.x]\nhots = 1".into(), "`credential.x.hots` in `/c.toml` is not a known key"),
-            ("[credential.\"a b\"]".into(), "`credential.a b` in `/c.toml` is not a name"),
-            ("[egress]\nca = \"here\"".into(), "`egress.ca` in `/c.toml` must be an absolute path"),
-            ("[egress]\ncas = 1".into(), "`egress.cas` in `/c.toml` is not a known key"),
+            (
+                "[credential.x]\nhots = 1".into(),
+                "`credential.x.hots` in `/c.toml` is not a known key",
+            ),
+            (
+                "[credential.\"a b\"]".into(),
+                "`credential.a b` in `/c.toml` is not a name",
+            ),
+            (
+                "[egress]\nca = \"here\"".into(),
+                "`egress.ca` in `/c.toml` must be an absolute path",
+            ),
+            (
+                "[egress]\ncas = 1".into(),
+                "`egress.cas` in `/c.toml` is not a known key",
+            ),
         ];
         for (text, start) in cases {
             let error = read(&text).expect_err(&text);
-            assert!(error.message.starts_with(start) && !error.hint.is_empty(), "{}", error.message);
+            assert!(
+                error.message.starts_with(start) && !error.hint.is_empty(),
+                "{}",
+                error.message
+            );
         }
-        for name in
-            ["Host", "content-length", "transfer-encoding", "TE", "Upgrade", "proxy-authorization", "cookie"]
-        {
+        for name in [
+            "Host",
+            "content-length",
+            "transfer-encoding",
+            "TE",
+            "Upgrade",
+            "proxy-authorization",
+            "cookie",
+        ] {
             let error = read(&whole(&format!("header:{name}"), good)).expect_err(name);
             assert!(error.message.contains("cannot be `"), "{}", error.message);
         }

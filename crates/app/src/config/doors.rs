@@ -58,7 +58,10 @@ pub(crate) struct Doors {
 impl Default for Doors {
     fn default() -> Self {
         let mut doors = Doors {
-            catalogue: Catalogue { providers: provider::known(), ..Catalogue::default() },
+            catalogue: Catalogue {
+                providers: provider::known(),
+                ..Catalogue::default()
+            },
             prices: Prices::default(),
             inference_models: Vec::new(),
             durability: Durability::default(),
@@ -75,13 +78,25 @@ impl Default for Doors {
 impl Doors {
     /// The catalogue with its prices laid over the shipped book.
     pub(crate) fn assembled(&self) -> Catalogue {
-        let unknown = self.prices.unknown.clone().map_or(Unknown::Refuse, Unknown::Ceiling);
+        let unknown = self
+            .prices
+            .unknown
+            .clone()
+            .map_or(Unknown::Refuse, Unknown::Ceiling);
         let prices = Arc::new(PriceBook::with(self.prices.own.clone(), unknown));
-        Catalogue { prices, ..self.catalogue.clone() }
+        Catalogue {
+            prices,
+            ..self.catalogue.clone()
+        }
     }
 
     /// Reads one of [`TABLES`].
-    pub(super) fn read(&mut self, name: &str, table: &Table, path: &Path) -> Result<(), ConfigError> {
+    pub(super) fn read(
+        &mut self,
+        name: &str,
+        table: &Table,
+        path: &Path,
+    ) -> Result<(), ConfigError> {
         match name {
             "provider" => self.catalogue.providers = provider::read(table, path)?,
             "model" => self.catalogue.models = models(table, path)?,
@@ -102,11 +117,19 @@ impl Doors {
         let providers = &self.catalogue.providers;
         for (name, targets) in &self.catalogue.models {
             let full_name = format!("model.{name}");
-            let section = Section { path, name: &full_name };
-            if let Some(target) = targets.iter().find(|target| !providers.contains_key(&target.provider)) {
+            let section = Section {
+                path,
+                name: &full_name,
+            };
+            if let Some(target) = targets
+                .iter()
+                .find(|target| !providers.contains_key(&target.provider))
+            {
                 let names: Vec<_> = providers.keys().map(String::as_str).collect();
-                let what =
-                    format!("names a provider that does not exist: `{}`", target.provider.escape_debug());
+                let what = format!(
+                    "names a provider that does not exist: `{}`",
+                    target.provider.escape_debug()
+                );
                 return Err(section.error(
                     "targets",
                     what,
@@ -121,12 +144,22 @@ impl Doors {
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         let providers: &Providers = &self.catalogue.providers;
         let servers = providers.values().chain(&self.catalogue.inference);
-        let credentials = self.egress.credentials.values().map(|credential| &credential.key);
-        servers.filter_map(|provider| provider.key.as_ref()).chain(credentials)
+        let credentials = self
+            .egress
+            .credentials
+            .values()
+            .map(|credential| &credential.key);
+        servers
+            .filter_map(|provider| provider.key.as_ref())
+            .chain(credentials)
     }
 
     fn serve(&mut self, inference: Inference) {
-        let Inference { server, models, time } = inference;
+        let Inference {
+            server,
+            models,
+            time,
+        } = inference;
         self.catalogue.inference = Some(Arc::new(server));
         self.inference_models = models;
         if let Some(Time(time)) = time {
@@ -136,48 +169,68 @@ impl Doors {
 }
 
 fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<Target>>, ConfigError> {
-    let all = Section { path, name: "model" };
+    let all = Section {
+        path,
+        name: "model",
+    };
     let one = |(name, value): (&String, &Value)| {
         if !is_model_name(name) {
             let hint = "use letters, digits and signs, without spaces and `*`";
             return Err(all.error(name, "is not a name for a model", hint));
         }
         let full_name = all.key(name);
-        let section = Section { path, name: &full_name };
+        let section = Section {
+            path,
+            name: &full_name,
+        };
         let table = all.table(name, value)?;
         if let Some(other) = table.keys().find(|key| *key != "targets") {
             return Err(section.unknown(other, &["targets"]));
         }
         let hint = "write targets = [\"PROVIDER/MODEL\"], in the order in which they are tried";
-        let value = table.get("targets").ok_or_else(|| section.error("targets", "is missing", hint))?;
+        let value = table
+            .get("targets")
+            .ok_or_else(|| section.error("targets", "is missing", hint))?;
         let targets = section.texts("targets", value)?;
         let bad = |what: &str| section.error("targets", what, hint);
         if targets.len() > MOST_TARGETS {
             return Err(bad("has more than 16 models"));
         }
         let target = |text: &str| match text.split_once('/') {
-            Some((provider, model)) if is_model_name(model) => {
-                Ok(Target { provider: provider.to_owned(), model: model.to_owned() })
-            }
+            Some((provider, model)) if is_model_name(model) => Ok(Target {
+                provider: provider.to_owned(),
+                model: model.to_owned(),
+            }),
             _ => Err(bad("has one that is not PROVIDER/MODEL")),
         };
-        Ok((name.clone(), targets.into_iter().map(target).collect::<Result<_, _>>()?))
+        Ok((
+            name.clone(),
+            targets.into_iter().map(target).collect::<Result<_, _>>()?,
+        ))
     };
     table.iter().map(one).collect()
 }
 
 fn is_model_name(name: &str) -> bool {
     (1..=LONGEST_NAME).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"*\"\\".contains(&byte))
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && !b"*\"\\".contains(&byte))
 }
 
 fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), ConfigError> {
-    let section = Section { path, name: "ledger" };
+    let section = Section {
+        path,
+        name: "ledger",
+    };
     let (mut durability, mut keep_for) = (Durability::default(), None);
     for (key, value) in table {
         match key.as_str() {
             "durability" => {
-                let words = [("process", Durability::Process), ("power", Durability::Power)];
+                let words = [
+                    ("process", Durability::Process),
+                    ("power", Durability::Power),
+                ];
                 durability = section.word(key, value, &words)?;
             }
             "keep_for" => keep_for = Some(section.quantity::<Time>(key, value)?.0),
@@ -188,7 +241,10 @@ fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), 
 }
 
 fn bounds(bounds: &mut Bounds, table: &Table, path: &Path) -> Result<(), ConfigError> {
-    let section = Section { path, name: "doors" };
+    let section = Section {
+        path,
+        name: "doors",
+    };
     for (key, value) in table {
         match key.as_str() {
             "body" => bounds.body = section.quantity::<Size>(key, value)?.0,
@@ -197,7 +253,13 @@ fn bounds(bounds: &mut Bounds, table: &Table, path: &Path) -> Result<(), ConfigE
             "connections" => bounds.connections = section.count(key, value)? as usize,
             "concurrent" => bounds.concurrent = section.count(key, value)?,
             other => {
-                let known = ["body", "header_time", "body_time", "connections", "concurrent"];
+                let known = [
+                    "body",
+                    "header_time",
+                    "body_time",
+                    "connections",
+                    "concurrent",
+                ];
                 return Err(section.unknown(other, &known));
             }
         }
@@ -222,17 +284,26 @@ const LARGEST_WEIGHT: u64 = 1000;
 
 /// What tenants may spend, and what else they may have. `*` is each of those that have no table of their own.
 fn tenants(table: &Table, path: &Path) -> Result<(BTreeMap<String, Terms>, Tenants), ConfigError> {
-    let all = Section { path, name: "tenant" };
+    let all = Section {
+        path,
+        name: "tenant",
+    };
     let (mut terms, mut quotas) = (BTreeMap::new(), Tenants::default());
     for (name, value) in table {
         if name != OTHERS && Id::new(name).is_err() {
-            let hint =
-                "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot, or \"*\" for all others";
+            let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot, or \"*\" for all others";
             return Err(all.error(name, "is not a name for a tenant", hint));
         }
         let full_name = all.key(name);
-        let section = Section { path, name: &full_name };
-        let mut own = Terms { level: Level::Tenant, name: name.clone(), ..Terms::default() };
+        let section = Section {
+            path,
+            name: &full_name,
+        };
+        let mut own = Terms {
+            level: Level::Tenant,
+            name: name.clone(),
+            ..Terms::default()
+        };
         let mut quota = Quota::default();
         for (key, value) in all.table(name, value)? {
             tenant_key(&section, key, value, &mut own, &mut quota)?;
@@ -274,12 +345,19 @@ fn tenant_key(
 }
 
 /// A budget, wherever one can be set.
-pub(super) fn budget(section: &Section<'_>, key: &str, value: &Value) -> Result<Budget, ConfigError> {
+pub(super) fn budget(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<Budget, ConfigError> {
     let table = value
         .as_table()
         .ok_or_else(|| section.error(key, "must be a table", "write budget = { run_usd = 2.0 }"))?;
     let full_name = section.key(key);
-    let section = Section { path: section.path, name: &full_name };
+    let section = Section {
+        path: section.path,
+        name: &full_name,
+    };
     let mut budget = Budget::default();
     for (key, value) in table {
         let money = || section.quantity::<Money>(key, value).map(Some);
@@ -290,7 +368,13 @@ pub(super) fn budget(section: &Section<'_>, key: &str, value: &Value) -> Result<
             "requests" => budget.requests = Some(section.number(key, value)?),
             "concurrent" => budget.concurrent = Some(section.count(key, value)?),
             other => {
-                let known = ["run_usd", "call_usd", "run_tokens", "requests", "concurrent"];
+                let known = [
+                    "run_usd",
+                    "call_usd",
+                    "run_tokens",
+                    "requests",
+                    "concurrent",
+                ];
                 return Err(section.unknown(other, &known));
             }
         }

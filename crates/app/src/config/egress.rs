@@ -8,8 +8,8 @@ pub(super) use wider::is_wider;
 use super::{ConfigError, credential, file::Section};
 use doors::egress::Credential;
 use spec::{
-    EgressGrant, EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Ports, RefPattern,
-    Repository, WEB_PORTS, address,
+    EgressGrant, EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Ports,
+    RefPattern, Repository, WEB_PORTS, address,
 };
 use std::{collections::BTreeMap, fmt, str::FromStr};
 use toml::{Table, Value};
@@ -48,21 +48,49 @@ enum Mode {
     Deny,
 }
 
-const MODES: [(&str, Mode); 4] =
-    [("tunnel", Mode::Tunnel), ("inspect", Mode::Inspect), ("git", Mode::Git), ("deny", Mode::Deny)];
+const MODES: [(&str, Mode); 4] = [
+    ("tunnel", Mode::Tunnel),
+    ("inspect", Mode::Inspect),
+    ("git", Mode::Git),
+    ("deny", Mode::Deny),
+];
 
 /// Keys that not every mode has, with those that do.
 const OF_MODES: [(&str, &[Mode], &str); 10] = [
     ("allow", &[Mode::Inspect], "inspect"),
-    ("credential", &[Mode::Inspect], "inspect, and to `repos` of git"),
+    (
+        "credential",
+        &[Mode::Inspect],
+        "inspect, and to `repos` of git",
+    ),
     ("allow_upgrade", &[Mode::Inspect], "inspect"),
     ("repos", &[Mode::Git], "git"),
-    ("allow_plain_http", &[Mode::Inspect, Mode::Git], "inspect and git"),
+    (
+        "allow_plain_http",
+        &[Mode::Inspect, Mode::Git],
+        "inspect and git",
+    ),
     ("allow_hidden_name", &[Mode::Tunnel], "tunnel"),
-    ("allow_private", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
-    ("per_minute", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
-    ("sent", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
-    ("received", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
+    (
+        "allow_private",
+        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        "tunnel, inspect and git",
+    ),
+    (
+        "per_minute",
+        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        "tunnel, inspect and git",
+    ),
+    (
+        "sent",
+        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        "tunnel, inspect and git",
+    ),
+    (
+        "received",
+        &[Mode::Tunnel, Mode::Inspect, Mode::Git],
+        "tunnel, inspect and git",
+    ),
 ];
 
 /// All of `[[profile.NAME.egress]]`.
@@ -72,26 +100,46 @@ pub(super) fn rules(
     key: &str,
     value: &Value,
 ) -> Result<Vec<EgressRule>, ConfigError> {
-    let hint = format!("write [[{}]] with host and mode below it, once for each rule", section.key(key));
-    let list =
-        value.as_array().ok_or_else(|| section.error(key, "must be a list of tables", hint.clone()))?;
+    let hint = format!(
+        "write [[{}]] with host and mode below it, once for each rule",
+        section.key(key)
+    );
+    let list = value
+        .as_array()
+        .ok_or_else(|| section.error(key, "must be a list of tables", hint.clone()))?;
     if list.len() > MOST_RULES {
         return Err(too_many(section, key));
     }
     let one = |(index, value): (usize, &Value)| {
         let name = numbered(&section.key(key), index);
-        let table =
-            value.as_table().ok_or_else(|| section.error(key, "must be a list of tables", hint.clone()))?;
-        let rule = rule(table, &Section { path: section.path, name: &name })?;
-        let name = format!("egress rule {} of profile {profile} ({})", index + 1, rule.host);
+        let table = value
+            .as_table()
+            .ok_or_else(|| section.error(key, "must be a list of tables", hint.clone()))?;
+        let rule = rule(
+            table,
+            &Section {
+                path: section.path,
+                name: &name,
+            },
+        )?;
+        let name = format!(
+            "egress rule {} of profile {profile} ({})",
+            index + 1,
+            rule.host
+        );
         Ok(EgressRule { name, ..rule })
     };
     let rules: Vec<EgressRule> = list.iter().enumerate().map(one).collect::<Result<_, _>>()?;
     match at_odds(&rules) {
         Some(tunnel) => {
-            let what =
-                format!("has a tunnel and a rule that looks inside for the same host and port: {tunnel}");
-            Err(section.error(key, what, "remove one of them: the tunnel would never be used"))
+            let what = format!(
+                "has a tunnel and a rule that looks inside for the same host and port: {tunnel}"
+            );
+            Err(section.error(
+                key,
+                what,
+                "remove one of them: the tunnel would never be used",
+            ))
         }
         None => Ok(rules),
     }
@@ -119,11 +167,18 @@ pub(super) fn added(
         return Err(too_many(section, "egress"));
     }
     // Else every run with the profile would be refused.
-    let grant = EgressGrant { rules, ..EgressGrant::default() };
+    let grant = EgressGrant {
+        rules,
+        ..EgressGrant::default()
+    };
     match grant.ports() {
         Ports::These(ports) if ports.len() > MOST_PORTS + WEB_PORTS.len() => {
             let hint = "name fewer ports, or all of them: ports = \"any\"";
-            Err(section.error("egress", "has rules for more than 30 ports beside 80 and 443", hint))
+            Err(section.error(
+                "egress",
+                "has rules for more than 30 ports beside 80 and 443",
+                hint,
+            ))
         }
         Ports::These(_) | Ports::Any => Ok(Some(grant.rules)),
     }
@@ -137,7 +192,10 @@ fn at_odds(rules: &[EgressRule]) -> Option<&HostPattern> {
             rule.looks_inside() && rule.host == tunnel.host && share_one(&rule.ports, &tunnel.ports)
         })
     };
-    tunnels.into_iter().find(|tunnel| looks(tunnel)).map(|tunnel| &tunnel.host)
+    tunnels
+        .into_iter()
+        .find(|tunnel| looks(tunnel))
+        .map(|tunnel| &tunnel.host)
 }
 
 fn share_one(one: &Ports, other: &Ports) -> bool {
@@ -158,7 +216,11 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
     )?;
     let mode = section.word("mode", &table["mode"], &MODES)?;
     refuse_foreign(table, mode, section)?;
-    let flag = |key: &str| table.get(key).map_or(Ok(false), |value| section.flag(key, value));
+    let flag = |key: &str| {
+        table
+            .get(key)
+            .map_or(Ok(false), |value| section.flag(key, value))
+    };
     let rule = EgressRule {
         name: String::new(),
         host: host(section, "host", &table["host"])?,
@@ -170,7 +232,12 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
         limits: limits_in(table, section)?,
     };
     check_place(&rule, section)?;
-    if let EgressMode::Inspect { credential: Some(_), allow_upgrade: true, .. } = &rule.mode {
+    if let EgressMode::Inspect {
+        credential: Some(_),
+        allow_upgrade: true,
+        ..
+    } = &rule.mode
+    {
         let hint = "remove one of them, or write a rule of its own for the WebSocket's host";
         return Err(section.error(
             "allow_upgrade",
@@ -183,18 +250,31 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
 
 /// A key of another mode would be skipped, and the rule would do something else than it seems to.
 fn refuse_foreign(table: &Table, mode: Mode, section: &Section<'_>) -> Result<(), ConfigError> {
-    let foreign = OF_MODES.iter().find(|(key, modes, _)| table.contains_key(*key) && !modes.contains(&mode));
-    let word = MODES.iter().find(|(_, known)| *known == mode).map_or("", |(word, _)| word);
+    let foreign = OF_MODES
+        .iter()
+        .find(|(key, modes, _)| table.contains_key(*key) && !modes.contains(&mode));
+    let word = MODES
+        .iter()
+        .find(|(_, known)| *known == mode)
+        .map_or("", |(word, _)| word);
     match foreign {
         Some((key, _, belongs)) => {
             let what = format!("does not go with mode = \"{word}\"");
-            Err(section.error(key, what, format!("remove it, or change the mode: it belongs to {belongs}")))
+            Err(section.error(
+                key,
+                what,
+                format!("remove it, or change the mode: it belongs to {belongs}"),
+            ))
         }
         None => Ok(()),
     }
 }
 
-fn egress_mode(table: &Table, mode: Mode, section: &Section<'_>) -> Result<EgressMode, ConfigError> {
+fn egress_mode(
+    table: &Table,
+    mode: Mode,
+    section: &Section<'_>,
+) -> Result<EgressMode, ConfigError> {
     Ok(match mode {
         Mode::Tunnel => EgressMode::Tunnel,
         Mode::Deny => EgressMode::Deny,
@@ -208,19 +288,27 @@ fn egress_mode(table: &Table, mode: Mode, section: &Section<'_>) -> Result<Egres
                 .get("allow_upgrade")
                 .map_or(Ok(false), |value| section.flag("allow_upgrade", value))?,
         },
-        Mode::Git => EgressMode::Git { repositories: repositories(table, section)? },
+        Mode::Git => EgressMode::Git {
+            repositories: repositories(table, section)?,
+        },
     })
 }
 
 fn credential_name(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigError> {
-    table.get("credential").map(|value| section.text("credential", value).map(str::to_owned)).transpose()
+    table
+        .get("credential")
+        .map(|value| section.text("credential", value).map(str::to_owned))
+        .transpose()
 }
 
 fn host(section: &Section<'_>, key: &str, value: &Value) -> Result<HostPattern, ConfigError> {
-    section.text(key, value)?.parse().map_err(|bad: spec::BadHost| {
-        let hint = "write pypi.org, *.pythonhosted.org or *; ports go into `ports`";
-        section.error(key, format_args!("has a bad value: {bad}"), hint)
-    })
+    section
+        .text(key, value)?
+        .parse()
+        .map_err(|bad: spec::BadHost| {
+            let hint = "write pypi.org, *.pythonhosted.org or *; ports go into `ports`";
+            section.error(key, format_args!("has a bad value: {bad}"), hint)
+        })
 }
 
 /// Which hosts something is limited to. An empty list has none.
@@ -229,10 +317,20 @@ pub(super) fn hosts(
     key: &str,
     value: &Value,
 ) -> Result<Vec<HostPattern>, ConfigError> {
-    let bad = || section.error(key, "must be a list of hosts", "such as [\"pypi.org\", \"*.example.com\"]");
+    let bad = || {
+        section.error(
+            key,
+            "must be a list of hosts",
+            "such as [\"pypi.org\", \"*.example.com\"]",
+        )
+    };
     let list = value.as_array().ok_or_else(bad)?;
     match list.len() > MOST_ENTRIES {
-        true => Err(section.error(key, "has more than 256 entries", "use patterns: *.example.com")),
+        true => Err(section.error(
+            key,
+            "has more than 256 entries",
+            "use patterns: *.example.com",
+        )),
         false => list.iter().map(|value| host(section, key, value)).collect(),
     }
 }
@@ -249,12 +347,18 @@ fn list<T: FromStr<Err: fmt::Display>>(
         return Err(section.error(key, "has more than 256 entries", "use patterns"));
     }
     let parse = |text: &str| {
-        text.parse().map_err(|bad: T::Err| section.error(key, format_args!("has a bad value: {bad}"), hint))
+        text.parse()
+            .map_err(|bad: T::Err| section.error(key, format_args!("has a bad value: {bad}"), hint))
     };
     texts.into_iter().map(parse).collect()
 }
 
-fn ports(table: &Table, mode: Mode, plain: bool, section: &Section<'_>) -> Result<Ports, ConfigError> {
+fn ports(
+    table: &Table,
+    mode: Mode,
+    plain: bool,
+    section: &Section<'_>,
+) -> Result<Ports, ConfigError> {
     let Some(value) = table.get("ports") else {
         return Ok(match mode {
             Mode::Deny => Ports::Any,
@@ -266,10 +370,23 @@ fn ports(table: &Table, mode: Mode, plain: bool, section: &Section<'_>) -> Resul
         return Ok(Ports::Any);
     }
     let hint = "write ports = [443, 8443], 30 at most, or \"any\"";
-    let bad = || section.error("ports", "must be a list of ports from 1 to 65535, or \"any\"", hint);
-    let list = value.as_array().filter(|list| (1..=MOST_PORTS).contains(&list.len())).ok_or_else(bad)?;
+    let bad = || {
+        section.error(
+            "ports",
+            "must be a list of ports from 1 to 65535, or \"any\"",
+            hint,
+        )
+    };
+    let list = value
+        .as_array()
+        .filter(|list| (1..=MOST_PORTS).contains(&list.len()))
+        .ok_or_else(bad)?;
     let port = |value: &Value| {
-        value.as_integer().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0).ok_or_else(bad)
+        value
+            .as_integer()
+            .and_then(|port| u16::try_from(port).ok())
+            .filter(|port| *port > 0)
+            .ok_or_else(bad)
     };
     let mut ports: Vec<u16> = list.iter().map(port).collect::<Result<_, _>>()?;
     ports.sort_unstable();
@@ -282,11 +399,20 @@ fn ports(table: &Table, mode: Mode, plain: bool, section: &Section<'_>) -> Resul
 }
 
 /// `egress_limits`, and the same three keys of a rule.
-pub(super) fn limits(section: &Section<'_>, key: &str, value: &Value) -> Result<EgressLimits, ConfigError> {
+pub(super) fn limits(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<EgressLimits, ConfigError> {
     let hint = format!("write {key} = {{ per_minute = 60, sent = \"10M\" }}");
-    let table = value.as_table().ok_or_else(|| section.error(key, "must be a table", hint))?;
+    let table = value
+        .as_table()
+        .ok_or_else(|| section.error(key, "must be a table", hint))?;
     let name = section.key(key);
-    let inner = Section { path: section.path, name: &name };
+    let inner = Section {
+        path: section.path,
+        name: &name,
+    };
     match table.keys().find(|key| !LIMIT_KEYS.contains(&key.as_str())) {
         Some(other) => Err(inner.unknown(other, &LIMIT_KEYS)),
         None => limits_in(table, &inner),
@@ -294,9 +420,17 @@ pub(super) fn limits(section: &Section<'_>, key: &str, value: &Value) -> Result<
 }
 
 fn limits_in(table: &Table, section: &Section<'_>) -> Result<EgressLimits, ConfigError> {
-    let size = |key: &str| table.get(key).map(|value| section.quantity(key, value)).transpose();
+    let size = |key: &str| {
+        table
+            .get(key)
+            .map(|value| section.quantity(key, value))
+            .transpose()
+    };
     Ok(EgressLimits {
-        per_minute: table.get("per_minute").map(|value| section.count("per_minute", value)).transpose()?,
+        per_minute: table
+            .get("per_minute")
+            .map(|value| section.count("per_minute", value))
+            .transpose()?,
         sent: size("sent")?,
         received: size("received")?,
     })
@@ -305,11 +439,22 @@ fn limits_in(table: &Table, section: &Section<'_>) -> Result<EgressLimits, Confi
 fn repositories(table: &Table, section: &Section<'_>) -> Result<Vec<Repository>, ConfigError> {
     let hint = "write repos = [{ repo = \"acme/app\", push = [\"refs/heads/agent/*\"] }]";
     let bad = || section.error("repos", "must be a list of tables, and not empty", hint);
-    let value = table.get("repos").ok_or_else(|| section.error("repos", "is missing", hint))?;
-    let list = value.as_array().filter(|list| (1..=MOST_ENTRIES).contains(&list.len())).ok_or_else(bad)?;
+    let value = table
+        .get("repos")
+        .ok_or_else(|| section.error("repos", "is missing", hint))?;
+    let list = value
+        .as_array()
+        .filter(|list| (1..=MOST_ENTRIES).contains(&list.len()))
+        .ok_or_else(bad)?;
     let one = |(index, value): (usize, &Value)| {
         let name = numbered(&section.key("repos"), index);
-        repository(value.as_table().ok_or_else(bad)?, &Section { path: section.path, name: &name })
+        repository(
+            value.as_table().ok_or_else(bad)?,
+            &Section {
+                path: section.path,
+                name: &name,
+            },
+        )
     };
     list.iter().enumerate().map(one).collect()
 }
@@ -324,22 +469,47 @@ fn repository(table: &Table, section: &Section<'_>) -> Result<Repository, Config
     if !is_repository(path) {
         return Err(section.error("repo", "is no path of a repository", hint));
     }
-    let flag = |key: &str, otherwise| table.get(key).map_or(Ok(otherwise), |value| section.flag(key, value));
+    let flag = |key: &str, otherwise| {
+        table
+            .get(key)
+            .map_or(Ok(otherwise), |value| section.flag(key, value))
+    };
     let push: Vec<RefPattern> = match table.get("push") {
         Some(value) => list(section, "push", value, "such as \"refs/heads/agent/*\"")?,
         None => Vec::new(),
     };
-    let (fetch, update, delete) = (flag("fetch", true)?, flag("update", true)?, flag("delete", false)?);
+    let (fetch, update, delete) = (
+        flag("fetch", true)?,
+        flag("update", true)?,
+        flag("delete", false)?,
+    );
     if push.is_empty()
-        && let Some(key) = ["update", "delete"].into_iter().find(|key| table.contains_key(*key))
+        && let Some(key) = ["update", "delete"]
+            .into_iter()
+            .find(|key| table.contains_key(*key))
     {
-        return Err(section.error(key, "means nothing without `push`", "name the refs that may be written"));
+        return Err(section.error(
+            key,
+            "means nothing without `push`",
+            "name the refs that may be written",
+        ));
     }
     if push.is_empty() && !fetch {
-        return Err(section.error("fetch", "is false, and nothing may be pushed", "remove the repository"));
+        return Err(section.error(
+            "fetch",
+            "is false, and nothing may be pushed",
+            "remove the repository",
+        ));
     }
     let credential = credential_name(table, section)?;
-    Ok(Repository { path: path.to_owned(), fetch, push, update, delete, credential })
+    Ok(Repository {
+        path: path.to_owned(),
+        fetch,
+        push,
+        update,
+        delete,
+        credential,
+    })
 }
 
 fn is_repository(path: &str) -> bool {
@@ -352,7 +522,9 @@ fn is_repository(path: &str) -> bool {
 
 /// A host that this rule could never reach.
 fn check_place(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigError> {
-    let HostPattern::Exactly(host) = &rule.host else { return Ok(()) };
+    let HostPattern::Exactly(host) = &rule.host else {
+        return Ok(());
+    };
     if rule.mode == EgressMode::Deny {
         return Ok(());
     }
@@ -368,9 +540,11 @@ fn check_place(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigErr
         ));
     }
     match private && !rule.allow_private {
-        true => {
-            Err(section.error("host", "is a private address", "say allow_private = true if that is meant"))
-        }
+        true => Err(section.error(
+            "host",
+            "is a private address",
+            "say allow_private = true if that is meant",
+        )),
         false => Ok(()),
     }
 }
@@ -385,7 +559,10 @@ pub(super) fn check(
     let all = format!("profile.{profile}.egress");
     for (index, rule) in rules.iter().enumerate() {
         let name = numbered(&all, index);
-        let section = Section { path: section.path, name: &name };
+        let section = Section {
+            path: section.path,
+            name: &name,
+        };
         for named in rule.credentials() {
             credential::check(named, rule, credentials, &section)?;
         }

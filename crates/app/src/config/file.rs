@@ -46,15 +46,24 @@ pub(super) const LIMITS: [&str; 13] = [
 pub(super) fn read(path: &Path, links: Links) -> Result<Option<String>, ConfigError> {
     let unreadable = |error: &dyn fmt::Display| {
         let message = format!("cannot read `{}`: {error}", path.display());
-        ConfigError::new(message, "make it a plain text file of at most 1 MiB that you may read")
+        ConfigError::new(
+            message,
+            "make it a plain text file of at most 1 MiB that you may read",
+        )
     };
-    let refuse_links = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
+    let refuse_links = if links == Links::Refuse {
+        OFlags::NOFOLLOW
+    } else {
+        OFlags::empty()
+    };
     // Not to be held up by a FIFO, nor to gain a terminal.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | refuse_links;
     let descriptor = match open(path, flags, Mode::empty()) {
         Ok(descriptor) => descriptor,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
-        Err(Errno::LOOP) if links == Links::Refuse => return Err(unreadable(&"it is a symbolic link")),
+        Err(Errno::LOOP) if links == Links::Refuse => {
+            return Err(unreadable(&"it is a symbolic link"));
+        }
         Err(error) => return Err(unreadable(&io::Error::from(error))),
     };
     let found = fstat(&descriptor).map_err(|error| unreadable(&io::Error::from(error)))?;
@@ -62,11 +71,15 @@ pub(super) fn read(path: &Path, links: Links) -> Result<Option<String>, ConfigEr
         return Err(unreadable(&"it is not a regular file"));
     }
     let mut text = String::new();
-    let read = File::from(descriptor).take(LARGEST + 1).read_to_string(&mut text);
+    let read = File::from(descriptor)
+        .take(LARGEST + 1)
+        .read_to_string(&mut text);
     match read {
         Ok(size) if size as u64 > LARGEST => Err(unreadable(&"it is larger than 1 MiB")),
         Ok(_) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(unreadable(&"it is not UTF-8")),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(unreadable(&"it is not UTF-8"))
+        }
         Err(error) => Err(unreadable(&error)),
     }
 }
@@ -74,9 +87,17 @@ pub(super) fn read(path: &Path, links: Links) -> Result<Option<String>, ConfigEr
 /// The text as TOML.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Table, ConfigError> {
     text.parse::<Table>().map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        let before = error
+            .span()
+            .and_then(|span| text.get(..span.start))
+            .unwrap_or_default();
         let line = before.matches('\n').count() + 1;
-        let what = error.message().lines().next().unwrap_or_default().to_owned();
+        let what = error
+            .message()
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .to_owned();
         ConfigError::new(
             format!("`{}` line {line} is not TOML: {what}", path.display()),
             "docs/configuration.md shows every key",
@@ -102,8 +123,16 @@ impl Section<'_> {
     }
 
     /// An error about one key.
-    pub(super) fn error(&self, key: &str, what: impl fmt::Display, hint: impl Into<String>) -> ConfigError {
-        ConfigError::new(format!("`{}` in `{}` {what}", self.key(key), self.path.display()), hint)
+    pub(super) fn error(
+        &self,
+        key: &str,
+        what: impl fmt::Display,
+        hint: impl Into<String>,
+    ) -> ConfigError {
+        ConfigError::new(
+            format!("`{}` in `{}` {what}", self.key(key), self.path.display()),
+            hint,
+        )
     }
 
     /// A key that nobody knows, with the nearest one that somebody does.
@@ -116,7 +145,12 @@ impl Section<'_> {
     }
 
     /// Keys without which the others mean nothing.
-    pub(super) fn needs(&self, table: &Table, keys: &[&str], hint: &str) -> Result<(), ConfigError> {
+    pub(super) fn needs(
+        &self,
+        table: &Table,
+        keys: &[&str],
+        hint: &str,
+    ) -> Result<(), ConfigError> {
         match keys.iter().find(|key| !table.contains_key(**key)) {
             Some(missing) => Err(self.error(missing, "is missing", hint)),
             None => Ok(()),
@@ -126,24 +160,45 @@ impl Section<'_> {
     /// A value as a table.
     pub(super) fn table<'v>(&self, key: &str, value: &'v Value) -> Result<&'v Table, ConfigError> {
         let hint = format!("write [{}] and the keys below it", self.key(key));
-        value.as_table().ok_or_else(|| self.error(key, "must be a table", hint))
+        value
+            .as_table()
+            .ok_or_else(|| self.error(key, "must be a table", hint))
     }
 
     /// A value as text.
     pub(super) fn text<'v>(&self, key: &str, value: &'v Value) -> Result<&'v str, ConfigError> {
-        value.as_str().ok_or_else(|| self.error(key, "must be text", "put it in double quotes"))
+        value
+            .as_str()
+            .ok_or_else(|| self.error(key, "must be text", "put it in double quotes"))
     }
 
     /// A value as yes or no.
     pub(super) fn flag(&self, key: &str, value: &Value) -> Result<bool, ConfigError> {
-        value.as_bool().ok_or_else(|| self.error(key, "must be true or false", "write it without quotes"))
+        value
+            .as_bool()
+            .ok_or_else(|| self.error(key, "must be true or false", "write it without quotes"))
     }
 
     /// A value as a list of texts; an empty one says nothing.
-    pub(super) fn texts<'v>(&self, key: &str, value: &'v Value) -> Result<Vec<&'v str>, ConfigError> {
-        let bad = || self.error(key, "must be a list of texts, and not empty", "such as [\"one\", \"two\"]");
-        let list = value.as_array().filter(|list| !list.is_empty()).ok_or_else(bad)?;
-        list.iter().map(|one| one.as_str().ok_or_else(bad)).collect()
+    pub(super) fn texts<'v>(
+        &self,
+        key: &str,
+        value: &'v Value,
+    ) -> Result<Vec<&'v str>, ConfigError> {
+        let bad = || {
+            self.error(
+                key,
+                "must be a list of texts, and not empty",
+                "such as [\"one\", \"two\"]",
+            )
+        };
+        let list = value
+            .as_array()
+            .filter(|list| !list.is_empty())
+            .ok_or_else(bad)?;
+        list.iter()
+            .map(|one| one.as_str().ok_or_else(bad))
+            .collect()
     }
 
     /// A value that is one of a few words.
@@ -154,10 +209,21 @@ impl Section<'_> {
         words: &[(&str, T)],
     ) -> Result<T, ConfigError> {
         let text = self.text(key, value)?;
-        words.iter().find(|(word, _)| *word == text).map(|(_, means)| *means).ok_or_else(|| {
-            let known: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
-            self.error(key, "is not a known word", format!("write {}", known.join(" or ")))
-        })
+        words
+            .iter()
+            .find(|(word, _)| *word == text)
+            .map(|(_, means)| *means)
+            .ok_or_else(|| {
+                let known: Vec<_> = words
+                    .iter()
+                    .map(|(word, _)| format!("\"{word}\""))
+                    .collect();
+                self.error(
+                    key,
+                    "is not a known word",
+                    format!("write {}", known.join(" or ")),
+                )
+            })
     }
 
     /// A value as a path that does not hang on where we are.
@@ -171,9 +237,16 @@ impl Section<'_> {
 
     /// A value as a number of any size.
     pub(super) fn number(&self, key: &str, value: &Value) -> Result<u64, ConfigError> {
-        let number = value.as_integer().and_then(|number| u64::try_from(number).ok());
-        number
-            .ok_or_else(|| self.error(key, "must be a whole number of at least 0", "write it without quotes"))
+        let number = value
+            .as_integer()
+            .and_then(|number| u64::try_from(number).ok());
+        number.ok_or_else(|| {
+            self.error(
+                key,
+                "must be a whole number of at least 0",
+                "write it without quotes",
+            )
+        })
     }
 
     /// A value as a network mode.
@@ -189,7 +262,12 @@ impl Section<'_> {
     }
 
     /// Sets a limit by its name. The name must be one of [`LIMITS`].
-    pub(super) fn limit(&self, limits: &mut Maximum, key: &str, value: &Value) -> Result<(), ConfigError> {
+    pub(super) fn limit(
+        &self,
+        limits: &mut Maximum,
+        key: &str,
+        value: &Value,
+    ) -> Result<(), ConfigError> {
         match key {
             "memory" => limits.memory = Some(self.quantity(key, value)?),
             "cpu_time" => limits.cpu_time = Some(self.quantity(key, value)?),
@@ -210,10 +288,17 @@ impl Section<'_> {
     }
 
     pub(super) fn count(&self, key: &str, value: &Value) -> Result<u32, ConfigError> {
-        let count =
-            value.as_integer().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0);
-        count
-            .ok_or_else(|| self.error(key, "must be a whole number of at least 1", "write it without quotes"))
+        let count = value
+            .as_integer()
+            .and_then(|number| u32::try_from(number).ok())
+            .filter(|number| *number > 0);
+        count.ok_or_else(|| {
+            self.error(
+                key,
+                "must be a whole number of at least 1",
+                "write it without quotes",
+            )
+        })
     }
 
     /// A quantity as people write it: `"2G"`, `"1h"`, or a bare number.
@@ -227,11 +312,19 @@ impl Section<'_> {
             Value::Integer(number) => number.to_string(),
             Value::Float(number) => number.to_string(),
             Value::Boolean(_) | Value::Datetime(_) | Value::Array(_) | Value::Table(_) => {
-                return Err(self.error(key, "must be text or a number", "such as \"2G\", \"30s\" or 1.5"));
+                return Err(self.error(
+                    key,
+                    "must be text or a number",
+                    "such as \"2G\", \"30s\" or 1.5",
+                ));
             }
         };
         text.parse().map_err(|error: T::Err| {
-            self.error(key, format_args!("has a bad value: {error}"), "write it as on the command line")
+            self.error(
+                key,
+                format_args!("has a bad value: {error}"),
+                "write it as on the command line",
+            )
         })
     }
 }
@@ -252,8 +345,14 @@ mod tests {
         std::os::unix::fs::symlink(at("plain"), at("link")).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
         let why = |name: &str, links| read(&at(name), links).unwrap_err().message;
-        assert_eq!(read(&at("plain"), Links::Refuse).unwrap().as_deref(), Some("pids = 1\n"));
-        assert_eq!(read(&at("link"), Links::Follow).unwrap().as_deref(), Some("pids = 1\n"));
+        assert_eq!(
+            read(&at("plain"), Links::Refuse).unwrap().as_deref(),
+            Some("pids = 1\n")
+        );
+        assert_eq!(
+            read(&at("link"), Links::Follow).unwrap().as_deref(),
+            Some("pids = 1\n")
+        );
         assert_eq!(read(&at("absent"), Links::Refuse), Ok(None));
         assert!(why("link", Links::Refuse).ends_with("it is a symbolic link"));
         assert!(why("large", Links::Follow).ends_with("it is larger than 1 MiB"));
@@ -266,7 +365,11 @@ mod tests {
     #[test]
     fn broken_text_is_told_with_its_line() {
         let error = parse("a = 1\nb = = 2\n", Path::new("/c.toml")).unwrap_err();
-        assert!(error.message.starts_with("`/c.toml` line 2 is not TOML: "), "{}", error.message);
+        assert!(
+            error.message.starts_with("`/c.toml` line 2 is not TOML: "),
+            "{}",
+            error.message
+        );
         assert!(!error.message.contains('\n'));
     }
 }

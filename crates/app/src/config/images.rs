@@ -28,7 +28,11 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<ImagePolicy, ConfigErro
 }
 
 /// What a local file says on top.
-pub(super) fn narrow(policy: &mut ImagePolicy, table: &Table, path: &Path) -> Result<(), ConfigError> {
+pub(super) fn narrow(
+    policy: &mut ImagePolicy,
+    table: &Table,
+    path: &Path,
+) -> Result<(), ConfigError> {
     let section = Section { path, name: NAME };
     for (key, value) in table {
         match key.as_str() {
@@ -39,7 +43,9 @@ pub(super) fn narrow(policy: &mut ImagePolicy, table: &Table, path: &Path) -> Re
                 }
                 (_, rule) => policy.rule = rule,
             },
-            word if KEYS.contains(&word) => return Err(section.error(word, "cannot be set here", NARROW)),
+            word if KEYS.contains(&word) => {
+                return Err(section.error(word, "cannot be set here", NARROW));
+            }
             other => return Err(section.unknown(other, &KEYS[..1])),
         }
     }
@@ -50,7 +56,11 @@ fn rule(section: &Section<'_>, key: &str, value: &Value) -> Result<ImageRule, Co
     match section.text(key, value)? {
         "open" => Ok(ImageRule::Open),
         "allowed" => Ok(ImageRule::Allowed),
-        _ => Err(section.error(key, "is neither `open` nor `allowed`", "write \"open\" or \"allowed\"")),
+        _ => Err(section.error(
+            key,
+            "is neither `open` nor `allowed`",
+            "write \"open\" or \"allowed\"",
+        )),
     }
 }
 
@@ -80,7 +90,9 @@ fn users(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>,
     };
     let user = |one: &Value| match one {
         Value::String(name) if fits(name) => Ok(name.clone()),
-        Value::Integer(number) => u32::try_from(*number).map(|number| number.to_string()).map_err(|_| bad()),
+        Value::Integer(number) => u32::try_from(*number)
+            .map(|number| number.to_string())
+            .map_err(|_| bad()),
         _ => Err(bad()),
     };
     value.as_array().ok_or_else(bad)?.iter().map(user).collect()
@@ -89,11 +101,15 @@ fn users(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>,
 /// As names of images have them, so that one list entry means one registry.
 fn registries(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
     let bad = || {
-        let hint = "write HOST or HOST:PORT: registries = [\"docker.io\", \"registry.example:5000\"]";
+        let hint =
+            "write HOST or HOST:PORT: registries = [\"docker.io\", \"registry.example:5000\"]";
         section.error(key, "must be a list of registries", hint)
     };
     let registry = |one: &Value| {
-        let host = one.as_str().filter(|host| !host.contains(['/', '@'])).ok_or_else(bad)?;
+        let host = one
+            .as_str()
+            .filter(|host| !host.contains(['/', '@']))
+            .ok_or_else(bad)?;
         let name: ImageRef = format!("{host}/name").parse().map_err(|_| bad())?;
         // A word that is no host would be the first part of a path.
         match name.repository() == "name" || name.repository() == "library/name" {
@@ -101,7 +117,12 @@ fn registries(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Str
             false => Err(bad()),
         }
     };
-    value.as_array().ok_or_else(bad)?.iter().map(registry).collect()
+    value
+        .as_array()
+        .ok_or_else(bad)?
+        .iter()
+        .map(registry)
+        .collect()
 }
 
 #[cfg(test)]
@@ -114,7 +135,11 @@ mod tests {
 
     fn narrowed(policy: &ImagePolicy, text: &str) -> Result<ImagePolicy, ConfigError> {
         let mut policy = policy.clone();
-        narrow(&mut policy, &text.parse().unwrap(), Path::new("/p/airlock.toml"))?;
+        narrow(
+            &mut policy,
+            &text.parse().unwrap(),
+            Path::new("/p/airlock.toml"),
+        )?;
         Ok(policy)
     }
 
@@ -140,13 +165,21 @@ mod tests {
     #[test]
     fn mistakes_name_the_key_the_file_and_the_remedy() {
         let cases = [
-            ("polcy = \"open\"", "`images.polcy` in `/c.toml` is not a known key", "did you mean `policy`?"),
+            (
+                "polcy = \"open\"",
+                "`images.polcy` in `/c.toml` is not a known key",
+                "did you mean `policy`?",
+            ),
             (
                 "require_marks = \"never\"",
                 "`images.require_marks` in `/c.toml` is not a known key",
                 "did you mean `require_mark`?",
             ),
-            ("policy = true", "`images.policy` in `/c.toml` must be text", "put it in double quotes"),
+            (
+                "policy = true",
+                "`images.policy` in `/c.toml` must be text",
+                "put it in double quotes",
+            ),
             (
                 "policy = \"Allowed\"",
                 "`images.policy` in `/c.toml` is neither `open` nor `allowed`",
@@ -157,9 +190,21 @@ mod tests {
                 "`images.require_mark` in `/c.toml` is neither `sessions`",
                 "write \"sessions\"",
             ),
-            ("may_add = \"alice\"", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
-            ("may_add = [\"\"]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
-            ("may_add = [-1]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
+            (
+                "may_add = \"alice\"",
+                "`images.may_add` in `/c.toml` must be a list of users",
+                "name them",
+            ),
+            (
+                "may_add = [\"\"]",
+                "`images.may_add` in `/c.toml` must be a list of users",
+                "name them",
+            ),
+            (
+                "may_add = [-1]",
+                "`images.may_add` in `/c.toml` must be a list of users",
+                "name them",
+            ),
             (
                 "registries = [\"docker\"]",
                 "`images.registries` in `/c.toml` must be a list of registries",
@@ -170,8 +215,16 @@ mod tests {
                 "`images.registries` in `/c.toml` must be a list",
                 "write HOST",
             ),
-            ("registries = \"docker.io\"", "`images.registries` in `/c.toml` must be a list", "write HOST"),
-            ("may_add = [\"a\\nb\"]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
+            (
+                "registries = \"docker.io\"",
+                "`images.registries` in `/c.toml` must be a list",
+                "write HOST",
+            ),
+            (
+                "may_add = [\"a\\nb\"]",
+                "`images.may_add` in `/c.toml` must be a list of users",
+                "name them",
+            ),
         ];
         for (text, message, hint) in cases {
             let error = operators(text).expect_err(text);
@@ -182,29 +235,57 @@ mod tests {
 
     #[test]
     fn with_a_list_of_registries_no_other_is_pulled_from() {
-        let may = |text: &str, name: &str| operators(text).unwrap().may_pull(&name.parse().unwrap());
+        let may =
+            |text: &str, name: &str| operators(text).unwrap().may_pull(&name.parse().unwrap());
         assert!(may("", "anywhere.example/x") && may("", "debian"));
         let list = "registries = [\"index.docker.io\", \"127.0.0.1:5000\"]";
         assert!(may(list, "debian") && may(list, "docker.io/a/b") && may(list, "127.0.0.1:5000/x"));
         for other in ["127.0.0.1:5001/x", "quay.io/x", "registry-1.docker.io/x"] {
             assert!(!may(list, other), "{other}");
         }
-        assert!(!may("registries = []", "debian"), "none is not the same as unsaid");
+        assert!(
+            !may("registries = []", "debian"),
+            "none is not the same as unsaid"
+        );
     }
 
     #[test]
     fn a_local_file_switches_the_list_on_and_nothing_else() {
-        let (open, on) =
-            (ImagePolicy::default(), ImagePolicy { rule: ImageRule::Allowed, ..ImagePolicy::default() });
+        let (open, on) = (
+            ImagePolicy::default(),
+            ImagePolicy {
+                rule: ImageRule::Allowed,
+                ..ImagePolicy::default()
+            },
+        );
         assert_eq!(narrowed(&open, "policy = \"allowed\""), Ok(on.clone()));
-        assert_eq!(narrowed(&open, "policy = \"open\""), Ok(open.clone()), "equal values do not widen");
+        assert_eq!(
+            narrowed(&open, "policy = \"open\""),
+            Ok(open.clone()),
+            "equal values do not widen"
+        );
         let widened = narrowed(&on, "policy = \"open\"").unwrap_err().message;
-        assert!(widened.starts_with("`images.policy` in `/p/airlock.toml` would widen"), "{widened}");
+        assert!(
+            widened.starts_with("`images.policy` in `/p/airlock.toml` would widen"),
+            "{widened}"
+        );
         for (text, message) in [
-            ("require_mark = \"never\"", "`images.require_mark` in `/p/airlock.toml` cannot be set here"),
-            ("may_add = [\"mallory\"]", "`images.may_add` in `/p/airlock.toml` cannot be set here"),
-            ("registries = []", "`images.registries` in `/p/airlock.toml` cannot be set here"),
-            ("polic = \"allowed\"", "`images.polic` in `/p/airlock.toml` is not a known key"),
+            (
+                "require_mark = \"never\"",
+                "`images.require_mark` in `/p/airlock.toml` cannot be set here",
+            ),
+            (
+                "may_add = [\"mallory\"]",
+                "`images.may_add` in `/p/airlock.toml` cannot be set here",
+            ),
+            (
+                "registries = []",
+                "`images.registries` in `/p/airlock.toml` cannot be set here",
+            ),
+            (
+                "polic = \"allowed\"",
+                "`images.polic` in `/p/airlock.toml` is not a known key",
+            ),
         ] {
             assert_eq!(narrowed(&open, text).unwrap_err().message, message);
         }

@@ -5,7 +5,13 @@ use spec::{JobBounds, Time};
 use std::path::Path;
 use toml::Table;
 
-const KEYS: [&str; 5] = ["slots", "queued", "queued_per_tenant", "keep_jobs", "keep_for"];
+const KEYS: [&str; 5] = [
+    "slots",
+    "queued",
+    "queued_per_tenant",
+    "keep_jobs",
+    "keep_for",
+];
 
 /// Reads the table.
 pub(super) fn read(table: &Table, path: &Path) -> Result<JobBounds, ConfigError> {
@@ -34,15 +40,27 @@ mod tests {
 
     #[test]
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
-        let said = read("slots = 1\nqueued = 2\nqueued_per_tenant = 3\nkeep_jobs = 4\nkeep_for = \"5s\"");
+        let said =
+            read("slots = 1\nqueued = 2\nqueued_per_tenant = 3\nkeep_jobs = 4\nkeep_for = \"5s\"");
         let keep_for = std::time::Duration::from_secs(5);
         assert_eq!(
             said,
-            Ok(JobBounds { slots: Some(1), queued: 2, queued_per_tenant: 3, keep_jobs: 4, keep_for })
+            Ok(JobBounds {
+                slots: Some(1),
+                queued: 2,
+                queued_per_tenant: 3,
+                keep_jobs: 4,
+                keep_for
+            })
         );
         assert_eq!(read(""), Ok(JobBounds::default()));
         assert_eq!(read("slot = 1").unwrap_err().hint, "did you mean `slots`?");
-        assert!(read("slots = 0").unwrap_err().message.contains("`jobs.slots`"));
+        assert!(
+            read("slots = 0")
+                .unwrap_err()
+                .message
+                .contains("`jobs.slots`")
+        );
         assert!(read("keep_for = \"7d\"").is_err());
     }
 }

@@ -6,13 +6,23 @@ use super::{
     file::{LIMITS, Section},
     images, provider,
 };
-use spec::{Budget, ExtraMounts, HostPattern, Limits, Maximum, ModelPattern, Network, Policy, Profile};
+use spec::{
+    Budget, ExtraMounts, HostPattern, Limits, Maximum, ModelPattern, Network, Policy, Profile,
+};
 use std::path::Path;
 use toml::Table;
 
 /// Words that only the operator may say.
-const OPERATORS_OWN: [&str; 6] = ["maximum", "env", "secrets", "vault", "default_profile", "base"];
-pub(super) const NARROW: &str = "a local airlock.toml can only narrow; put this into the configuration file";
+const OPERATORS_OWN: [&str; 6] = [
+    "maximum",
+    "env",
+    "secrets",
+    "vault",
+    "default_profile",
+    "base",
+];
+pub(super) const NARROW: &str =
+    "a local airlock.toml can only narrow; put this into the configuration file";
 
 /// What a local file says of a profile.
 #[derive(Debug, Default)]
@@ -60,25 +70,45 @@ pub(super) fn narrow(
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "network", "images", "allow_models", "budget", "allow_hosts"]
-        .into_iter()
-        .chain(LIMITS)
-        .collect()
+    [
+        "profile",
+        "network",
+        "images",
+        "allow_models",
+        "budget",
+        "allow_hosts",
+    ]
+    .into_iter()
+    .chain(LIMITS)
+    .collect()
 }
 
 /// Makes another profile the default, if it is no wider in anything.
 fn choose(policy: &mut Policy, choice: &str, section: &Section<'_>) -> Result<(), ConfigError> {
     let Some(chosen) = policy.profile(choice) else {
         let names: Vec<_> = policy.profiles.keys().map(String::as_str).collect();
-        let what = format!("names a profile that does not exist: `{}`", choice.escape_debug());
-        return Err(section.error("profile", what, format!("the profiles are {}", names.join(", "))));
+        let what = format!(
+            "names a profile that does not exist: `{}`",
+            choice.escape_debug()
+        );
+        return Err(section.error(
+            "profile",
+            what,
+            format!("the profiles are {}", names.join(", ")),
+        ));
     };
     let default = policy.profile(&policy.default_profile);
     match default.map_or(Some("profile"), |default| wider(chosen, default)) {
         Some(value) => {
-            let what =
-                format!("chooses `{choice}`, which is wider than `{}` in {value}", policy.default_profile);
-            Err(section.error("profile", what, format!("say it yourself: --profile {choice}")))
+            let what = format!(
+                "chooses `{choice}`, which is wider than `{}` in {value}",
+                policy.default_profile
+            );
+            Err(section.error(
+                "profile",
+                what,
+                format!("say it yourself: --profile {choice}"),
+            ))
         }
         None => {
             policy.default_profile = choice.to_owned();
@@ -92,7 +122,11 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
     if rank(profile.network) > rank(than.network) {
         return Some("network");
     }
-    if profile.env_inherit.iter().any(|name| !than.env_inherit.contains(name)) {
+    if profile
+        .env_inherit
+        .iter()
+        .any(|name| !than.env_inherit.contains(name))
+    {
         return Some("env.inherit");
     }
     if profile.extra_mounts != ExtraMounts::None && than.extra_mounts == ExtraMounts::None {
@@ -115,23 +149,44 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
     }
     let unlimited = |is: bool, was: bool, name| (is && !was).then_some(name);
     let (limits, most) = (&profile.limits, &than.limits);
-    unlimited(limits.cpu_time.is_none(), most.cpu_time.is_none(), "cpu_time")
-        .or_else(|| unlimited(limits.cpus.is_none(), most.cpus.is_none(), "cpus"))
-        .or_else(|| unlimited(limits.stack.is_none(), most.stack.is_none(), "stack"))
-        .or_else(|| everything(most).exceeded_by(&everything(limits)).map(|(name, _, _)| name))
+    unlimited(
+        limits.cpu_time.is_none(),
+        most.cpu_time.is_none(),
+        "cpu_time",
+    )
+    .or_else(|| unlimited(limits.cpus.is_none(), most.cpus.is_none(), "cpus"))
+    .or_else(|| unlimited(limits.stack.is_none(), most.stack.is_none(), "stack"))
+    .or_else(|| {
+        everything(most)
+            .exceeded_by(&everything(limits))
+            .map(|(name, _, _)| name)
+    })
 }
 
 /// Whether patterns can let through only what others do, as far as can be told without trying every name.
 fn are_among(models: &[ModelPattern], others: &[ModelPattern]) -> bool {
     let is_among = |model: &ModelPattern| {
         let name = !model.as_str().contains('*');
-        others.iter().any(|other| other == model || name && other.matches(model.as_str()))
+        others
+            .iter()
+            .any(|other| other == model || name && other.matches(model.as_str()))
     };
     others.is_empty() || !models.is_empty() && models.iter().all(is_among)
 }
 
-fn apply(profile: &mut Profile, name: &str, said: Said, section: &Section<'_>) -> Result<(), ConfigError> {
-    let Said { limits, network: asked, models, budget, hosts } = said;
+fn apply(
+    profile: &mut Profile,
+    name: &str,
+    said: Said,
+    section: &Section<'_>,
+) -> Result<(), ConfigError> {
+    let Said {
+        limits,
+        network: asked,
+        models,
+        budget,
+        hosts,
+    } = said;
     if let Some((key, asked, most)) = everything(&profile.limits).exceeded_by(&limits) {
         let what = format!("would widen: {asked} is over the {most} of profile `{name}`");
         return Err(section.error(key, what, NARROW));
@@ -139,7 +194,9 @@ fn apply(profile: &mut Profile, name: &str, said: Said, section: &Section<'_>) -
     if let Some(asked) = asked {
         if rank(asked) > rank(profile.network) {
             let (wide, strict) = (asked.name(), profile.network.name());
-            let what = format!("would widen: `{wide}` allows more than the `{strict}` of profile `{name}`");
+            let what = format!(
+                "would widen: `{wide}` allows more than the `{strict}` of profile `{name}`"
+            );
             return Err(section.error("network", what, NARROW));
         }
         // Its rules stay: whoever opens a door again, in spite of this, must find what is denied there.
@@ -202,7 +259,12 @@ mod tests {
 
     fn narrowed(policy: &Policy, asked: Option<&str>, text: &str) -> Result<Policy, ConfigError> {
         let mut policy = policy.clone();
-        narrow(&mut policy, asked, &text.parse().unwrap(), Path::new("/p/airlock.toml"))?;
+        narrow(
+            &mut policy,
+            asked,
+            &text.parse().unwrap(),
+            Path::new("/p/airlock.toml"),
+        )?;
         Ok(policy)
     }
 
@@ -219,24 +281,61 @@ mod tests {
 
     #[test]
     fn equal_values_do_not_widen() {
-        assert!(narrowed(&Policy::default(), None, "memory = \"512M\"\nnetwork = \"none\"").is_ok());
+        assert!(
+            narrowed(
+                &Policy::default(),
+                None,
+                "memory = \"512M\"\nnetwork = \"none\""
+            )
+            .is_ok()
+        );
     }
 
     #[test]
     fn every_value_that_would_widen_is_named() {
         let cases = [
-            ("memory = \"513M\"", "`memory` in `/p/airlock.toml` would widen: 513M is over the 512M"),
-            ("cpu_time = \"2h\"", "`cpu_time` in `/p/airlock.toml` would widen"),
-            ("wall_time = \"2h\"", "`wall_time` in `/p/airlock.toml` would widen"),
+            (
+                "memory = \"513M\"",
+                "`memory` in `/p/airlock.toml` would widen: 513M is over the 512M",
+            ),
+            (
+                "cpu_time = \"2h\"",
+                "`cpu_time` in `/p/airlock.toml` would widen",
+            ),
+            (
+                "wall_time = \"2h\"",
+                "`wall_time` in `/p/airlock.toml` would widen",
+            ),
             ("pids = 33", "`pids` in `/p/airlock.toml` would widen"),
-            ("file_size = \"1G\"", "`file_size` in `/p/airlock.toml` would widen"),
-            ("open_files = 129", "`open_files` in `/p/airlock.toml` would widen"),
-            (r#"locked_memory = "65K""#, "`locked_memory` in `/p/airlock.toml` would widen"),
+            (
+                "file_size = \"1G\"",
+                "`file_size` in `/p/airlock.toml` would widen",
+            ),
+            (
+                "open_files = 129",
+                "`open_files` in `/p/airlock.toml` would widen",
+            ),
+            (
+                r#"locked_memory = "65K""#,
+                "`locked_memory` in `/p/airlock.toml` would widen",
+            ),
             ("disk = \"1G\"", "`disk` in `/p/airlock.toml` would widen"),
-            ("output = \"1G\"", "`output` in `/p/airlock.toml` would widen"),
-            ("network = \"doors\"", "`network` in `/p/airlock.toml` would widen: `doors` allows more"),
-            ("network = \"host\"", "`network` in `/p/airlock.toml` cannot be `host`"),
-            ("profile = \"standard\"", "`profile` in `/p/airlock.toml` chooses `standard`, which is wider"),
+            (
+                "output = \"1G\"",
+                "`output` in `/p/airlock.toml` would widen",
+            ),
+            (
+                "network = \"doors\"",
+                "`network` in `/p/airlock.toml` would widen: `doors` allows more",
+            ),
+            (
+                "network = \"host\"",
+                "`network` in `/p/airlock.toml` cannot be `host`",
+            ),
+            (
+                "profile = \"standard\"",
+                "`profile` in `/p/airlock.toml` chooses `standard`, which is wider",
+            ),
         ];
         for (text, start) in cases {
             let error = narrowed(&Policy::default(), None, text).expect_err(text);
@@ -277,12 +376,23 @@ mod tests {
         let chosen = narrowed(&policy, None, "profile = \"strict\"\npids = 3").unwrap();
         assert_eq!(chosen.default_profile, "strict");
         assert_eq!(chosen.profile("strict").unwrap().limits.pids, 3);
-        let asked = narrowed(&policy, Some("restrictive"), "profile = \"strict\"\npids = 30").unwrap();
+        let asked = narrowed(
+            &policy,
+            Some("restrictive"),
+            "profile = \"strict\"\npids = 30",
+        )
+        .unwrap();
         assert_eq!(asked.profile("restrictive").unwrap().limits.pids, 30);
         strict.env_inherit = vec!["TOKEN".into()];
         policy.profiles.insert("strict".into(), strict);
         let error = narrowed(&policy, None, "profile = \"strict\"").unwrap_err();
-        assert!(error.message.ends_with("wider than `restrictive` in env.inherit"), "{}", error.message);
+        assert!(
+            error
+                .message
+                .ends_with("wider than `restrictive` in env.inherit"),
+            "{}",
+            error.message
+        );
     }
 
     #[test]
@@ -299,27 +409,47 @@ mod tests {
     fn models_and_money_can_only_become_fewer() {
         let mut policy = Policy::default();
         let agent = policy.profiles.get_mut("agent").unwrap();
-        agent.budget =
-            Budget { money: Some(spec::Money(2_000_000_000)), requests: Some(5), ..Budget::default() };
+        agent.budget = Budget {
+            money: Some(spec::Money(2_000_000_000)),
+            requests: Some(5),
+            ..Budget::default()
+        };
         agent.allow_models = vec!["claude-*".parse().unwrap()];
         let text = "allow_models = [\"*\"]\nbudget = { run_usd = 1.5, run_tokens = 9 }";
         let narrow = narrowed(&policy, Some("agent"), text).unwrap();
-        let (was, is) = (policy.profile("agent").unwrap(), narrow.profile("agent").unwrap());
-        let budget =
-            Budget { money: Some(spec::Money(1_500_000_000)), tokens: Some(9), ..was.budget.clone() };
+        let (was, is) = (
+            policy.profile("agent").unwrap(),
+            narrow.profile("agent").unwrap(),
+        );
+        let budget = Budget {
+            money: Some(spec::Money(1_500_000_000)),
+            tokens: Some(9),
+            ..was.budget.clone()
+        };
         assert_eq!((&is.budget, &is.allow_models), (&budget, &was.allow_models));
-        assert_eq!(is.local_models, ["*".parse().unwrap()], "a model must be in both lists");
+        assert_eq!(
+            is.local_models,
+            ["*".parse().unwrap()],
+            "a model must be in both lists"
+        );
         for (text, limit) in [("run_usd = 2.1", "run_usd"), ("requests = 6", "requests")] {
-            let refused = narrowed(&policy, Some("agent"), &format!("budget = {{ {text} }}")).unwrap_err();
-            let start =
-                format!("`budget` in `/p/airlock.toml` would widen: {limit} is over that of profile `agent`");
+            let refused =
+                narrowed(&policy, Some("agent"), &format!("budget = {{ {text} }}")).unwrap_err();
+            let start = format!(
+                "`budget` in `/p/airlock.toml` would widen: {limit} is over that of profile `agent`"
+            );
             assert!(refused.message.starts_with(&start), "{}", refused.message);
         }
     }
 
     #[test]
     fn a_profile_with_other_models_or_more_money_is_wider() {
-        let patterns = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
+        let patterns = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .collect::<Vec<_>>()
+        };
         for (chosen, than, among) in [
             (&["claude-x"][..], &["claude-*"][..], true),
             (&["claude-*"], &["claude-*", "gpt"], true),
@@ -330,27 +460,50 @@ mod tests {
             (&["claude-a*"], &["claude-*"], false),
             (&["gpt"], &["claude-*"], false),
         ] {
-            assert_eq!(are_among(&patterns(chosen), &patterns(than)), among, "{chosen:?} {than:?}");
+            assert_eq!(
+                are_among(&patterns(chosen), &patterns(than)),
+                among,
+                "{chosen:?} {than:?}"
+            );
         }
         let mut policy = Policy::default();
         let mut rich = policy.profile("restrictive").unwrap().clone();
-        policy.profiles.get_mut("restrictive").unwrap().budget.requests = Some(5);
+        policy
+            .profiles
+            .get_mut("restrictive")
+            .unwrap()
+            .budget
+            .requests = Some(5);
         rich.budget.requests = Some(6);
         policy.profiles.insert("rich".into(), rich);
         let refused = narrowed(&policy, None, "profile = \"rich\"").unwrap_err();
-        assert!(refused.message.ends_with("wider than `restrictive` in budget"), "{}", refused.message);
+        assert!(
+            refused
+                .message
+                .ends_with("wider than `restrictive` in budget"),
+            "{}",
+            refused.message
+        );
     }
 
     #[test]
     fn hosts_can_only_become_fewer() {
-        let policy = narrowed(&Policy::default(), Some("agent"), "allow_hosts = [\"*.a.com\"]").unwrap();
+        let policy = narrowed(
+            &Policy::default(),
+            Some("agent"),
+            "allow_hosts = [\"*.a.com\"]",
+        )
+        .unwrap();
         let agent = policy.profile("agent").unwrap();
         assert_eq!(
             agent.local_hosts,
             Some(vec!["*.a.com".parse().unwrap()]),
             "beside the rules, not instead"
         );
-        assert_eq!(agent.egress, Policy::default().profile("agent").unwrap().egress);
+        assert_eq!(
+            agent.egress,
+            Policy::default().profile("agent").unwrap().egress
+        );
         let none = narrowed(&Policy::default(), Some("agent"), "allow_hosts = []").unwrap();
         assert_eq!(none.profile("agent").unwrap().local_hosts, Some(Vec::new()));
         assert!(narrowed(&Policy::default(), None, "allow_hosts = [\"a b\"]").is_err());
@@ -363,25 +516,52 @@ mod tests {
         let rule = spec::EgressRule::from_option("pypi.org").unwrap();
         (out.network, out.egress) = (Network::Doors, Some(vec![rule.clone()]));
         policy.profiles.insert("out".into(), out.clone());
-        let refused = |policy: &Policy| narrowed(policy, None, "profile = \"out\"").unwrap_err().message;
-        assert!(refused(&policy).ends_with("in network"), "{}", refused(&policy));
+        let refused = |policy: &Policy| {
+            narrowed(policy, None, "profile = \"out\"")
+                .unwrap_err()
+                .message
+        };
+        assert!(
+            refused(&policy).ends_with("in network"),
+            "{}",
+            refused(&policy)
+        );
         let default = policy.profiles.get_mut("restrictive").unwrap();
         (default.network, default.egress) = (Network::Doors, Some(Vec::new()));
-        assert!(refused(&policy).ends_with("in egress"), "{}", refused(&policy));
+        assert!(
+            refused(&policy).ends_with("in egress"),
+            "{}",
+            refused(&policy)
+        );
         let default = policy.profiles.get_mut("restrictive").unwrap();
         default.egress = Some(vec![rule]);
         default.egress_limits.per_minute = Some(5);
-        assert!(refused(&policy).ends_with("in egress_limits"), "{}", refused(&policy));
-        policy.profiles.get_mut("out").unwrap().egress_limits.per_minute = Some(5);
+        assert!(
+            refused(&policy).ends_with("in egress_limits"),
+            "{}",
+            refused(&policy)
+        );
+        policy
+            .profiles
+            .get_mut("out")
+            .unwrap()
+            .egress_limits
+            .per_minute = Some(5);
         assert!(narrowed(&policy, None, "profile = \"out\"").is_ok());
     }
 
     /// A profile that may reach `*.example.com`, but not one host of it; and one without rules.
     fn with_a_denial() -> (Policy, spec::EgressRule) {
         let denied = spec::EgressRule::from_option("evil.example.com").unwrap();
-        let denied = spec::EgressRule { mode: spec::EgressMode::Deny, ..denied };
+        let denied = spec::EgressRule {
+            mode: spec::EgressMode::Deny,
+            ..denied
+        };
         let mut policy = Policy::default();
-        policy.profiles.insert("small".into(), policy.profile("restrictive").unwrap().clone());
+        policy.profiles.insert(
+            "small".into(),
+            policy.profile("restrictive").unwrap().clone(),
+        );
         let default = policy.profiles.get_mut("restrictive").unwrap();
         let allowed = spec::EgressRule::from_option("*.example.com").unwrap();
         (default.network, default.egress) = (Network::Doors, Some(vec![allowed, denied.clone()]));
@@ -389,7 +569,10 @@ mod tests {
     }
 
     fn request() -> spec::RunRequest {
-        spec::RunRequest { command: vec!["true".into()], ..Default::default() }
+        spec::RunRequest {
+            command: vec!["true".into()],
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -397,11 +580,22 @@ mod tests {
         let (policy, _) = with_a_denial();
         let narrow = narrowed(&policy, None, "network = \"none\"").unwrap();
         for llm in [None, Some(None)] {
-            let admitted = narrow.admit(spec::RunRequest { llm: llm.clone(), ..request() }).unwrap();
+            let admitted = narrow
+                .admit(spec::RunRequest {
+                    llm: llm.clone(),
+                    ..request()
+                })
+                .unwrap();
             assert_eq!(admitted.grants.egress, None, "{llm:?}");
         }
-        assert_eq!(narrow.admit(request()).unwrap().sandbox.network, Network::None);
-        assert!(narrowed(&policy, None, "network = \"doors\"").is_ok(), "that is what it has");
+        assert_eq!(
+            narrow.admit(request()).unwrap().sandbox.network,
+            Network::None
+        );
+        assert!(
+            narrowed(&policy, None, "network = \"doors\"").is_ok(),
+            "that is what it has"
+        );
     }
 
     #[test]
@@ -409,12 +603,27 @@ mod tests {
         let (policy, denied) = with_a_denial();
         let narrow = narrowed(&policy, None, "network = \"none\"").unwrap();
         let ways = [
-            spec::RunRequest { allow_hosts: vec!["*.example.com".to_owned()], ..request() },
-            spec::RunRequest { network: Some(Network::Open), ..request() },
-            spec::RunRequest { learn: true, ..request() },
+            spec::RunRequest {
+                allow_hosts: vec!["*.example.com".to_owned()],
+                ..request()
+            },
+            spec::RunRequest {
+                network: Some(Network::Open),
+                ..request()
+            },
+            spec::RunRequest {
+                learn: true,
+                ..request()
+            },
         ];
         for way in ways {
-            let rules = narrow.admit(way.clone()).unwrap().grants.egress.unwrap().rules;
+            let rules = narrow
+                .admit(way.clone())
+                .unwrap()
+                .grants
+                .egress
+                .unwrap()
+                .rules;
             assert!(rules.contains(&denied), "{way:?}");
         }
     }
@@ -422,8 +631,13 @@ mod tests {
     #[test]
     fn a_project_cannot_choose_a_profile_that_lacks_a_denial() {
         let (policy, denied) = with_a_denial();
-        let refused = narrowed(&policy, None, "profile = \"small\"").unwrap_err().message;
-        assert!(refused.ends_with("wider than `restrictive` in egress"), "{refused}");
+        let refused = narrowed(&policy, None, "profile = \"small\"")
+            .unwrap_err()
+            .message;
+        assert!(
+            refused.ends_with("wider than `restrictive` in egress"),
+            "{refused}"
+        );
         let mut policy = policy;
         policy.profiles.get_mut("small").unwrap().egress = Some(vec![denied]);
         assert!(narrowed(&policy, None, "profile = \"small\"").is_ok());

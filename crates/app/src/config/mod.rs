@@ -114,7 +114,10 @@ pub(crate) struct ConfigError {
 
 impl ConfigError {
     pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        ConfigError { message: message.into(), hint: hint.into() }
+        ConfigError {
+            message: message.into(),
+            hint: hint.into(),
+        }
     }
 }
 
@@ -127,14 +130,24 @@ impl Config {
             MasterKey::Given(_) | MasterKey::Keyring | MasterKey::Beside => None,
         };
         let token = self.secrets.vault.as_ref().map(|vault| &vault.token);
-        let keys = self.doors.keys().chain(self.artifacts.keys()).chain(self.telemetry.keys());
+        let keys = self
+            .doors
+            .keys()
+            .chain(self.artifacts.keys())
+            .chain(self.telemetry.keys());
         let keys = keys.chain(token).filter_map(|key| match key {
             KeySource::File(path) => Some(path),
             KeySource::Stored(_) | KeySource::Variable(_) | KeySource::Vault { .. } => None,
         });
         // Whoever can change it says whom the egress door believes.
         let authority = &self.doors.egress.ca;
-        self.file.iter().chain(master).chain(keys).chain(authority).cloned().collect()
+        self.file
+            .iter()
+            .chain(master)
+            .chain(keys)
+            .chain(authority)
+            .cloned()
+            .collect()
     }
 }
 
@@ -143,7 +156,9 @@ impl Surroundings {
     pub(crate) fn of_process() -> Self {
         let mut variables: BTreeMap<_, _> = std::env::vars_os().collect();
         let master_key = variables.remove(OsStr::new(MASTER_KEY));
-        let server_key = variables.remove(OsStr::new(SERVER_KEY)).filter(|key| !key.is_empty());
+        let server_key = variables
+            .remove(OsStr::new(SERVER_KEY))
+            .filter(|key| !key.is_empty());
         Surroundings {
             variables,
             master_key: master_key.map(|text| Secret::new(text.into_vec())),
@@ -156,7 +171,10 @@ impl Surroundings {
 
     /// A variable that is set and not empty.
     pub(crate) fn variable(&self, name: &str) -> Option<&OsStr> {
-        self.variables.get(OsStr::new(name)).map(OsString::as_os_str).filter(|value| !value.is_empty())
+        self.variables
+            .get(OsStr::new(name))
+            .map(OsString::as_os_str)
+            .filter(|value| !value.is_empty())
     }
 
     /// The one that is named, else the usual sockets.
@@ -172,33 +190,53 @@ impl Surroundings {
     }
 
     fn docker(&self) -> Vec<String> {
-        let own = [(Some("XDG_RUNTIME_DIR"), "docker.sock"), (Some("HOME"), ".docker/run/docker.sock")];
+        let own = [
+            (Some("XDG_RUNTIME_DIR"), "docker.sock"),
+            (Some("HOME"), ".docker/run/docker.sock"),
+        ];
         let systems = (None, "/var/run/docker.sock");
         self.sockets("DOCKER_HOST", &[systems, own[0], own[1]])
     }
 
     /// An ordinary user's own comes first: nothing that it starts is anybody else.
     fn podman(&self) -> Vec<String> {
-        let (own, systems) =
-            ((Some("XDG_RUNTIME_DIR"), "podman/podman.sock"), (None, "/run/podman/podman.sock"));
+        let (own, systems) = (
+            (Some("XDG_RUNTIME_DIR"), "podman/podman.sock"),
+            (None, "/run/podman/podman.sock"),
+        );
         let all = [own, systems];
         self.sockets("CONTAINER_HOST", if self.root { &all[1..] } else { &all })
     }
 
     /// The home of the user.
     pub(crate) fn home(&self) -> Option<&Path> {
-        self.variable("HOME").map(Path::new).filter(|home| home.is_absolute())
+        self.variable("HOME")
+            .map(Path::new)
+            .filter(|home| home.is_absolute())
     }
 }
 
 /// Reads the operator's settings. Nothing is created.
 pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, ConfigError> {
     let (file, said) = match operator_file(flags, around)? {
-        Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
+        Some((path, text)) => (
+            Some(path.clone()),
+            operator::read(&file::parse(&text, &path)?, &path)?,
+        ),
         None => (None, operator::Said::default()),
     };
-    let operator::Said { policy, pool, serve, jobs, webhooks, doors, secrets, artifacts, audit, telemetry } =
-        said;
+    let operator::Said {
+        policy,
+        pool,
+        serve,
+        jobs,
+        webhooks,
+        doors,
+        secrets,
+        artifacts,
+        audit,
+        telemetry,
+    } = said;
     let (docker, podman) = (around.docker(), around.podman());
     let state = state_folder(flags, around)?;
     let keys = doors.keys().chain(artifacts.keys()).chain(telemetry.keys());
@@ -233,14 +271,25 @@ pub(crate) fn narrow(
         return Ok(());
     }
     match file::read(&path, file::Links::Refuse)? {
-        Some(text) => local::narrow(&mut config.policy, profile, &file::parse(&text, &path)?, &path),
+        Some(text) => local::narrow(
+            &mut config.policy,
+            profile,
+            &file::parse(&text, &path)?,
+            &path,
+        ),
         None => Ok(()),
     }
 }
 
 /// A file that was named must be there; one of the usual places may be empty.
-fn operator_file(flags: &Flags, around: &Surroundings) -> Result<Option<(PathBuf, String)>, ConfigError> {
-    let named = flags.config.as_deref().or(around.variable("AIRLOCK_CONFIG").map(Path::new));
+fn operator_file(
+    flags: &Flags,
+    around: &Surroundings,
+) -> Result<Option<(PathBuf, String)>, ConfigError> {
+    let named = flags
+        .config
+        .as_deref()
+        .or(around.variable("AIRLOCK_CONFIG").map(Path::new));
     if let Some(named) = named {
         let path = around.current_folder.join(named);
         return match file::read(&path, file::Links::Follow)? {
@@ -251,8 +300,12 @@ fn operator_file(flags: &Flags, around: &Surroundings) -> Result<Option<(PathBuf
             )),
         };
     }
-    let home = around.home().map(|home| home.join(".config/airlock/config.toml"));
-    let system = around.root.then(|| PathBuf::from("/etc/airlock/config.toml"));
+    let home = around
+        .home()
+        .map(|home| home.join(".config/airlock/config.toml"));
+    let system = around
+        .root
+        .then(|| PathBuf::from("/etc/airlock/config.toml"));
     for path in home.into_iter().chain(system) {
         if let Some(text) = file::read(&path, file::Links::Follow)? {
             return Ok(Some((path, text)));
@@ -262,7 +315,10 @@ fn operator_file(flags: &Flags, around: &Surroundings) -> Result<Option<(PathBuf
 }
 
 fn state_folder(flags: &Flags, around: &Surroundings) -> Result<PathBuf, ConfigError> {
-    let named = flags.state.as_deref().or(around.variable("AIRLOCK_STATE").map(Path::new));
+    let named = flags
+        .state
+        .as_deref()
+        .or(around.variable("AIRLOCK_STATE").map(Path::new));
     match (named, around.root, around.home()) {
         (Some(named), _, _) => Ok(around.current_folder.join(named)),
         (None, true, _) => Ok(PathBuf::from("/var/lib/airlock")),
@@ -285,7 +341,8 @@ mod tests {
 
     impl Folder {
         fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("airlock-config-{}-{name}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("airlock-config-{}-{name}", std::process::id()));
             fs::create_dir_all(path.join("home/.config/airlock")).unwrap();
             fs::create_dir_all(path.join("here")).unwrap();
             Folder(path)
@@ -316,13 +373,23 @@ mod tests {
         let mut around = folder.around();
         let profile = |count| format!("[profile.restrictive]\npids = {count}\n");
         assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 32);
-        fs::write(folder.0.join("home/.config/airlock/config.toml"), profile(11)).unwrap();
+        fs::write(
+            folder.0.join("home/.config/airlock/config.toml"),
+            profile(11),
+        )
+        .unwrap();
         assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 11);
         fs::write(folder.0.join("variable.toml"), profile(12)).unwrap();
-        around.variables.insert("AIRLOCK_CONFIG".into(), folder.0.join("variable.toml").into());
+        around.variables.insert(
+            "AIRLOCK_CONFIG".into(),
+            folder.0.join("variable.toml").into(),
+        );
         assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 12);
         fs::write(folder.0.join("here/flag.toml"), profile(13)).unwrap();
-        let flags = Flags { config: Some("flag.toml".into()), ..Flags::default() };
+        let flags = Flags {
+            config: Some("flag.toml".into()),
+            ..Flags::default()
+        };
         assert_eq!(pids(&load(&flags, &around).unwrap()), 13);
     }
 
@@ -331,12 +398,26 @@ mod tests {
         let folder = Folder::new("state");
         let mut around = folder.around();
         let state = |flags: &Flags, around: &Surroundings| state_folder(flags, around).unwrap();
-        assert_eq!(state(&Flags::default(), &around), folder.0.join("home/.local/state/airlock"));
-        let root = Surroundings { root: true, ..around.clone() };
-        assert_eq!(state(&Flags::default(), &root), Path::new("/var/lib/airlock"));
-        around.variables.insert("AIRLOCK_STATE".into(), "/variable".into());
+        assert_eq!(
+            state(&Flags::default(), &around),
+            folder.0.join("home/.local/state/airlock")
+        );
+        let root = Surroundings {
+            root: true,
+            ..around.clone()
+        };
+        assert_eq!(
+            state(&Flags::default(), &root),
+            Path::new("/var/lib/airlock")
+        );
+        around
+            .variables
+            .insert("AIRLOCK_STATE".into(), "/variable".into());
         assert_eq!(state(&Flags::default(), &around), Path::new("/variable"));
-        let flags = Flags { state: Some("flag".into()), ..Flags::default() };
+        let flags = Flags {
+            state: Some("flag".into()),
+            ..Flags::default()
+        };
         assert_eq!(state(&flags, &around), folder.0.join("here/flag"));
         assert!(state_folder(&Flags::default(), &Surroundings::default()).is_err());
     }
@@ -353,9 +434,18 @@ mod tests {
     #[test]
     fn a_file_that_was_named_must_be_there() {
         let folder = Folder::new("named");
-        let flags = Flags { config: Some("absent.toml".into()), ..Flags::default() };
+        let flags = Flags {
+            config: Some("absent.toml".into()),
+            ..Flags::default()
+        };
         let refused = load(&flags, &folder.around()).unwrap_err();
-        assert!(refused.message.starts_with("there is no configuration file `"), "{}", refused.message);
+        assert!(
+            refused
+                .message
+                .starts_with("there is no configuration file `"),
+            "{}",
+            refused.message
+        );
         assert!(load(&Flags::default(), &folder.around()).is_ok());
     }
 
@@ -363,7 +453,11 @@ mod tests {
     fn the_local_file_narrows_the_profile_in_use_and_no_other() {
         let folder = Folder::new("local");
         let around = folder.around();
-        fs::write(folder.0.join("here/airlock.toml"), "pids = 7\nnetwork = \"none\"\n").unwrap();
+        fs::write(
+            folder.0.join("here/airlock.toml"),
+            "pids = 7\nnetwork = \"none\"\n",
+        )
+        .unwrap();
         let mut config = load(&Flags::default(), &around).unwrap();
         narrow(&mut config, Some("agent"), &around).unwrap();
         let agent = config.policy.profile("agent").unwrap();
@@ -376,7 +470,10 @@ mod tests {
         let folder = Folder::new("same");
         let around = folder.around();
         fs::write(folder.0.join("here/airlock.toml"), "[maximum]\npids = 7\n").unwrap();
-        let flags = Flags { config: Some("airlock.toml".into()), ..Flags::default() };
+        let flags = Flags {
+            config: Some("airlock.toml".into()),
+            ..Flags::default()
+        };
         let mut config = load(&flags, &around).unwrap();
         narrow(&mut config, None, &around).unwrap();
         assert_eq!(config.policy.maximum.pids, Some(7));

@@ -19,7 +19,8 @@ const LONGEST_WORD: usize = 256;
 const PORT: u16 = 12_090;
 /// What other node managers take from their surroundings.
 const MOUNT_ROOT: &str = "CYNODE_SANDBOX_MOUNT_ROOT";
-const NO_MOUNT_ROOT: &str = "a workspace lies in the memory of its own box, and under no folder of the host";
+const NO_MOUNT_ROOT: &str =
+    "a workspace lies in the memory of its own box, and under no folder of the host";
 
 /// Whether work is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,25 +79,42 @@ impl NodeFile {
 
     /// Host and port by which it is addressed from outside.
     pub(crate) fn public_name(&self) -> Option<String> {
-        self.public_url.as_deref().and_then(authority).map(str::to_owned)
+        self.public_url
+            .as_deref()
+            .and_then(authority)
+            .map(str::to_owned)
     }
 }
 
 /// Reads the file of that name, for this process.
 pub(crate) fn read(path: &Path, around: &Surroundings) -> Result<NodeFile, ConfigError> {
     let text = file::read(path, file::Links::Follow)?.ok_or_else(|| {
-        ConfigError::new(format!("there is no node file `{}`", path.display()), "mend --node")
+        ConfigError::new(
+            format!("there is no node file `{}`", path.display()),
+            "mend --node",
+        )
     })?;
     if around.variable(MOUNT_ROOT).is_some() {
         let message = format!("the variable {MOUNT_ROOT} cannot be honoured: {NO_MOUNT_ROOT}");
         return Err(ConfigError::new(message, "remove it from the environment"));
     }
     let said = parse(&text, path)?;
-    let by_engine = said.runtime.as_deref().is_some_and(|runtime| runtime != "native");
+    let by_engine = said
+        .runtime
+        .as_deref()
+        .is_some_and(|runtime| runtime != "native");
     if said.rootless == Some(true) && by_engine && around.root {
-        let what = "cannot be honoured: Airlock runs as root, and would use root's container engine";
-        let at = At { path, name: "sandbox".to_owned() };
-        return Err(at.error("rootless", what, "start it as an ordinary user, or say `rootless: false`"));
+        let what =
+            "cannot be honoured: Airlock runs as root, and would use root's container engine";
+        let at = At {
+            path,
+            name: "sandbox".to_owned(),
+        };
+        return Err(at.error(
+            "rootless",
+            what,
+            "start it as an ordinary user, or say `rootless: false`",
+        ));
     }
     Ok(said)
 }
@@ -118,15 +136,32 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<NodeFile, ConfigError> {
         with_snippet: false,
     };
     let tree: Value = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let said: String = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let said: String = error
+            .to_string()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
         let said: String = said.chars().take(300).collect();
-        let message = format!("`{}` cannot be read: {}", path.display(), said.escape_debug());
-        ConfigError::new(message, "write one plain YAML document, without anchors, aliases or merges")
+        let message = format!(
+            "`{}` cannot be read: {}",
+            path.display(),
+            said.escape_debug()
+        );
+        ConfigError::new(
+            message,
+            "write one plain YAML document, without anchors, aliases or merges",
+        )
     })?;
-    let top = At { path, name: String::new() };
+    let top = At {
+        path,
+        name: String::new(),
+    };
     let mut said = NodeFile::default();
     for (key, value) in &top.root(&tree)? {
-        let at = At { path, name: key.clone() };
+        let at = At {
+            path,
+            name: key.clone(),
+        };
         match key.as_str() {
             "version" => top.version(key, value)?,
             "orchestrator" => orchestrator(&at, &top.table(key, value)?)?,
@@ -158,18 +193,39 @@ const TOP: [&str; 9] = [
 
 /// What two keys say together.
 fn agree(said: &NodeFile, path: &Path) -> Result<(), ConfigError> {
-    let at = At { path, name: "sandbox".to_owned() };
-    let times = (said.default_timeout, said.longest_timeout.unwrap_or(Duration::from_secs(10_800)));
+    let at = At {
+        path,
+        name: "sandbox".to_owned(),
+    };
+    let times = (
+        said.default_timeout,
+        said.longest_timeout.unwrap_or(Duration::from_secs(10_800)),
+    );
     if times.0.is_some_and(|default| default > times.1) {
-        return Err(at.error("timeouts.default_seconds", "is more than `max_seconds`", "make it less"));
+        return Err(at.error(
+            "timeouts.default_seconds",
+            "is more than `max_seconds`",
+            "make it less",
+        ));
     }
-    if said.runtime.as_deref().is_some_and(|runtime| runtime != "native") && said.default_image.is_none() {
-        let what = "needs `sandbox.default_image`: a container engine runs nothing without an image";
-        return Err(at.error("runtime", what, "name one, or use `native`, which can use the host's /usr"));
+    if said
+        .runtime
+        .as_deref()
+        .is_some_and(|runtime| runtime != "native")
+        && said.default_image.is_none()
+    {
+        let what =
+            "needs `sandbox.default_image`: a container engine runs nothing without an image";
+        return Err(at.error(
+            "runtime",
+            what,
+            "name one, or use `native`, which can use the host's /usr",
+        ));
     }
     if let (Some(image), Some(allowed)) = (&said.default_image, &said.allowed_images) {
-        let listed =
-            image.parse::<ImageRef>().is_ok_and(|image| allowed.iter().any(|one| one.matches(&image)));
+        let listed = image
+            .parse::<ImageRef>()
+            .is_ok_and(|image| allowed.iter().any(|one| one.matches(&image)));
         if !listed {
             let hint = "add it to the list, or name another";
             return Err(at.error("default_image", "is not in `sandbox.allowed_images`", hint));
@@ -179,7 +235,13 @@ fn agree(said: &NodeFile, path: &Path) -> Result<(), ConfigError> {
 }
 
 fn orchestrator(at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
-    const KEYS: [&str; 5] = ["url", "registration_psk_env", "registration_psk_file", "tls", "timeouts"];
+    const KEYS: [&str; 5] = [
+        "url",
+        "registration_psk_env",
+        "registration_psk_file",
+        "tls",
+        "timeouts",
+    ];
     match table.keys().next() {
         None => Ok(()),
         Some(key) if KEYS.contains(&key.as_str()) => Err(at.error(
@@ -191,7 +253,11 @@ fn orchestrator(at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigErr
     }
 }
 
-fn of_node(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn of_node(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         match key.as_str() {
             "id" => said.id = Some(at.word(key, value)?),
@@ -204,25 +270,46 @@ fn of_node(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resu
     Ok(())
 }
 
-fn worker_api(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn worker_api(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         match key.as_str() {
             "listen_host" => {
                 let text = at.text(key, value)?;
-                let host = if text == "localhost" { Ok(Ipv4Addr::LOCALHOST.into()) } else { text.parse() };
-                let bad = |_| at.error(key, "is no address", "write one such as 127.0.0.1, 0.0.0.0 or ::1");
+                let host = if text == "localhost" {
+                    Ok(Ipv4Addr::LOCALHOST.into())
+                } else {
+                    text.parse()
+                };
+                let bad = |_| {
+                    at.error(
+                        key,
+                        "is no address",
+                        "write one such as 127.0.0.1, 0.0.0.0 or ::1",
+                    )
+                };
                 said.listen_host = Some(host.map_err(bad)?);
             }
             "listen_port" => {
                 let port = u16::try_from(at.whole(key, value, 0)?);
-                said.listen_port = Some(port.map_err(|_| at.error(key, "is no port", "write 0 to 65535"))?);
+                said.listen_port =
+                    Some(port.map_err(|_| at.error(key, "is no port", "write 0 to 65535"))?);
             }
             "public_base_url" => said.public_url = Some(public_url(at, key, value)?),
             "max_request_bytes" => {
-                said.max_request_bytes = Some(at.whole(key, value, 1)?.try_into().unwrap_or(usize::MAX));
+                said.max_request_bytes =
+                    Some(at.whole(key, value, 1)?.try_into().unwrap_or(usize::MAX));
             }
             other => {
-                let known = ["listen_host", "listen_port", "public_base_url", "max_request_bytes"];
+                let known = [
+                    "listen_host",
+                    "listen_port",
+                    "public_base_url",
+                    "max_request_bytes",
+                ];
                 return Err(at.unknown(other, &known));
             }
         }
@@ -231,7 +318,8 @@ fn worker_api(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> R
 }
 
 fn authority(url: &str) -> Option<&str> {
-    url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))
+    url.strip_prefix("https://")
+        .or_else(|| url.strip_prefix("http://"))
 }
 
 /// A URL without a path: it may be addressed as its host and port.
@@ -244,7 +332,11 @@ fn public_url(at: &At<'_>, key: &str, value: &Value) -> Result<String, ConfigErr
     };
     match authority(text).filter(plain) {
         Some(_) => Ok(text.to_owned()),
-        None => Err(at.error(key, "is no URL of a host", "write https://HOST or https://HOST:PORT")),
+        None => Err(at.error(
+            key,
+            "is no URL of a host",
+            "write https://HOST or https://HOST:PORT",
+        )),
     }
 }
 
@@ -264,7 +356,11 @@ const SANDBOX: [&str; 13] = [
     "security",
 ];
 
-fn sandbox(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn sandbox(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         match key.as_str() {
             "mode" => {
@@ -275,11 +371,15 @@ fn sandbox(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resu
                 }
             }
             "runtime" => {
-                said.runtime = Some(at.one_of(key, value, &["native", "podman", "docker"])?.to_owned())
+                said.runtime = Some(
+                    at.one_of(key, value, &["native", "podman", "docker"])?
+                        .to_owned(),
+                )
             }
             "rootless" => said.rootless = Some(at.flag(key, value)?),
             "max_concurrency" => {
-                said.max_concurrency = Some(at.whole(key, value, 1)?.try_into().unwrap_or(usize::MAX))
+                said.max_concurrency =
+                    Some(at.whole(key, value, 1)?.try_into().unwrap_or(usize::MAX))
             }
             "default_image" => {
                 let text = at.word(key, value)?;
@@ -294,7 +394,11 @@ fn sandbox(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resu
             "timeouts" => timeouts(said, &at.below(key), &at.table(key, value)?)?,
             "mount_root" => {
                 let what = format!("cannot be honoured: {NO_MOUNT_ROOT}");
-                return Err(at.error(key, what, "remove it; `sandbox.resources` bounds what boxes take"));
+                return Err(at.error(
+                    key,
+                    what,
+                    "remove it; `sandbox.resources` bounds what boxes take",
+                ));
             }
             "mounts" => mounts(said, &at.below(key), &at.table(key, value)?)?,
             "security" => security(&at.below(key), &at.table(key, value)?)?,
@@ -308,7 +412,11 @@ fn images(at: &At<'_>, key: &str, value: &Value) -> Result<Vec<ImagePattern>, Co
     let texts = at.texts(key, value)?;
     let pattern = |text: &String| {
         text.parse().map_err(|error: spec::BadImagePattern| {
-            at.error(key, error, "write names such as alpine:3, or registry.example/team/*")
+            at.error(
+                key,
+                error,
+                "write names such as alpine:3, or registry.example/team/*",
+            )
         })
     };
     texts.iter().map(pattern).collect()
@@ -337,7 +445,11 @@ fn no_domains(at: &At<'_>, key: &str, value: &Value) -> Result<(), ConfigError> 
     }
 }
 
-fn resources(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn resources(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         match key.as_str() {
             "max_cpu_cores" => {
@@ -348,7 +460,9 @@ fn resources(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Re
             }
             "max_memory_mb" => {
                 let bytes = at.whole(key, value, 1)?.checked_mul(1 << 20);
-                said.memory = Some(Size(bytes.ok_or_else(|| at.error(key, "is too much", "write less"))?));
+                said.memory = Some(Size(
+                    bytes.ok_or_else(|| at.error(key, "is too much", "write less"))?,
+                ));
             }
             "max_pids" => {
                 let pids = u32::try_from(at.whole(key, value, 1)?);
@@ -360,7 +474,11 @@ fn resources(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Re
     Ok(())
 }
 
-fn timeouts(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn timeouts(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         let time = match key.as_str() {
             "default_seconds" => &mut said.default_timeout,
@@ -380,7 +498,11 @@ fn mounts(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resul
     for (key, value) in table {
         match key.as_str() {
             "allowed_host_paths" => {
-                let paths: Vec<_> = at.texts(key, value)?.into_iter().map(PathBuf::from).collect();
+                let paths: Vec<_> = at
+                    .texts(key, value)?
+                    .into_iter()
+                    .map(PathBuf::from)
+                    .collect();
                 if !paths.iter().all(|path| path.is_absolute()) {
                     return Err(at.error(key, "must be absolute paths", "begin each with /"));
                 }
@@ -389,7 +511,11 @@ fn mounts(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resul
             "read_only_by_default" if at.flag(key, value)? => {}
             "read_only_by_default" => {
                 let hint = "remove it; a request that wants to write says `:rw`";
-                return Err(at.error(key, "cannot be `false`: mounts are read-only unless they say", hint));
+                return Err(at.error(
+                    key,
+                    "cannot be `false`: mounts are read-only unless they say",
+                    hint,
+                ));
             }
             other => return Err(at.unknown(other, &["allowed_host_paths", "read_only_by_default"])),
         }
@@ -398,7 +524,11 @@ fn mounts(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resul
 }
 
 fn security(at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
-    const KEYS: [&str; 3] = ["allow_privileged", "allow_host_network", "allow_device_mounts"];
+    const KEYS: [&str; 3] = [
+        "allow_privileged",
+        "allow_host_network",
+        "allow_device_mounts",
+    ];
     for (key, value) in table {
         if !KEYS.contains(&key.as_str()) {
             return Err(at.unknown(key, &KEYS));
@@ -408,13 +538,25 @@ fn security(at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> 
     Ok(())
 }
 
-fn inference(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn inference(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         match key.as_str() {
-            "mode" => said.without_inference = at.one_of(key, value, &["allow", "disabled"])? == "disabled",
+            "mode" => {
+                said.without_inference =
+                    at.one_of(key, value, &["allow", "disabled"])? == "disabled"
+            }
             "max_concurrency" => {
-                let what = "cannot be honoured: Airlock runs no models, its doors lead to those of others";
-                return Err(at.error(key, what, "remove it, and see [provider] in the configuration file"));
+                let what =
+                    "cannot be honoured: Airlock runs no models, its doors lead to those of others";
+                return Err(at.error(
+                    key,
+                    what,
+                    "remove it, and see [provider] in the configuration file",
+                ));
             }
             "allow_gpu" => at.never(key, value, "no device of the host is shown in a box")?,
             other => return Err(at.unknown(other, &["mode", "max_concurrency", "allow_gpu"])),
@@ -423,17 +565,26 @@ fn inference(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Re
     Ok(())
 }
 
-fn storage(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn storage(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         match key.as_str() {
             "state_dir" => said.state = Some(at.place(key, value)?),
             "cache_dir" => {
-                let what = "cannot be honoured: what is kept ahead lies in memory or in the state folder";
+                let what =
+                    "cannot be honoured: what is kept ahead lies in memory or in the state folder";
                 return Err(at.error(key, what, "remove it"));
             }
             "artifacts_dir" => {
                 let what = "cannot be honoured: artifacts lie in the state folder or in a bucket";
-                return Err(at.error(key, what, "remove it, or see [artifacts] in the configuration file"));
+                return Err(at.error(
+                    key,
+                    what,
+                    "remove it, or see [artifacts] in the configuration file",
+                ));
             }
             other => return Err(at.unknown(other, &["state_dir", "cache_dir", "artifacts_dir"])),
         }
@@ -441,7 +592,11 @@ fn storage(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resu
     Ok(())
 }
 
-fn logging(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
+fn logging(
+    said: &mut NodeFile,
+    at: &At<'_>,
+    table: &Map<String, Value>,
+) -> Result<(), ConfigError> {
     for (key, value) in table {
         let logging = &mut said.logging;
         match key.as_str() {
@@ -458,14 +613,21 @@ fn logging(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resu
 }
 
 fn updates(at: &At<'_>, table: &Map<String, Value>) -> Result<(), ConfigError> {
-    const KEYS: [&str; 3] = ["enable_dynamic_config", "poll_interval_seconds", "allow_service_restart"];
+    const KEYS: [&str; 3] = [
+        "enable_dynamic_config",
+        "poll_interval_seconds",
+        "allow_service_restart",
+    ];
     for (key, value) in table {
         match key.as_str() {
-            "enable_dynamic_config" | "allow_service_restart" => {
-                at.never(key, value, "settings are read once, and no orchestrator changes them")?
-            }
+            "enable_dynamic_config" | "allow_service_restart" => at.never(
+                key,
+                value,
+                "settings are read once, and no orchestrator changes them",
+            )?,
             "poll_interval_seconds" => {
-                let what = "cannot be honoured: settings are read once, and nobody is asked for others";
+                let what =
+                    "cannot be honoured: settings are read once, and nobody is asked for others";
                 return Err(at.error(key, what, "remove it"));
             }
             other => return Err(at.unknown(other, &KEYS)),
@@ -483,7 +645,10 @@ struct At<'a> {
 
 impl<'a> At<'a> {
     fn below(&self, key: &str) -> At<'a> {
-        At { path: self.path, name: self.key(key) }
+        At {
+            path: self.path,
+            name: self.key(key),
+        }
     }
 
     fn key(&self, key: &str) -> String {
@@ -494,9 +659,21 @@ impl<'a> At<'a> {
         }
     }
 
-    fn error(&self, key: &str, what: impl std::fmt::Display, hint: impl Into<String>) -> ConfigError {
+    fn error(
+        &self,
+        key: &str,
+        what: impl std::fmt::Display,
+        hint: impl Into<String>,
+    ) -> ConfigError {
         let key = self.key(key);
-        ConfigError::new(format!("`{}` in `{}` {what}", key.escape_debug(), self.path.display()), hint)
+        ConfigError::new(
+            format!(
+                "`{}` in `{}` {what}",
+                key.escape_debug(),
+                self.path.display()
+            ),
+            hint,
+        )
     }
 
     fn unknown(&self, key: &str, known: &[&str]) -> ConfigError {
@@ -523,26 +700,40 @@ impl<'a> At<'a> {
         match value {
             Value::Null => Ok(Map::new()),
             Value::Object(table) => Ok(table.clone()),
-            _ => Err(self.error(key, "must be a table", "write its keys on lines of their own, further in")),
+            _ => Err(self.error(
+                key,
+                "must be a table",
+                "write its keys on lines of their own, further in",
+            )),
         }
     }
 
     fn version(&self, key: &str, value: &Value) -> Result<(), ConfigError> {
         match self.whole(key, value, 0)? {
             1 => Ok(()),
-            other => Err(self.error(key, format_args!("is {other}, and only 1 is known here"), "write 1")),
+            other => Err(self.error(
+                key,
+                format_args!("is {other}, and only 1 is known here"),
+                "write 1",
+            )),
         }
     }
 
     fn text<'v>(&self, key: &str, value: &'v Value) -> Result<&'v str, ConfigError> {
-        value.as_str().ok_or_else(|| self.error(key, "must be a text", "put it in quotes"))
+        value
+            .as_str()
+            .ok_or_else(|| self.error(key, "must be a text", "put it in quotes"))
     }
 
     fn word(&self, key: &str, value: &Value) -> Result<String, ConfigError> {
         let text = self.text(key, value)?;
         match (1..=LONGEST_WORD).contains(&text.len()) && !text.contains(char::is_control) {
             true => Ok(text.to_owned()),
-            false => Err(self.error(key, "is empty or too long", "write 1 to 256 bytes on one line")),
+            false => Err(self.error(
+                key,
+                "is empty or too long",
+                "write 1 to 256 bytes on one line",
+            )),
         }
     }
 
@@ -562,22 +753,35 @@ impl<'a> At<'a> {
     fn labels(&self, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
         if !value.is_array() {
             let words = self.words(key, value)?;
-            return Ok(words.into_iter().map(|(name, value)| format!("{name}={value}")).collect());
+            return Ok(words
+                .into_iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect());
         }
         let labels = self.texts(key, value)?;
         if labels.len() > MOST_WORDS {
             return Err(self.error(key, "has too many entries", "write at most 64"));
         }
-        labels.into_iter().map(|label| self.word(key, &Value::String(label))).collect()
+        labels
+            .into_iter()
+            .map(|label| self.word(key, &Value::String(label)))
+            .collect()
     }
 
     fn texts(&self, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
-        let bad = || self.error(key, "must be a list of texts", "write each on a line that begins with `- `");
+        let bad = || {
+            self.error(
+                key,
+                "must be a list of texts",
+                "write each on a line that begins with `- `",
+            )
+        };
         match value {
             Value::Null => Ok(Vec::new()),
-            Value::Array(list) => {
-                list.iter().map(|one| one.as_str().map(str::to_owned).ok_or_else(bad)).collect()
-            }
+            Value::Array(list) => list
+                .iter()
+                .map(|one| one.as_str().map(str::to_owned).ok_or_else(bad))
+                .collect(),
             _ => Err(bad()),
         }
     }
@@ -591,7 +795,9 @@ impl<'a> At<'a> {
     }
 
     fn flag(&self, key: &str, value: &Value) -> Result<bool, ConfigError> {
-        value.as_bool().ok_or_else(|| self.error(key, "must be `true` or `false`", "write it without quotes"))
+        value
+            .as_bool()
+            .ok_or_else(|| self.error(key, "must be `true` or `false`", "write it without quotes"))
     }
 
     fn never(&self, key: &str, value: &Value, why: &str) -> Result<(), ConfigError> {
@@ -605,22 +811,38 @@ impl<'a> At<'a> {
     }
 
     fn whole(&self, key: &str, value: &Value, least: u64) -> Result<u64, ConfigError> {
-        value.as_u64().filter(|number| *number >= least).ok_or_else(|| {
-            let what = format!("must be a whole number of at least {least}");
-            self.error(key, what, "write it without quotes")
-        })
+        value
+            .as_u64()
+            .filter(|number| *number >= least)
+            .ok_or_else(|| {
+                let what = format!("must be a whole number of at least {least}");
+                self.error(key, what, "write it without quotes")
+            })
     }
 
-    fn one_of<'k>(&self, key: &str, value: &Value, known: &[&'k str]) -> Result<&'k str, ConfigError> {
+    fn one_of<'k>(
+        &self,
+        key: &str,
+        value: &Value,
+        known: &[&'k str],
+    ) -> Result<&'k str, ConfigError> {
         let text = self.text(key, value)?;
-        known.iter().copied().find(|word| *word == text).ok_or_else(|| {
-            let hint = match nearest(text, known) {
-                Some(near) => format!("did you mean `{near}`?"),
-                None => format!("write one of {}", known.join(", ")),
-            };
-            let shown: String = text.chars().take(64).collect();
-            self.error(key, format_args!("cannot be `{}`", shown.escape_debug()), hint)
-        })
+        known
+            .iter()
+            .copied()
+            .find(|word| *word == text)
+            .ok_or_else(|| {
+                let hint = match nearest(text, known) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("write one of {}", known.join(", ")),
+                };
+                let shown: String = text.chars().take(64).collect();
+                self.error(
+                    key,
+                    format_args!("cannot be `{}`", shown.escape_debug()),
+                    hint,
+                )
+            })
     }
 }
 

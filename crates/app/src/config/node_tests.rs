@@ -57,7 +57,10 @@ fn every_key_that_is_honoured_reaches_its_field() {
     assert_eq!(said, wanted);
     assert_eq!(said.listen().to_string(), "0.0.0.0:9");
     assert_eq!(said.public_name().as_deref(), Some("w.example:8443"));
-    assert_eq!(parse("node: {labels: [gpu, fast]}").unwrap().labels, ["gpu", "fast"]);
+    assert_eq!(
+        parse("node: {labels: [gpu, fast]}").unwrap().labels,
+        ["gpu", "fast"]
+    );
     assert_eq!(parse("").unwrap(), NodeFile::default());
     assert_eq!(NodeFile::default().listen().to_string(), "127.0.0.1:12090");
 }
@@ -66,15 +69,31 @@ fn every_key_that_is_honoured_reaches_its_field() {
 fn what_is_not_honoured_is_refused_with_its_reason() {
     for (text, key, why) in [
         ("version: 2", "version", "only 1 is known"),
-        ("orchestrator: {url: 'http://o'}", "orchestrator.url", "registers with nobody"),
+        (
+            "orchestrator: {url: 'http://o'}",
+            "orchestrator.url",
+            "registers with nobody",
+        ),
         (
             "orchestrator: {registration_psk_env: X}",
             "orchestrator.registration_psk_env",
             "registers with nobody",
         ),
-        ("sandbox: {default_network_policy: allowlist}", "sandbox.default_network_policy", "reach nothing"),
-        ("sandbox: {allowed_egress_domains: [a.example]}", "sandbox.allowed_egress_domains", "reach nothing"),
-        ("sandbox: {mount_root: /srv}", "sandbox.mount_root", "memory of its own box"),
+        (
+            "sandbox: {default_network_policy: allowlist}",
+            "sandbox.default_network_policy",
+            "reach nothing",
+        ),
+        (
+            "sandbox: {allowed_egress_domains: [a.example]}",
+            "sandbox.allowed_egress_domains",
+            "reach nothing",
+        ),
+        (
+            "sandbox: {mount_root: /srv}",
+            "sandbox.mount_root",
+            "memory of its own box",
+        ),
         (
             "sandbox: {mounts: {read_only_by_default: false}}",
             "sandbox.mounts.read_only_by_default",
@@ -95,29 +114,97 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
             "sandbox.security.allow_device_mounts",
             "ever gets",
         ),
-        ("sandbox: {runtime: podman}", "sandbox.runtime", "default_image"),
-        ("sandbox: {runtime: direct}", "sandbox.runtime", "cannot be `direct`"),
-        ("sandbox: {default_image: a, allowed_images: [b]}", "sandbox.default_image", "not in"),
+        (
+            "sandbox: {runtime: podman}",
+            "sandbox.runtime",
+            "default_image",
+        ),
+        (
+            "sandbox: {runtime: direct}",
+            "sandbox.runtime",
+            "cannot be `direct`",
+        ),
+        (
+            "sandbox: {default_image: a, allowed_images: [b]}",
+            "sandbox.default_image",
+            "not in",
+        ),
         (
             "sandbox: {timeouts: {default_seconds: 9, max_seconds: 8}}",
             "timeouts.default_seconds",
             "more than",
         ),
-        ("inference: {mode: require}", "inference.mode", "cannot be `require`"),
-        ("inference: {max_concurrency: 1}", "inference.max_concurrency", "runs no models"),
-        ("inference: {allow_gpu: true}", "inference.allow_gpu", "no device"),
-        ("storage: {cache_dir: /x}", "storage.cache_dir", "cannot be honoured"),
-        ("storage: {artifacts_dir: /x}", "storage.artifacts_dir", "cannot be honoured"),
+        (
+            "inference: {mode: require}",
+            "inference.mode",
+            "cannot be `require`",
+        ),
+        (
+            "inference: {max_concurrency: 1}",
+            "inference.max_concurrency",
+            "runs no models",
+        ),
+        (
+            "inference: {allow_gpu: true}",
+            "inference.allow_gpu",
+            "no device",
+        ),
+        (
+            "storage: {cache_dir: /x}",
+            "storage.cache_dir",
+            "cannot be honoured",
+        ),
+        (
+            "storage: {artifacts_dir: /x}",
+            "storage.artifacts_dir",
+            "cannot be honoured",
+        ),
         ("storage: {state_dir: x}", "storage.state_dir", "absolute"),
-        ("updates: {enable_dynamic_config: true}", "updates.enable_dynamic_config", "read once"),
-        ("updates: {poll_interval_seconds: 60}", "updates.poll_interval_seconds", "read once"),
-        ("updates: {allow_service_restart: true}", "updates.allow_service_restart", "read once"),
-        ("worker_api: {listen_port: 65536}", "worker_api.listen_port", "no port"),
-        ("worker_api: {listen_host: here}", "worker_api.listen_host", "no address"),
-        ("worker_api: {max_request_bytes: -1}", "worker_api.max_request_bytes", "whole number"),
-        ("worker_api: {public_base_url: 'w.example'}", "worker_api.public_base_url", "no URL"),
-        ("logging: {level: loud}", "logging.level", "cannot be `loud`"),
-        ("sandbox: {rootless: 'yes'}", "sandbox.rootless", "`true` or `false`"),
+        (
+            "updates: {enable_dynamic_config: true}",
+            "updates.enable_dynamic_config",
+            "read once",
+        ),
+        (
+            "updates: {poll_interval_seconds: 60}",
+            "updates.poll_interval_seconds",
+            "read once",
+        ),
+        (
+            "updates: {allow_service_restart: true}",
+            "updates.allow_service_restart",
+            "read once",
+        ),
+        (
+            "worker_api: {listen_port: 65536}",
+            "worker_api.listen_port",
+            "no port",
+        ),
+        (
+            "worker_api: {listen_host: here}",
+            "worker_api.listen_host",
+            "no address",
+        ),
+        (
+            "worker_api: {max_request_bytes: -1}",
+            "worker_api.max_request_bytes",
+            "whole number",
+        ),
+        (
+            "worker_api: {public_base_url: 'w.example'}",
+            "worker_api.public_base_url",
+            "no URL",
+        ),
+        (
+            "logging: {level: loud}",
+            "logging.level",
+            "cannot be `loud`",
+        ),
+        (
+            "sandbox: {rootless: 'yes'}",
+            "sandbox.rootless",
+            "`true` or `false`",
+        ),
         ("sandbox: []", "sandbox", "must be a table"),
     ] {
         let refused = parse(text).expect_err(text);
@@ -134,8 +221,16 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
 fn a_key_that_is_not_known_is_named_with_the_nearest() {
     for (text, key, near) in [
         ("sandboxes: {}", "`sandboxes`", "`sandbox`"),
-        ("sandbox: {max_concurency: 1}", "`sandbox.max_concurency`", "`max_concurrency`"),
-        ("sandbox: {resources: {max_pid: 1}}", "`sandbox.resources.max_pid`", "`max_pids`"),
+        (
+            "sandbox: {max_concurency: 1}",
+            "`sandbox.max_concurency`",
+            "`max_concurrency`",
+        ),
+        (
+            "sandbox: {resources: {max_pid: 1}}",
+            "`sandbox.resources.max_pid`",
+            "`max_pids`",
+        ),
         ("logging: {levels: info}", "`logging.levels`", "`level`"),
         ("orchestrator: {ur: x}", "`orchestrator.ur`", "`url`"),
     ] {

@@ -14,8 +14,8 @@ use super::{
     webhooks,
 };
 use spec::{
-    Budget, EgressLimits, EgressRule, EnvName, Id, JobBounds, Maximum, ModelPattern, Network, Policy, Pool,
-    Profile,
+    Budget, EgressLimits, EgressRule, EnvName, Id, JobBounds, Maximum, ModelPattern, Network,
+    Policy, Pool, Profile,
 };
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
@@ -74,7 +74,14 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said { mut policy, mut doors, mut secrets, artifacts: mut kept, mut audit, .. } = Said::default();
+    let Said {
+        mut policy,
+        mut doors,
+        mut secrets,
+        artifacts: mut kept,
+        mut audit,
+        ..
+    } = Said::default();
     let (mut ahead, mut served, mut jobbed) = (Pool::OFF, Serve::default(), JobBounds::default());
     let (mut told, mut noticed) = (Telemetry::default(), webhooks::Webhooks::default());
     let mut said = BTreeMap::new();
@@ -95,14 +102,23 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
             "vault" => secrets.read_vault(top.table(key, value)?, path)?,
-            table if telemetry::TABLES.contains(&table) => told.read(table, top.table(key, value)?, path)?,
-            table if doors::TABLES.contains(&table) => doors.read(table, top.table(key, value)?, path)?,
+            table if telemetry::TABLES.contains(&table) => {
+                told.read(table, top.table(key, value)?, path)?
+            }
+            table if doors::TABLES.contains(&table) => {
+                doors.read(table, top.table(key, value)?, path)?
+            }
             other => return Err(top.unknown(other, &known())),
         }
     }
     let builtin = policy.profiles.clone();
     for (name, words) in &said {
-        egress::check(name, words.egress.as_deref().unwrap_or_default(), &doors.egress.credentials, &top)?;
+        egress::check(
+            name,
+            words.egress.as_deref().unwrap_or_default(),
+            &doors.egress.credentials,
+            &top,
+        )?;
         let resolved = resolve(name, &said, &builtin, &mut Vec::new(), path)?;
         policy.profiles.insert(name.clone(), resolved);
     }
@@ -157,14 +173,20 @@ fn pool(table: &Table, path: &Path) -> Result<Pool, ConfigError> {
 }
 
 fn maximum(policy: &mut Policy, table: &Table, path: &Path) -> Result<(), ConfigError> {
-    let section = Section { path, name: "maximum" };
+    let section = Section {
+        path,
+        name: "maximum",
+    };
     for (key, value) in table {
         match key.as_str() {
             "budget" => policy.maximum_budget = doors::budget(&section, key, value)?,
             "allow_hosts" => policy.maximum_hosts = Some(egress::hosts(&section, key, value)?),
             limit if LIMITS.contains(&limit) => section.limit(&mut policy.maximum, limit, value)?,
             other => {
-                let known: Vec<_> = LIMITS.into_iter().chain(["budget", "allow_hosts"]).collect();
+                let known: Vec<_> = LIMITS
+                    .into_iter()
+                    .chain(["budget", "allow_hosts"])
+                    .collect();
                 return Err(section.unknown(other, &known));
             }
         }
@@ -173,14 +195,20 @@ fn maximum(policy: &mut Policy, table: &Table, path: &Path) -> Result<(), Config
 }
 
 fn profile(name: &str, value: &Value, path: &Path) -> Result<OfProfile, ConfigError> {
-    let all = Section { path, name: "profile" };
+    let all = Section {
+        path,
+        name: "profile",
+    };
     if Id::new(name).is_err() {
         let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
         return Err(all.error(name, "is not a name for a profile", hint));
     }
     let table = all.table(name, value)?;
     let full_name = all.key(name);
-    let section = Section { path, name: &full_name };
+    let section = Section {
+        path,
+        name: &full_name,
+    };
     let mut said = OfProfile::default();
     for (key, value) in table {
         match key.as_str() {
@@ -198,29 +226,51 @@ fn profile(name: &str, value: &Value, path: &Path) -> Result<OfProfile, ConfigEr
     }
     if said.egress.is_some() && said.network == Some(Network::None) {
         let hint = "write network = \"doors\", or remove the rules";
-        return Err(section.error("network", "is `none`, and there are rules for the egress door", hint));
+        return Err(section.error(
+            "network",
+            "is `none`, and there are rules for the egress door",
+            hint,
+        ));
     }
     Ok(said)
 }
 
 fn known_in_profile() -> Vec<&'static str> {
-    let words =
-        ["base", "network", "env", "allow_secrets", "allow_models", "budget", "egress", "egress_limits"];
+    let words = [
+        "base",
+        "network",
+        "env",
+        "allow_secrets",
+        "allow_models",
+        "budget",
+        "egress",
+        "egress_limits",
+    ];
     words.into_iter().chain(LIMITS).collect()
 }
 
 fn inherit(table: &Table, section: &Section<'_>) -> Result<Option<Vec<String>>, ConfigError> {
     let name = section.key("env");
-    let section = Section { path: section.path, name: &name };
+    let section = Section {
+        path: section.path,
+        name: &name,
+    };
     let mut names = None;
     for (key, value) in table {
         match key.as_str() {
             "inherit" => {
                 let list = value.as_array().ok_or_else(|| {
-                    section.error(key, "must be a list of names", "write env.inherit = [\"LANG\"]")
+                    section.error(
+                        key,
+                        "must be a list of names",
+                        "write env.inherit = [\"LANG\"]",
+                    )
                 })?;
-                names =
-                    Some(list.iter().map(|name| variable(key, name, &section)).collect::<Result<_, _>>()?);
+                names = Some(
+                    list.iter()
+                        .map(|name| variable(key, name, &section))
+                        .collect::<Result<_, _>>()?,
+                );
             }
             other => return Err(section.unknown(other, &["inherit"])),
         }
@@ -232,7 +282,11 @@ fn variable(key: &str, value: &Value, section: &Section<'_>) -> Result<String, C
     let name = section.text(key, value)?;
     match EnvName::new(OsStr::new(name)) {
         Ok(_) => Ok(name.to_owned()),
-        Err(error) => Err(section.error(key, format_args!("has a bad name: {}", error.message), error.hint)),
+        Err(error) => Err(section.error(
+            key,
+            format_args!("has a bad name: {}", error.message),
+            error.hint,
+        )),
     }
 }
 
@@ -245,29 +299,53 @@ fn resolve(
     path: &Path,
 ) -> Result<Profile, ConfigError> {
     let own_name = format!("profile.{}", seen.last().map_or(name, String::as_str));
-    let asker = Section { path, name: &own_name };
+    let asker = Section {
+        path,
+        name: &own_name,
+    };
     if seen.iter().any(|earlier| earlier == name) || seen.len() >= DEEPEST {
-        return Err(asker.error("base", "leads in a circle, or too far", "name a built-in profile as base"));
+        return Err(asker.error(
+            "base",
+            "leads in a circle, or too far",
+            "name a built-in profile as base",
+        ));
     }
     let Some(words) = said.get(name) else {
         return builtin.get(name).cloned().ok_or_else(|| {
-            let names: Vec<_> = builtin.keys().chain(said.keys()).map(String::as_str).collect();
-            let what = format!("names a profile that does not exist: `{}`", name.escape_debug());
-            asker.error("base", what, format!("the profiles are {}", names.join(", ")))
+            let names: Vec<_> = builtin
+                .keys()
+                .chain(said.keys())
+                .map(String::as_str)
+                .collect();
+            let what = format!(
+                "names a profile that does not exist: `{}`",
+                name.escape_debug()
+            );
+            asker.error(
+                "base",
+                what,
+                format!("the profiles are {}", names.join(", ")),
+            )
         });
     };
     seen.push(name.to_owned());
     let base = match (&words.base, builtin.get(name)) {
         (Some(_), Some(_)) => {
             let hint = "remove it, or give the profile a name of its own";
-            return Err(Section { path, name: &format!("profile.{name}") }.error(
-                "base",
-                "cannot be given for a built-in profile",
-                hint,
-            ));
+            return Err(Section {
+                path,
+                name: &format!("profile.{name}"),
+            }
+            .error("base", "cannot be given for a built-in profile", hint));
         }
         (None, Some(itself)) => itself.clone(),
-        (base, None) => resolve(base.as_deref().unwrap_or("restrictive"), said, builtin, seen, path)?,
+        (base, None) => resolve(
+            base.as_deref().unwrap_or("restrictive"),
+            said,
+            builtin,
+            seen,
+            path,
+        )?,
     };
     let egress = match words.network {
         // Who says so means it, whatever the base has.
@@ -275,7 +353,10 @@ fn resolve(
         _ => egress::added(
             base.egress,
             words.egress.as_ref(),
-            &Section { path, name: &format!("profile.{name}") },
+            &Section {
+                path,
+                name: &format!("profile.{name}"),
+            },
         )?,
     };
     Ok(Profile {
@@ -303,16 +384,33 @@ mod tests {
 
     #[test]
     fn a_pool_is_off_unless_the_file_says_what_to_make_ahead() {
-        let pool =
-            |text: &str| super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|said| said.pool);
+        let pool = |text: &str| {
+            super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|said| said.pool)
+        };
         assert_eq!(pool(""), Ok(Pool::OFF));
-        let said = Pool { parked: 8, berths: 2, memory: "64M".parse().unwrap() };
-        assert_eq!(pool("[pool]\nparked = 8\nberths = 2\nmemory = \"64M\""), Ok(said));
-        assert_eq!(pool("[pool]\nparked = 3"), Ok(Pool { parked: 3, ..Pool::OFF }));
+        let said = Pool {
+            parked: 8,
+            berths: 2,
+            memory: "64M".parse().unwrap(),
+        };
+        assert_eq!(
+            pool("[pool]\nparked = 8\nberths = 2\nmemory = \"64M\""),
+            Ok(said)
+        );
+        assert_eq!(
+            pool("[pool]\nparked = 3"),
+            Ok(Pool {
+                parked: 3,
+                ..Pool::OFF
+            })
+        );
         let wrong = pool("[pool]\nparkd = 3").unwrap_err();
         assert_eq!(
             (wrong.message.as_str(), wrong.hint.as_str()),
-            ("`pool.parkd` in `/c.toml` is not a known key", "did you mean `parked`?",)
+            (
+                "`pool.parkd` in `/c.toml` is not a known key",
+                "did you mean `parked`?",
+            )
         );
     }
 
@@ -333,25 +431,40 @@ mod tests {
         let mut tiny = builtin.profile("restrictive").unwrap().clone();
         (tiny.limits.pids, tiny.limits.disk) = (4, "1M".parse().unwrap());
         assert_eq!(policy.profile("tiny"), Some(&tiny));
-        let maximum =
-            Maximum { memory: "8G".parse().ok(), wall_time: "1h".parse().ok(), ..Maximum::default() };
+        let maximum = Maximum {
+            memory: "8G".parse().ok(),
+            wall_time: "1h".parse().ok(),
+            ..Maximum::default()
+        };
         assert_eq!(policy.maximum, maximum);
-        assert_eq!(policy.profile("restrictive"), builtin.profile("restrictive"));
+        assert_eq!(
+            policy.profile("restrictive"),
+            builtin.profile("restrictive")
+        );
     }
 
     #[test]
     fn an_operator_can_change_a_built_in_profile_and_what_builds_on_it() {
-        let text = "[profile.standard]\nenv.inherit = [\"LANG\"]\n[profile.mine]\nbase = \"standard\"\n";
+        let text =
+            "[profile.standard]\nenv.inherit = [\"LANG\"]\n[profile.mine]\nbase = \"standard\"\n";
         let policy = read(text).unwrap();
         for name in ["standard", "mine"] {
-            assert_eq!(policy.profile(name).unwrap().env_inherit, ["LANG"], "{name}");
+            assert_eq!(
+                policy.profile(name).unwrap().env_inherit,
+                ["LANG"],
+                "{name}"
+            );
         }
     }
 
     #[test]
     fn mistakes_name_the_key_the_file_and_the_remedy() {
         let cases = [
-            ("profil = 1", "`profil` in `/c.toml` is not a known key", "did you mean `profile`?"),
+            (
+                "profil = 1",
+                "`profil` in `/c.toml` is not a known key",
+                "did you mean `profile`?",
+            ),
             (
                 "[profile.ci]\nmemroy = 1",
                 "`profile.ci.memroy` in `/c.toml` is not a known key",
@@ -362,7 +475,11 @@ mod tests {
                 "`profile.ci.env.inherits` in `/c.toml` is not a known key",
                 "did you mean `inherit`?",
             ),
-            ("[maximum]\npid = 3", "`maximum.pid` in `/c.toml` is not a known key", "did you mean `pids`?"),
+            (
+                "[maximum]\npid = 3",
+                "`maximum.pid` in `/c.toml` is not a known key",
+                "did you mean `pids`?",
+            ),
             (
                 "[maximum]\nmemory = \"lots\"",
                 "`maximum.memory` in `/c.toml` has a bad value: `lots` is not a size",
@@ -373,7 +490,11 @@ mod tests {
                 "`maximum.pids` in `/c.toml` must be a whole number of at least 1",
                 "write it without quotes",
             ),
-            ("profile = \"x\"", "`profile` in `/c.toml` must be a table", "write [profile]"),
+            (
+                "profile = \"x\"",
+                "`profile` in `/c.toml` must be a table",
+                "write [profile]",
+            ),
             (
                 "[profile.a]\nbase = \"b\"",
                 "`profile.a.base` in `/c.toml` names a profile that does not exist: `b`",
@@ -389,7 +510,11 @@ mod tests {
                 "`profile.agent.base` in `/c.toml` cannot be given",
                 "remove it",
             ),
-            ("[profile.\"a b\"]", "`profile.a b` in `/c.toml` is not a name for a profile", "use 1 to 128"),
+            (
+                "[profile.\"a b\"]",
+                "`profile.a b` in `/c.toml` is not a name for a profile",
+                "use 1 to 128",
+            ),
             (
                 "[profile.a]\nnetwork = \"host\"",
                 "`profile.a.network` in `/c.toml` cannot be `host`",
@@ -404,7 +529,11 @@ mod tests {
         for (text, message, hint) in cases {
             let error = read(text).expect_err(text);
             assert!(error.message.starts_with(message), "{}", error.message);
-            assert!(error.hint.starts_with(hint) && !error.hint.is_empty(), "{text}: {}", error.hint);
+            assert!(
+                error.hint.starts_with(hint) && !error.hint.is_empty(),
+                "{text}: {}",
+                error.hint
+            );
         }
     }
 }

@@ -33,26 +33,46 @@ pub(crate) struct Prices {
 
 /// All of `[prices]`.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Vec<(ModelPattern, Price)>, ConfigError> {
-    let all = Section { path, name: "prices" };
+    let all = Section {
+        path,
+        name: "prices",
+    };
     let one = |(pattern, value): (&String, &Value)| {
-        let models: ModelPattern = pattern
-            .parse()
-            .map_err(|_| all.error(pattern, "is no pattern for models", "such as [prices.\"claude-*\"]"))?;
+        let models: ModelPattern = pattern.parse().map_err(|_| {
+            all.error(
+                pattern,
+                "is no pattern for models",
+                "such as [prices.\"claude-*\"]",
+            )
+        })?;
         let name = all.key(&format!("\"{pattern}\""));
-        Ok((models, price(all.table(pattern, value)?, &Section { path, name: &name })?))
+        Ok((
+            models,
+            price(all.table(pattern, value)?, &Section { path, name: &name })?,
+        ))
     };
     table.iter().map(one).collect()
 }
 
 /// All of `[unknown_prices]`.
 pub(super) fn unknown(table: &Table, path: &Path) -> Result<Price, ConfigError> {
-    price(table, &Section { path, name: "unknown_prices" })
+    price(
+        table,
+        &Section {
+            path,
+            name: "unknown_prices",
+        },
+    )
 }
 
 fn price(table: &Table, section: &Section<'_>) -> Result<Price, ConfigError> {
     let mut price = Price::default();
     // Half a price would make the other half free.
-    section.needs(table, &["input", "output"], "give input and output, in dollars per million tokens")?;
+    section.needs(
+        table,
+        &["input", "output"],
+        "give input and output, in dollars per million tokens",
+    )?;
     for (key, value) in table {
         let dollars = || dollars(section, key, value);
         match key.as_str() {
@@ -106,30 +126,60 @@ mod tests {
             most_output: Some(64_000),
             ..Price::default()
         };
-        let least = Price { input: 1, output: 100_000_000, ..Price::default() };
-        assert_eq!(found, [("*".parse().unwrap(), least), ("claude-*".parse().unwrap(), claude)]);
+        let least = Price {
+            input: 1,
+            output: 100_000_000,
+            ..Price::default()
+        };
+        assert_eq!(
+            found,
+            [
+                ("*".parse().unwrap(), least),
+                ("claude-*".parse().unwrap(), claude)
+            ]
+        );
     }
 
     #[test]
     fn a_price_that_is_not_exact_or_not_whole_is_refused() {
         for (text, message) in [
-            ("[m]\ninput = 1", "`prices.\"m\".output` in `/c.toml` is missing"),
-            ("[m]\ninput = -1\noutput = 1", "`prices.\"m\".input` in `/c.toml` has a bad value: `-1`"),
-            ("[m]\ninput = nan\noutput = 1", "`prices.\"m\".input` in `/c.toml` has a bad value: `NaN`"),
-            ("[m]\ninput = inf\noutput = 1", "`prices.\"m\".input` in `/c.toml` has a bad value: `inf`"),
-            ("[m]\ninput = 1e-12\noutput = 1", "`prices.\"m\".input` in `/c.toml` has a bad value"),
+            (
+                "[m]\ninput = 1",
+                "`prices.\"m\".output` in `/c.toml` is missing",
+            ),
+            (
+                "[m]\ninput = -1\noutput = 1",
+                "`prices.\"m\".input` in `/c.toml` has a bad value: `-1`",
+            ),
+            (
+                "[m]\ninput = nan\noutput = 1",
+                "`prices.\"m\".input` in `/c.toml` has a bad value: `NaN`",
+            ),
+            (
+                "[m]\ninput = inf\noutput = 1",
+                "`prices.\"m\".input` in `/c.toml` has a bad value: `inf`",
+            ),
+            (
+                "[m]\ninput = 1e-12\noutput = 1",
+                "`prices.\"m\".input` in `/c.toml` has a bad value",
+            ),
             (
                 "[m]\ninput = 1\noutput = 1\ncach_read = 1",
                 "`prices.\"m\".cach_read` in `/c.toml` is not a known",
             ),
-            ("[\"a b\"]\ninput = 1\noutput = 1", "`prices.a b` in `/c.toml` is no pattern for models"),
+            (
+                "[\"a b\"]\ninput = 1\noutput = 1",
+                "`prices.a b` in `/c.toml` is no pattern for models",
+            ),
             ("m = 3", "`prices.m` in `/c.toml` must be a table"),
         ] {
             let refused = read(text).expect_err(text).message;
             assert!(refused.starts_with(message), "{refused}");
         }
         assert_eq!(
-            read("[m]\ninput = 1\noutput = 1\ncach_read = 1").unwrap_err().hint,
+            read("[m]\ninput = 1\noutput = 1\ncach_read = 1")
+                .unwrap_err()
+                .hint,
             "did you mean `cache_read`?"
         );
     }

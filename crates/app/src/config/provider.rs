@@ -31,8 +31,18 @@ const KEYS: [&str; 17] = [
     "idle",
     "retry_after",
 ];
-const INFERENCE_KEYS: [&str; 10] =
-    ["base", "key", "allow_plain_http", "ca", "models", "time", "connect", "ttfb", "idle", "retries"];
+const INFERENCE_KEYS: [&str; 10] = [
+    "base",
+    "key",
+    "allow_plain_http",
+    "ca",
+    "models",
+    "time",
+    "connect",
+    "ttfb",
+    "idle",
+    "retries",
+];
 const DIALECTS: [(&str, Dialect); 4] = [
     ("openai", Dialect::OpenAi),
     ("anthropic", Dialect::Anthropic),
@@ -43,7 +53,11 @@ const DIALECTS: [(&str, Dialect); 4] = [
 const KNOWN: [(&str, Dialect, &str); 3] = [
     ("anthropic", Dialect::Anthropic, "https://api.anthropic.com"),
     ("openai", Dialect::OpenAi, "https://api.openai.com"),
-    ("gemini", Dialect::Gemini, "https://generativelanguage.googleapis.com"),
+    (
+        "gemini",
+        Dialect::Gemini,
+        "https://generativelanguage.googleapis.com",
+    ),
 ];
 /// Where a model server of this machine listens, if nobody says otherwise.
 const LOCAL_MODELS: &str = "http://127.0.0.1:11434";
@@ -73,14 +87,18 @@ const NEVER_FORWARDED: [&str; 21] = [
     "upgrade",
 ];
 /// The same, however they go on.
-const NEVER_FORWARDED_BEGINNINGS: [&str; 4] = ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
+const NEVER_FORWARDED_BEGINNINGS: [&str; 4] =
+    ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
 
 /// By name, as catalogues have them.
 pub(super) type Providers = BTreeMap<String, Arc<Provider>>;
 
 /// The providers there are when no file names any.
 pub(super) fn known() -> Providers {
-    KNOWN.iter().map(|(name, ..)| ((*name).to_owned(), Arc::new(start(name)))).collect()
+    KNOWN
+        .iter()
+        .map(|(name, ..)| ((*name).to_owned(), Arc::new(start(name))))
+        .collect()
 }
 
 /// A known provider as it ships; any other with nothing yet.
@@ -88,7 +106,10 @@ fn start(name: &str) -> Provider {
     match KNOWN.iter().find(|(known, ..)| *known == name) {
         Some((_, dialect, base)) => {
             let key = Some(KeySource::Stored(name.to_owned()));
-            Provider { key, ..Provider::new(name, *dialect, Uri::from_static(base)) }
+            Provider {
+                key,
+                ..Provider::new(name, *dialect, Uri::from_static(base))
+            }
         }
         None => Provider::new(name, Dialect::OpenAi, Uri::default()),
     }
@@ -96,15 +117,24 @@ fn start(name: &str) -> Provider {
 
 /// All of `[provider]`.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Providers, ConfigError> {
-    let all = Section { path, name: "provider" };
+    let all = Section {
+        path,
+        name: "provider",
+    };
     let one = |(name, value): (&String, &Value)| {
         if Id::new(name).is_err() {
             let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
             return Err(all.error(name, "is not a name for a provider", hint));
         }
         let full_name = all.key(name);
-        let section = Section { path, name: &full_name };
-        Ok((name.clone(), Arc::new(provider(name, all.table(name, value)?, &section)?)))
+        let section = Section {
+            path,
+            name: &full_name,
+        };
+        Ok((
+            name.clone(),
+            Arc::new(provider(name, all.table(name, value)?, &section)?),
+        ))
     };
     table.iter().map(one).collect()
 }
@@ -112,7 +142,10 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Providers, ConfigError>
 fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider, ConfigError> {
     let mut provider = start(name);
     if KNOWN.iter().all(|(known, ..)| *known != name) {
-        let hint = format!("write [{}] with dialect = \"openai\" and base = \"https://…\"", section.name);
+        let hint = format!(
+            "write [{}] with dialect = \"openai\" and base = \"https://…\"",
+            section.name
+        );
         section.needs(table, &["dialect", "base"], &hint)?;
     }
     if table.contains_key("base") {
@@ -121,7 +154,10 @@ fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider
     }
     if let Some(value) = table.get("dialect") {
         let dialect = section.word("dialect", value, &DIALECTS)?;
-        provider = Provider { key: provider.key, ..Provider::new(name, dialect, provider.base) };
+        provider = Provider {
+            key: provider.key,
+            ..Provider::new(name, dialect, provider.base)
+        };
     }
     for (key, value) in table {
         match key.as_str() {
@@ -138,8 +174,12 @@ fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider
                 let words = [("drain", OnAbort::Drain), ("cancel", OnAbort::Cancel)];
                 provider.on_abort = section.word(key, value, &words)?;
             }
-            "retry_after" => provider.patience.retry_after = section.quantity::<Time>(key, value)?.0,
-            "ca" | "retries" | "connect" | "ttfb" | "idle" => common(&mut provider, section, key, value)?,
+            "retry_after" => {
+                provider.patience.retry_after = section.quantity::<Time>(key, value)?.0
+            }
+            "ca" | "retries" | "connect" | "ttfb" | "idle" => {
+                common(&mut provider, section, key, value)?
+            }
             other => return Err(section.unknown(other, &KEYS)),
         }
     }
@@ -165,7 +205,8 @@ fn common(
         _ => {
             let count = section.number(key, value)?;
             let few = u32::try_from(count).ok().filter(|_| count <= MOST_RETRIES);
-            provider.retries = few.ok_or_else(|| section.error(key, "is too many", "write 0 to 10"))?;
+            provider.retries =
+                few.ok_or_else(|| section.error(key, "is too many", "write 0 to 10"))?;
         }
     }
     Ok(())
@@ -182,15 +223,26 @@ pub(super) struct Inference {
 impl Default for Inference {
     fn default() -> Self {
         let server = Provider::new("inference", Dialect::Ollama, Uri::from_static(LOCAL_MODELS));
-        let server = Provider { allow_private: true, allow_plain_http: true, ..server };
-        Inference { server, models: Vec::new(), time: None }
+        let server = Provider {
+            allow_private: true,
+            allow_plain_http: true,
+            ..server
+        };
+        Inference {
+            server,
+            models: Vec::new(),
+            time: None,
+        }
     }
 }
 
 /// All of `[inference]`. It need not be public, so that no key says so; but what is not on this machine is reached over
 /// TLS, unless the operator says otherwise.
 pub(super) fn inference(table: &Table, path: &Path) -> Result<Inference, ConfigError> {
-    let section = Section { path, name: "inference" };
+    let section = Section {
+        path,
+        name: "inference",
+    };
     let mut inference = Inference::default();
     let server = &mut inference.server;
     if let Some(value) = table.get("base") {
@@ -216,7 +268,10 @@ pub(super) fn inference(table: &Table, path: &Path) -> Result<Inference, ConfigE
 fn is_loopback(base: &str) -> bool {
     let uri: Option<Uri> = base.parse().ok();
     let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
-    address::literal(host).map_or_else(|| is_local_name(host), |address| address.to_canonical().is_loopback())
+    address::literal(host).map_or_else(
+        || is_local_name(host),
+        |address| address.to_canonical().is_loopback(),
+    )
 }
 
 fn is_local_name(host: &str) -> bool {
@@ -232,22 +287,44 @@ pub(super) fn models(
 ) -> Result<Vec<ModelPattern>, ConfigError> {
     let parse = |text: &str| {
         text.parse().map_err(|bad: spec::BadModelPattern| {
-            section.error(key, format_args!("has a bad value: {bad}"), "such as \"claude-*\"")
+            section.error(
+                key,
+                format_args!("has a bad value: {bad}"),
+                "such as \"claude-*\"",
+            )
         })
     };
     section.texts(key, value)?.into_iter().map(parse).collect()
 }
 
-fn output_cap(section: &Section<'_>, key: &str, value: &Value) -> Result<&'static str, ConfigError> {
-    section.word(key, value, &["max_tokens", "max_completion_tokens"].map(|word| (word, word)))
+fn output_cap(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<&'static str, ConfigError> {
+    section.word(
+        key,
+        value,
+        &["max_tokens", "max_completion_tokens"].map(|word| (word, word)),
+    )
 }
 
-fn headers(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<HeaderName>, ConfigError> {
+fn headers(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<Vec<HeaderName>, ConfigError> {
     let header = |text: &str| {
         let name: HeaderName = text.parse().map_err(|_| {
-            section.error(key, format_args!("has a bad name: `{}`", text.escape_debug()), "name a header")
+            section.error(
+                key,
+                format_args!("has a bad name: `{}`", text.escape_debug()),
+                "name a header",
+            )
         })?;
-        let begins = NEVER_FORWARDED_BEGINNINGS.iter().any(|start| name.as_str().starts_with(start));
+        let begins = NEVER_FORWARDED_BEGINNINGS
+            .iter()
+            .any(|start| name.as_str().starts_with(start));
         match begins || NEVER_FORWARDED.contains(&name.as_str()) {
             true => {
                 let hint = "a program says neither who pays or asks nor where a message ends";
@@ -260,20 +337,36 @@ fn headers(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Header
 }
 
 /// Where a key comes from: `{ secret = "…" }`, `{ file = "…" }`, `{ env = "…" }` or `{ vault = "…", field = "…" }`.
-pub(super) fn key(section: &Section<'_>, key: &str, value: &Value) -> Result<KeySource, ConfigError> {
-    let table = value.as_table().filter(|table| !table.is_empty()).ok_or_else(|| {
-        let hint = "write { secret = \"NAME\" } and keep it with `airlock secrets set NAME`";
-        section.error(key, "must say where the key is, and never what it is", hint)
-    })?;
+pub(super) fn key(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<KeySource, ConfigError> {
+    let table = value
+        .as_table()
+        .filter(|table| !table.is_empty())
+        .ok_or_else(|| {
+            let hint = "write { secret = \"NAME\" } and keep it with `airlock secrets set NAME`";
+            section.error(key, "must say where the key is, and never what it is", hint)
+        })?;
     let full_name = section.key(key);
-    let inner = Section { path: section.path, name: &full_name };
+    let inner = Section {
+        path: section.path,
+        name: &full_name,
+    };
     let known = ["secret", "file", "env", "vault", "field"];
     if let Some(other) = table.keys().find(|word| !known.contains(&word.as_str())) {
         return Err(inner.unknown(other, &known));
     }
-    let mut places = known[..4].iter().filter_map(|place| Some((*place, table.get(*place)?)));
+    let mut places = known[..4]
+        .iter()
+        .filter_map(|place| Some((*place, table.get(*place)?)));
     let (Some((place, value)), None) = (places.next(), places.next()) else {
-        return Err(section.error(key, "must name one place", "write secret, file, env or vault"));
+        return Err(section.error(
+            key,
+            "must name one place",
+            "write secret, file, env or vault",
+        ));
     };
     if place != "vault" && table.contains_key("field") {
         return Err(inner.error("field", "belongs to `vault`", "remove it"));
@@ -284,7 +377,10 @@ pub(super) fn key(section: &Section<'_>, key: &str, value: &Value) -> Result<Key
         "env" => variable(&inner, place, value).map(KeySource::Variable),
         _ => Ok(KeySource::Vault {
             path: vault_path(&inner, place, value)?,
-            field: table.get("field").map_or(Ok("value"), |field| inner.text("field", field))?.to_owned(),
+            field: table
+                .get("field")
+                .map_or(Ok("value"), |field| inner.text("field", field))?
+                .to_owned(),
         }),
     }
 }
@@ -292,7 +388,11 @@ pub(super) fn key(section: &Section<'_>, key: &str, value: &Value) -> Result<Key
 fn secret_name(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
     let name = Id::new(section.text(key, value)?);
     name.map(|name| name.to_string()).map_err(|bad| {
-        section.error(key, format_args!("has a bad value: {bad}"), "`airlock secrets list` shows the names")
+        section.error(
+            key,
+            format_args!("has a bad value: {bad}"),
+            "`airlock secrets list` shows the names",
+        )
     })
 }
 
@@ -312,12 +412,18 @@ fn variable(section: &Section<'_>, key: &str, value: &Value) -> Result<String, C
 }
 
 /// A path as the Vault has it: segments and slashes, nothing that means something else in an address.
-pub(super) fn vault_path(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+pub(super) fn vault_path(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<String, ConfigError> {
     let path = section.text(key, value)?;
     let plain = |segment: &str| {
         !segment.is_empty()
             && !segment.starts_with('.')
-            && segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+            && segment
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
     match path.len() <= 256 && path.split('/').all(plain) {
         true => Ok(path.to_owned()),
@@ -334,16 +440,19 @@ fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri
     let text = section.text("base", value)?;
     let address = server_address(text).map_err(|(what, hint)| section.error("base", what, hint))?;
     if address.scheme_str() == Some("http") && !provider.allow_plain_http {
-        let hint = "use https, or say allow_plain_http = true: then anybody on the way can read the key";
+        let hint =
+            "use https, or say allow_plain_http = true: then anybody on the way can read the key";
         return Err(section.error("base", "is not encrypted", hint));
     }
     let host = address.host().unwrap_or_default();
     let public = address::literal(host).map_or(!is_local_name(host), address::is_public);
     match public || provider.allow_private {
         true => Ok(address),
-        false => {
-            Err(section.error("base", "is a private address", "say allow_private = true if that is meant"))
-        }
+        false => Err(section.error(
+            "base",
+            "is a private address",
+            "say allow_private = true if that is meant",
+        )),
     }
 }
 
@@ -351,9 +460,15 @@ fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri
 pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static str)> {
     let form = "write https://HOST, with a port and a path if need be";
     if text.contains(['@', '?', '#', '%', '\\']) {
-        return Err(("has more than a host and a path: no user, query, fragment or escapes", form));
+        return Err((
+            "has more than a host and a path: no user, query, fragment or escapes",
+            form,
+        ));
     }
-    let uri: Uri = text.trim_end_matches('/').parse().map_err(|_| ("is no address", form))?;
+    let uri: Uri = text
+        .trim_end_matches('/')
+        .parse()
+        .map_err(|_| ("is no address", form))?;
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
         return Err(("is no address with http or https", form));
     };
@@ -364,13 +479,22 @@ pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static 
     if host.is_empty() || !host.bytes().all(plain) || !good_port {
         return Err(("has no good host or port", form));
     }
-    if uri.path().split('/').skip(1).any(|part| part.starts_with('.')) || uri.path().contains("//") {
+    if uri
+        .path()
+        .split('/')
+        .skip(1)
+        .any(|part| part.starts_with('.'))
+        || uri.path().contains("//")
+    {
         return Err(("has a path that could mean another", form));
     }
     let metadata =
         address::literal(host).is_some_and(address::is_metadata) || address::is_metadata_name(host);
     match metadata {
-        true => Err(("is an address of a metadata service or of the local link, where no model is", form)),
+        true => Err((
+            "is an address of a metadata service or of the local link, where no model is",
+            form,
+        )),
         false => Ok(uri),
     }
 }

@@ -26,7 +26,10 @@ pub(super) struct Said {
 impl Said {
     /// All of `[secrets]`.
     pub(super) fn read(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
-        let section = Section { path, name: "secrets" };
+        let section = Section {
+            path,
+            name: "secrets",
+        };
         for (key, value) in table {
             match key.as_str() {
                 "key_file" => self.key_file = Some(section.absolute(key, value)?),
@@ -35,14 +38,21 @@ impl Said {
             }
         }
         match self.keyring && self.key_file.is_some() {
-            true => Err(section.error("keyring", "and `key_file` name two master keys", "keep one of them")),
+            true => Err(section.error(
+                "keyring",
+                "and `key_file` name two master keys",
+                "keep one of them",
+            )),
             false => Ok(()),
         }
     }
 
     /// All of `[vault]`.
     pub(super) fn read_vault(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
-        let section = Section { path, name: "vault" };
+        let section = Section {
+            path,
+            name: "vault",
+        };
         let hint = "write address = \"https://…\" and token = { file = \"/…\" }";
         section.needs(table, &["address", "token"], hint)?;
         let mut vault = Vault {
@@ -57,7 +67,8 @@ impl Said {
             match word.as_str() {
                 "address" => {
                     let address = server_address(section.text(word, value)?);
-                    vault.address = address.map_err(|(what, hint)| section.error(word, what, hint))?;
+                    vault.address =
+                        address.map_err(|(what, hint)| section.error(word, what, hint))?;
                 }
                 "mount" => vault.mount = vault_path(&section, word, value)?,
                 "token" => vault.token = key(&section, word, value)?,
@@ -65,7 +76,14 @@ impl Said {
                 "allow_plain_http" => vault.allow_plain_http = section.flag(word, value)?,
                 "ca" => vault.ca = Some(section.absolute(word, value)?),
                 other => {
-                    let known = ["address", "mount", "token", "namespace", "allow_plain_http", "ca"];
+                    let known = [
+                        "address",
+                        "mount",
+                        "token",
+                        "namespace",
+                        "allow_plain_http",
+                        "ca",
+                    ];
                     return Err(section.unknown(other, &known));
                 }
             }
@@ -85,7 +103,8 @@ fn check(vault: &Vault, section: &Section<'_>) -> Result<(), ConfigError> {
         ));
     }
     if vault.address.scheme_str() == Some("http") && !vault.allow_plain_http {
-        let hint = "use https, or say allow_plain_http = true: then anybody on the way can read the token";
+        let hint =
+            "use https, or say allow_plain_http = true: then anybody on the way can read the token";
         return Err(section.error("address", "is not encrypted", hint));
     }
     match vault.token {
@@ -117,7 +136,12 @@ pub(super) fn assemble<'k>(
     };
     let variables = named.filter_map(value).collect();
     let (folder, master) = (state.join("secrets"), master_key(&said, around)?);
-    Ok(Secrets { folder, master, variables, vault: said.vault })
+    Ok(Secrets {
+        folder,
+        master,
+        variables,
+        vault: said.vault,
+    })
 }
 
 /// A variable that is set wins; set to nothing it is a mistake, and not a wish for a weaker key.
@@ -125,7 +149,10 @@ fn master_key(said: &Said, around: &Surroundings) -> Result<MasterKey, ConfigErr
     if let Some(given) = &around.master_key {
         let given = given.clone().map_err(|bad| {
             let hint = "unset it, or make one: head -c 32 /dev/urandom | base64";
-            ConfigError::new(format!("`{}` is no master key: {bad}", super::MASTER_KEY), hint)
+            ConfigError::new(
+                format!("`{}` is no master key: {bad}", super::MASTER_KEY),
+                hint,
+            )
         })?;
         return Ok(MasterKey::Given(given));
     }
@@ -141,11 +168,16 @@ fn master_key(said: &Said, around: &Surroundings) -> Result<MasterKey, ConfigErr
 /// key either.
 fn credential(around: &Surroundings) -> Result<Option<PathBuf>, ConfigError> {
     let folder = around.variable("CREDENTIALS_DIRECTORY").map(Path::new);
-    let Some(path) = folder.map(|folder| folder.join("airlock-master-key")) else { return Ok(None) };
+    let Some(path) = folder.map(|folder| folder.join("airlock-master-key")) else {
+        return Ok(None);
+    };
     match path.try_exists() {
         Ok(there) => Ok(there.then_some(path)),
         Err(error) => Err(ConfigError::new(
-            format!("cannot look for the master key `{}`: {error}", path.display()),
+            format!(
+                "cannot look for the master key `{}`: {error}",
+                path.display()
+            ),
             "mend the credentials of the service, or unset CREDENTIALS_DIRECTORY",
         )),
     }
@@ -173,13 +205,19 @@ mod tests {
 
     #[test]
     fn the_master_key_comes_from_the_best_place_there_is() {
-        let folder = std::env::temp_dir().join(format!("airlock-credentials-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("airlock-credentials-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let mut around = Surroundings::default();
         assert_eq!(place("", &around), "Beside");
         assert_eq!(place("[secrets]\nkeyring = true", &around), "Keyring");
-        assert_eq!(place("[secrets]\nkey_file = \"/k\"", &around), "File(\"/k\")");
-        around.variables.insert("CREDENTIALS_DIRECTORY".into(), folder.clone().into());
+        assert_eq!(
+            place("[secrets]\nkey_file = \"/k\"", &around),
+            "File(\"/k\")"
+        );
+        around
+            .variables
+            .insert("CREDENTIALS_DIRECTORY".into(), folder.clone().into());
         assert_eq!(
             place("[secrets]\nkey_file = \"/k\"", &around),
             "File(\"/k\")",
@@ -188,43 +226,75 @@ mod tests {
         std::fs::write(folder.join("airlock-master-key"), "x").unwrap();
         assert!(place("[secrets]\nkey_file = \"/k\"", &around).starts_with("Credential("));
         around.master_key = Some(Secret::new(b"sk-canary".to_vec()));
-        assert_eq!(place("[secrets]\nkey_file = \"/k\"", &around), "Given(Secret(..))");
+        assert_eq!(
+            place("[secrets]\nkey_file = \"/k\"", &around),
+            "Given(Secret(..))"
+        );
         around.master_key = Some(Secret::new(Vec::new()));
         let refused = master_key(&Said::default(), &around).unwrap_err();
-        assert_eq!(refused.message, "`AIRLOCK_MASTER_KEY` is no master key: the secret is empty");
+        assert_eq!(
+            refused.message,
+            "`AIRLOCK_MASTER_KEY` is no master key: the secret is empty"
+        );
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn a_credential_that_cannot_be_reached_is_no_reason_to_take_a_weaker_key() {
-        let file = std::env::temp_dir().join(format!("airlock-no-credentials-{}", std::process::id()));
+        let file =
+            std::env::temp_dir().join(format!("airlock-no-credentials-{}", std::process::id()));
         std::fs::write(&file, "").unwrap();
         let variables = [("CREDENTIALS_DIRECTORY".into(), file.clone().into())].into();
-        let around = Surroundings { variables, ..Surroundings::default() };
+        let around = Surroundings {
+            variables,
+            ..Surroundings::default()
+        };
         // Not by mode: root may look everywhere.
         let refused = master_key(&Said::default(), &around).unwrap_err();
-        assert!(refused.message.starts_with("cannot look for the master key `"), "{}", refused.message);
+        assert!(
+            refused
+                .message
+                .starts_with("cannot look for the master key `"),
+            "{}",
+            refused.message
+        );
         std::fs::remove_file(&file).unwrap();
-        assert_eq!(place("", &around), "Beside", "what is not there was not passed on");
+        assert_eq!(
+            place("", &around),
+            "Beside",
+            "what is not there was not passed on"
+        );
     }
 
     #[test]
     fn only_variables_that_are_named_are_taken_along() {
         let variables = [("A", "sk-a"), ("B", "sk-b"), ("T", "sk-t"), ("EMPTY", "")];
-        let variables = variables.map(|(name, value)| (name.into(), value.into())).into();
-        let around = Surroundings { variables, ..Surroundings::default() };
-        let vault = said("[vault]\naddress = \"https://v.example:8200\"\ntoken = { env = \"T\" }").unwrap();
+        let variables = variables
+            .map(|(name, value)| (name.into(), value.into()))
+            .into();
+        let around = Surroundings {
+            variables,
+            ..Surroundings::default()
+        };
+        let vault =
+            said("[vault]\naddress = \"https://v.example:8200\"\ntoken = { env = \"T\" }").unwrap();
         let keys = ["A", "EMPTY", "ABSENT"].map(|name| KeySource::Variable(name.to_owned()));
         let secrets = assemble(vault, keys.iter(), Path::new("/state"), &around).unwrap();
         assert_eq!(secrets.variables.keys().collect::<Vec<_>>(), ["A", "T"]);
         assert_eq!(secrets.folder, Path::new("/state/secrets"));
-        assert!(!format!("{secrets:?}").contains("sk-"), "nothing of it prints");
+        assert!(
+            !format!("{secrets:?}").contains("sk-"),
+            "nothing of it prints"
+        );
     }
 
     #[test]
     fn mistakes_name_the_key_the_file_and_the_remedy() {
         let vault = "[vault]\naddress = \"https://v.example\"\ntoken = { file = \"/t\" }\n";
-        assert!(said(vault).is_ok() && said("[secrets]").is_ok(), "the positive control");
+        assert!(
+            said(vault).is_ok() && said("[secrets]").is_ok(),
+            "the positive control"
+        );
         for (text, message, hint) in [
             (
                 "[secrets]\nkey_fil = \"/k\"",
@@ -246,7 +316,11 @@ mod tests {
                 "`secrets.keyring` in `/c.toml` and `key_file` name two",
                 "keep one",
             ),
-            ("[vault]\naddress = \"https://v\"", "`vault.token` in `/c.toml` is missing", "write address"),
+            (
+                "[vault]\naddress = \"https://v\"",
+                "`vault.token` in `/c.toml` is missing",
+                "write address",
+            ),
             (
                 "[vault]\naddress = \"http://v\"\ntoken = { file = \"/t\" }",
                 "`vault.address` in `/c.toml` is not encrypted",
@@ -272,7 +346,11 @@ mod tests {
                 "`vault.token` in `/c.toml` must say where the key is",
                 "write { secret",
             ),
-            (&format!("{vault}mount = \"a/../b\""), "`vault.mount` in `/c.toml` is no path", "such as"),
+            (
+                &format!("{vault}mount = \"a/../b\""),
+                "`vault.mount` in `/c.toml` is no path",
+                "such as",
+            ),
             (
                 &format!("{vault}mont = \"a\""),
                 "`vault.mont` in `/c.toml` is not a known key",

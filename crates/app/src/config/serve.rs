@@ -74,15 +74,30 @@ const KEYS: [&str; 13] = [
 
 /// Reads the table.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
-    let section = Section { path, name: "serve" };
+    let section = Section {
+        path,
+        name: "serve",
+    };
     let mut serve = Serve::default();
     for (key, value) in table {
         let bounds = &mut serve.bounds;
         match key.as_str() {
             "listen" => serve.listen = Some(section.quantity(key, value)?),
-            "hosts" => serve.hosts = section.texts(key, value)?.into_iter().map(str::to_owned).collect(),
+            "hosts" => {
+                serve.hosts = section
+                    .texts(key, value)?
+                    .into_iter()
+                    .map(str::to_owned)
+                    .collect()
+            }
             "profiles" => {
-                serve.profiles = Some(section.texts(key, value)?.into_iter().map(str::to_owned).collect())
+                serve.profiles = Some(
+                    section
+                        .texts(key, value)?
+                        .into_iter()
+                        .map(str::to_owned)
+                        .collect(),
+                )
             }
             "folders" => serve.folders = folders(&section, key, value)?,
             "connections" => bounds.connections = section.count(key, value)? as usize,
@@ -101,7 +116,11 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
 }
 
 fn folders(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<PathBuf>, ConfigError> {
-    let folders: Vec<_> = section.texts(key, value)?.into_iter().map(PathBuf::from).collect();
+    let folders: Vec<_> = section
+        .texts(key, value)?
+        .into_iter()
+        .map(PathBuf::from)
+        .collect();
     match folders.iter().all(|folder| folder.is_absolute()) {
         true => Ok(folders),
         false => Err(section.error(key, "must be absolute paths", "begin each with /")),
@@ -135,11 +154,34 @@ mod tests {
             grace: seconds(8),
         };
         let listen = "127.0.0.1:1".parse().ok();
-        let (hosts, folders, profiles) = (vec!["a".into()], vec!["/srv".into()], Some(vec!["agent".into()]));
-        let wanted = Serve { listen, hosts, folders, profiles, bounds };
+        let (hosts, folders, profiles) = (
+            vec!["a".into()],
+            vec!["/srv".into()],
+            Some(vec!["agent".into()]),
+        );
+        let wanted = Serve {
+            listen,
+            hosts,
+            folders,
+            profiles,
+            bounds,
+        };
         assert_eq!(said, Ok(wanted));
-        assert_eq!(read("folder = [\"/x\"]").unwrap_err().hint, "did you mean `folders`?");
-        assert!(read("folders = [\"x\"]").unwrap_err().message.contains("must be absolute paths"));
-        assert!(read("listen = \"here\"").unwrap_err().message.contains("`serve.listen`"));
+        assert_eq!(
+            read("folder = [\"/x\"]").unwrap_err().hint,
+            "did you mean `folders`?"
+        );
+        assert!(
+            read("folders = [\"x\"]")
+                .unwrap_err()
+                .message
+                .contains("must be absolute paths")
+        );
+        assert!(
+            read("listen = \"here\"")
+                .unwrap_err()
+                .message
+                .contains("`serve.listen`")
+        );
     }
 }

@@ -37,11 +37,18 @@ pub(crate) struct Trace {
 impl Telemetry {
     /// Where the values of headers come from.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
-        self.trace.iter().flat_map(|trace| trace.headers.iter().map(|(_, source)| source))
+        self.trace
+            .iter()
+            .flat_map(|trace| trace.headers.iter().map(|(_, source)| source))
     }
 
     /// Reads one of the tables.
-    pub(super) fn read(&mut self, name: &str, table: &Table, path: &Path) -> Result<(), ConfigError> {
+    pub(super) fn read(
+        &mut self,
+        name: &str,
+        table: &Table,
+        path: &Path,
+    ) -> Result<(), ConfigError> {
         let section = Section { path, name };
         match name {
             "log" => self.log = log(table, &section)?,
@@ -54,7 +61,11 @@ impl Telemetry {
 
 /// A file of the usual size.
 pub(crate) fn log_file(path: PathBuf) -> LogFile {
-    LogFile { path, size: USUAL_SIZE, keep: USUAL_KEEP }
+    LogFile {
+        path,
+        size: USUAL_SIZE,
+        keep: USUAL_KEEP,
+    }
 }
 
 fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError> {
@@ -64,16 +75,25 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
     for (key, value) in table {
         match key.as_str() {
             "level" => {
-                log.level = section.word(key, value, &LogLevel::ALL.map(|level| (level.name(), level)))?
+                log.level = section.word(
+                    key,
+                    value,
+                    &LogLevel::ALL.map(|level| (level.name(), level)),
+                )?
             }
             "format" => {
-                log.format =
-                    section.word(key, value, &[("text", LogFormat::Text), ("json", LogFormat::Json)])?;
+                log.format = section.word(
+                    key,
+                    value,
+                    &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+                )?;
             }
             "file" => file = Some(section.absolute(key, value)?),
             "size" => size = section.quantity::<Size>(key, value)?.0,
             "keep" => keep = section.count(key, value)?,
-            other => return Err(section.unknown(other, &["level", "format", "file", "size", "keep"])),
+            other => {
+                return Err(section.unknown(other, &["level", "format", "file", "size", "keep"]));
+            }
         }
     }
     if size < SMALLEST {
@@ -82,7 +102,12 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
     if keep > MOST_KEPT {
         return Err(section.error("keep", "is too many", "write 1 to 1000"));
     }
-    if let (None, Some(key)) = (&file, ["size", "keep"].iter().find(|key| table.contains_key(**key))) {
+    if let (None, Some(key)) = (
+        &file,
+        ["size", "keep"]
+            .iter()
+            .find(|key| table.contains_key(**key)),
+    ) {
         return Err(section.error(
             key,
             "belongs to a file",
@@ -94,13 +119,22 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
 }
 
 fn trace(table: &Table, section: &Section<'_>) -> Result<Trace, ConfigError> {
-    section.needs(table, &["endpoint"], "write endpoint = \"http://127.0.0.1:4318\"")?;
-    let mut trace = Trace { endpoint: String::new(), sample: 1.0, headers: Vec::new() };
+    section.needs(
+        table,
+        &["endpoint"],
+        "write endpoint = \"http://127.0.0.1:4318\"",
+    )?;
+    let mut trace = Trace {
+        endpoint: String::new(),
+        sample: 1.0,
+        headers: Vec::new(),
+    };
     for (key, value) in table {
         match key.as_str() {
             "endpoint" => {
                 let text = section.text(key, value)?;
-                provider::server_address(text).map_err(|(what, hint)| section.error(key, what, hint))?;
+                provider::server_address(text)
+                    .map_err(|(what, hint)| section.error(key, what, hint))?;
                 trace.endpoint = text.trim_end_matches('/').to_owned();
             }
             "sample" => trace.sample = sample(section, key, value)?,
@@ -112,15 +146,24 @@ fn trace(table: &Table, section: &Section<'_>) -> Result<Trace, ConfigError> {
 }
 
 fn sample(section: &Section<'_>, key: &str, value: &Value) -> Result<f64, ConfigError> {
-    let number = value.as_float().or_else(|| value.as_integer().map(|number| number as f64));
+    let number = value
+        .as_float()
+        .or_else(|| value.as_integer().map(|number| number as f64));
     number
         .filter(|part| (0.0..=1.0).contains(part))
         .ok_or_else(|| section.error(key, "must be a number from 0 to 1", "such as 0.1"))
 }
 
-fn headers(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<(String, KeySource)>, ConfigError> {
+fn headers(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<Vec<(String, KeySource)>, ConfigError> {
     let full_name = section.key(key);
-    let inner = Section { path: section.path, name: &full_name };
+    let inner = Section {
+        path: section.path,
+        name: &full_name,
+    };
     let table = section.table(key, value)?;
     if table.len() > MOST_HEADERS {
         return Err(section.error(key, "has too many", "write at most 16"));
@@ -174,24 +217,60 @@ mod tests {
                     [trace]\nendpoint = \"http://127.0.0.1:4318/\"\nsample = 0.5\nheaders = { authorization = { secret = \"t\" } }\n\
                     [node]\nslug = \"one\"\n";
         let said = said(text).unwrap();
-        let file = Some(LogFile { path: "/l".into(), size: 1 << 20, keep: 2 });
-        let log = LogSettings { level: LogLevel::Warn, format: LogFormat::Json, file, quiet: false };
-        assert_eq!((said.log.clone(), said.slug.as_deref(), said.keys().count()), (log, Some("one"), 1));
+        let file = Some(LogFile {
+            path: "/l".into(),
+            size: 1 << 20,
+            keep: 2,
+        });
+        let log = LogSettings {
+            level: LogLevel::Warn,
+            format: LogFormat::Json,
+            file,
+            quiet: false,
+        };
+        assert_eq!(
+            (said.log.clone(), said.slug.as_deref(), said.keys().count()),
+            (log, Some("one"), 1)
+        );
         let trace = said.trace.unwrap();
-        assert_eq!((trace.endpoint.as_str(), trace.sample), ("http://127.0.0.1:4318", 0.5));
+        assert_eq!(
+            (trace.endpoint.as_str(), trace.sample),
+            ("http://127.0.0.1:4318", 0.5)
+        );
     }
 
     #[test]
     fn mistakes_name_the_key_and_the_remedy() {
         for (text, start) in [
             ("[log]\nlevel = \"loud\"", "`log.level` in `/c.toml`"),
-            ("[log]\nfile = \"x\"", "`log.file` in `/c.toml` must be an absolute path"),
-            ("[log]\nsize = \"1M\"", "`log.size` in `/c.toml` belongs to a file"),
-            ("[log]\nfile = \"/x\"\nsize = 1", "`log.size` in `/c.toml` is too small"),
-            ("[log]\nfiel = 1", "`log.fiel` in `/c.toml` is not a known key"),
-            ("[trace]\nsample = 1", "`trace.endpoint` in `/c.toml` is missing"),
-            ("[trace]\nendpoint = \"ftp://x\"", "`trace.endpoint` in `/c.toml`"),
-            ("[trace]\nendpoint = \"http://x\"\nsample = 2", "`trace.sample` in `/c.toml`"),
+            (
+                "[log]\nfile = \"x\"",
+                "`log.file` in `/c.toml` must be an absolute path",
+            ),
+            (
+                "[log]\nsize = \"1M\"",
+                "`log.size` in `/c.toml` belongs to a file",
+            ),
+            (
+                "[log]\nfile = \"/x\"\nsize = 1",
+                "`log.size` in `/c.toml` is too small",
+            ),
+            (
+                "[log]\nfiel = 1",
+                "`log.fiel` in `/c.toml` is not a known key",
+            ),
+            (
+                "[trace]\nsample = 1",
+                "`trace.endpoint` in `/c.toml` is missing",
+            ),
+            (
+                "[trace]\nendpoint = \"ftp://x\"",
+                "`trace.endpoint` in `/c.toml`",
+            ),
+            (
+                "[trace]\nendpoint = \"http://x\"\nsample = 2",
+                "`trace.sample` in `/c.toml`",
+            ),
             (
                 "[trace]\nendpoint = \"http://x\"\nheaders = { authorization = \"Bearer x\" }",
                 "`trace.headers.authorization` in `/c.toml` must say where",
@@ -203,7 +282,11 @@ mod tests {
             ("[node]\nslug = \"a b\"", "`node.slug` in `/c.toml`"),
         ] {
             let error = said(text).expect_err(text);
-            assert!(error.message.starts_with(start) && !error.hint.is_empty(), "{}", error.message);
+            assert!(
+                error.message.starts_with(start) && !error.hint.is_empty(),
+                "{}",
+                error.message
+            );
         }
     }
 }

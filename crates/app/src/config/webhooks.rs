@@ -6,7 +6,13 @@ use spec::{Destination, Host};
 use std::path::Path;
 use toml::{Table, Value};
 
-const KEYS: [&str; 5] = ["attempts", "allow_private", "allow_plain_http", "hosts", "ca"];
+const KEYS: [&str; 5] = [
+    "attempts",
+    "allow_private",
+    "allow_plain_http",
+    "hosts",
+    "ca",
+];
 /// With pauses of up to an hour, four days.
 const MOST_ATTEMPTS: u32 = 100;
 
@@ -21,13 +27,19 @@ pub(crate) struct Webhooks {
 
 impl Default for Webhooks {
     fn default() -> Webhooks {
-        Webhooks { attempts: 12, courier: CourierSettings::default() }
+        Webhooks {
+            attempts: 12,
+            courier: CourierSettings::default(),
+        }
     }
 }
 
 /// Reads the table.
 pub(super) fn read(table: &Table, path: &Path) -> Result<Webhooks, ConfigError> {
-    let section = Section { path, name: "webhooks" };
+    let section = Section {
+        path,
+        name: "webhooks",
+    };
     let mut said = Webhooks::default();
     for (key, value) in table {
         match key.as_str() {
@@ -60,7 +72,11 @@ fn attempts(section: &Section<'_>, key: &str, value: &Value) -> Result<u32, Conf
 }
 
 /// `HOST`, or `HOST:PORT`.
-fn hosts(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<(Host, Option<u16>)>, ConfigError> {
+fn hosts(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<Vec<(Host, Option<u16>)>, ConfigError> {
     let parse = |text: &str| {
         if let Ok(host) = text.parse() {
             return Ok((host, None));
@@ -89,18 +105,30 @@ mod tests {
     fn nothing_private_and_nothing_in_the_open_unless_said() {
         let usual = read("").unwrap();
         assert_eq!(
-            (usual.attempts, usual.courier.allow_private, usual.courier.allow_plain_http),
+            (
+                usual.attempts,
+                usual.courier.allow_private,
+                usual.courier.allow_plain_http
+            ),
             (12, false, false)
         );
         let said = read("attempts = 3\nallow_private = true\nallow_plain_http = true\nhosts = [\"in.house\", \"10.0.0.1:8443\", \"[::1]:80\"]\nca = \"/a.pem\"").unwrap();
         assert_eq!(
-            (said.attempts, said.courier.allow_private, said.courier.allow_plain_http),
+            (
+                said.attempts,
+                said.courier.allow_private,
+                said.courier.allow_plain_http
+            ),
             (3, true, true)
         );
         let host = |text: &str| text.parse().unwrap();
         assert_eq!(
             said.courier.hosts,
-            [(host("in.house"), None), (host("10.0.0.1"), Some(8443)), (host("::1"), Some(80))]
+            [
+                (host("in.house"), None),
+                (host("10.0.0.1"), Some(8443)),
+                (host("::1"), Some(80))
+            ]
         );
         for bad in [
             "attempts = 0",

@@ -74,13 +74,19 @@ impl Host {
             return Err("a name or key has no place in it".to_owned());
         }
         let port = match authority.as_str().rsplit_once(':') {
-            Some((_, digits)) if !digits.ends_with(']') => digits.parse().map_err(|_| "its port is none")?,
+            Some((_, digits)) if !digits.ends_with(']') => {
+                digits.parse().map_err(|_| "its port is none")?
+            }
             _ => default,
         };
         let name = authority.host().trim_matches(['[', ']']).to_owned();
         match name.is_empty() || port == 0 {
             true => Err("it names no host, or no port".to_owned()),
-            false => Ok(Host { name, port, authority: format!("{}:{port}", authority.host()) }),
+            false => Ok(Host {
+                name,
+                port,
+                authority: format!("{}:{port}", authority.host()),
+            }),
         }
     }
 
@@ -114,7 +120,10 @@ mod tests {
     use super::*;
 
     fn shown(text: &str) -> String {
-        Address::parse(text).map_or_else(|why| format!("refused: {why}"), |address| address.to_string())
+        Address::parse(text).map_or_else(
+            |why| format!("refused: {why}"),
+            |address| address.to_string(),
+        )
     }
 
     #[test]
@@ -145,7 +154,11 @@ mod tests {
             "http://a b",
             "/run/airlock.sock",
         ] {
-            assert!(shown(text).starts_with("refused: "), "{text}: {}", shown(text));
+            assert!(
+                shown(text).starts_with("refused: "),
+                "{text}: {}",
+                shown(text)
+            );
         }
     }
 
@@ -163,7 +176,11 @@ mod tests {
             ("http://localhost.evil.example:1", false),
             ("http://127.0.0.1.evil.example:1", false),
         ] {
-            assert_eq!(Address::parse(text).unwrap().is_private(), private, "{text}");
+            assert_eq!(
+                Address::parse(text).unwrap().is_private(),
+                private,
+                "{text}"
+            );
         }
     }
 
@@ -173,8 +190,16 @@ mod tests {
             Address::Plain(host) => host,
             other => panic!("{other}"),
         };
-        let (here, there) = ("127.0.0.1:1".parse().unwrap(), "10.0.0.1:1".parse().unwrap());
-        assert!(host("http://localhost:1").may_be(&here) && !host("http://localhost:1").may_be(&there));
-        assert!(host("http://box.example:1").may_be(&there), "the positive control");
+        let (here, there) = (
+            "127.0.0.1:1".parse().unwrap(),
+            "10.0.0.1:1".parse().unwrap(),
+        );
+        assert!(
+            host("http://localhost:1").may_be(&here) && !host("http://localhost:1").may_be(&there)
+        );
+        assert!(
+            host("http://box.example:1").may_be(&there),
+            "the positive control"
+        );
     }
 }

@@ -59,7 +59,10 @@ impl Parser {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let line = std::str::from_utf8(line).map_err(|_| BadEvents::NotText)?;
         if line.is_empty() {
-            let (event, has_data) = (std::mem::take(&mut self.event), std::mem::take(&mut self.has_data));
+            let (event, has_data) = (
+                std::mem::take(&mut self.event),
+                std::mem::take(&mut self.has_data),
+            );
             self.size = 0;
             return Ok(has_data.then_some(event));
         }
@@ -89,20 +92,35 @@ mod tests {
     use proptest::prelude::*;
 
     fn event(id: &str, name: &str, data: &str) -> Event {
-        Event { id: Some(id.to_owned()), name: name.to_owned(), data: data.to_owned() }
+        Event {
+            id: Some(id.to_owned()),
+            name: name.to_owned(),
+            data: data.to_owned(),
+        }
     }
 
     #[test]
     fn events_are_read_as_our_servers_write_them() {
         let text = b"id: 1.0\nevent: started\ndata: {}\n\n: still here\n\nid: 2\r\nevent: output\r\ndata: a\r\ndata: b\r\n\r\n";
         let events = Parser::default().feed(text).unwrap();
-        assert_eq!(events, [event("1.0", "started", "{}"), event("2", "output", "a\nb")]);
+        assert_eq!(
+            events,
+            [event("1.0", "started", "{}"), event("2", "output", "a\nb")]
+        );
     }
 
     #[test]
     fn what_has_no_data_or_no_end_is_no_event() {
-        assert_eq!(Parser::default().feed(b"event: x\n\ndata: lonely\n").unwrap(), []);
-        assert_eq!(Parser::default().feed(b"data\n\n").unwrap(), [Event::default()]);
+        assert_eq!(
+            Parser::default()
+                .feed(b"event: x\n\ndata: lonely\n")
+                .unwrap(),
+            []
+        );
+        assert_eq!(
+            Parser::default().feed(b"data\n\n").unwrap(),
+            [Event::default()]
+        );
     }
 
     #[test]
@@ -116,7 +134,10 @@ mod tests {
         assert!((0..9).any(|_| parser.feed(&line).is_err()));
         let mut parser = Parser::default();
         let silence = b":\n\n".repeat(1 << 20);
-        assert!((0..4).all(|_| parser.feed(&silence).is_ok()), "silence is not counted");
+        assert!(
+            (0..4).all(|_| parser.feed(&silence).is_ok()),
+            "silence is not counted"
+        );
     }
 
     proptest! {

@@ -73,7 +73,9 @@ impl<A: Fn(Option<&str>) -> Ask + Send + Sync + 'static> Follow<A> {
                         pauses = PAUSES.into();
                     }
                     known = true;
-                    let Some(pause) = pauses.pop_front() else { return ended.map(drop) };
+                    let Some(pause) = pauses.pop_front() else {
+                        return ended.map(drop);
+                    };
                     tokio::time::sleep(Duration::from_millis(pause)).await;
                 }
             }
@@ -90,7 +92,10 @@ impl<A: Fn(Option<&str>) -> Ask + Send + Sync + 'static> Follow<A> {
         let mut answer = client.ask((self.ask)(place.as_deref())).await?;
         let mut parser = Parser::default();
         while let Some(piece) = answer.piece().await? {
-            for event in parser.feed(&piece).map_err(|bad| client.foreign(bad.to_string()))? {
+            for event in parser
+                .feed(&piece)
+                .map_err(|bad| client.foreign(bad.to_string()))?
+            {
                 *place = event.id.clone().or(place.take());
                 let is_last = event.name == self.last;
                 if to.send(Ok(event)).await.is_err() || is_last {
@@ -99,7 +104,10 @@ impl<A: Fn(Option<&str>) -> Ask + Send + Sync + 'static> Follow<A> {
             }
         }
         let cause = "it ended too early".to_owned();
-        Err(RemoteError::Broken { address: client.address.clone(), cause })
+        Err(RemoteError::Broken {
+            address: client.address.clone(),
+            cause,
+        })
     }
 }
 
@@ -117,11 +125,18 @@ mod tests {
     /// A server whose stream says nothing for three times as long, with signs of life or without.
     async fn quiet(lives: bool) -> Client {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let address =
+            Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "it is asked");
-            stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").await.unwrap();
+            assert!(
+                stream.read(&mut [0; 4096]).await.unwrap() > 0,
+                "it is asked"
+            );
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
+                .await
+                .unwrap();
             for _ in 0..12 {
                 tokio::time::sleep(SILENCE / 4).await;
                 if lives {
@@ -130,17 +145,28 @@ mod tests {
             }
             _ = stream.write_all(b"event: exited\ndata: {}\n\n").await;
         });
-        Client { address, key: None, tls: None, silence: SILENCE }
+        Client {
+            address,
+            key: None,
+            tls: None,
+            silence: SILENCE,
+        }
     }
 
     #[tokio::test]
     async fn a_program_that_says_nothing_is_followed_as_long_as_its_server_lives() {
-        let follow = Follow { ask: |_: Option<&str>| Ask::get("/events"), last: "exited" };
+        let follow = Follow {
+            ask: |_: Option<&str>| Ask::get("/events"),
+            last: "exited",
+        };
         let mut followed = follow.begin(&quiet(true).await);
         // There is one connection; one that were given up could not be made again.
         assert_eq!(followed.next().await.unwrap().unwrap().name, "exited");
         assert!(followed.next().await.is_none());
         let mut answer = quiet(false).await.ask(Ask::get("/events")).await.unwrap();
-        assert!(matches!(answer.piece().await, Err(RemoteError::Silent { .. })), "the control");
+        assert!(
+            matches!(answer.piece().await, Err(RemoteError::Silent { .. })),
+            "the control"
+        );
     }
 }

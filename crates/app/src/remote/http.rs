@@ -105,8 +105,12 @@ impl RemoteError {
     /// Whether asking again may help.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            RemoteError::Unreachable { .. } | RemoteError::Broken { .. } | RemoteError::Silent { .. } => true,
-            RemoteError::Refused(problem) => problem.status == 503 && problem.code == "quota_exceeded",
+            RemoteError::Unreachable { .. }
+            | RemoteError::Broken { .. }
+            | RemoteError::Silent { .. } => true,
+            RemoteError::Refused(problem) => {
+                problem.status == 503 && problem.code == "quota_exceeded"
+            }
             RemoteError::Foreign { .. } | RemoteError::Local(_) => false,
         }
     }
@@ -115,8 +119,16 @@ impl RemoteError {
 impl Ask {
     /// A request without a body. What in the path came from a user is written by [`segment`] or [`query`].
     pub(crate) fn new(method: Method, path: impl Into<String>) -> Ask {
-        let body = Full::default().map_err(|never| match never {}).boxed_unsync();
-        Ask { method, path: path.into(), headers: Vec::new(), body, patience: LONGEST_THOUGHT }
+        let body = Full::default()
+            .map_err(|never| match never {})
+            .boxed_unsync();
+        Ask {
+            method,
+            path: path.into(),
+            headers: Vec::new(),
+            body,
+            patience: LONGEST_THOUGHT,
+        }
     }
 
     pub(crate) fn get(path: impl Into<String>) -> Ask {
@@ -125,13 +137,19 @@ impl Ask {
 
     /// With a body of JSON.
     pub(crate) fn json(self, value: &serde_json::Value) -> Ask {
-        let body = Full::from(value.to_string()).map_err(|never| match never {}).boxed_unsync();
+        let body = Full::from(value.to_string())
+            .map_err(|never| match never {})
+            .boxed_unsync();
         Ask { body, ..self }.header(CONTENT_TYPE, "application/json")
     }
 
     /// With a body that is there already.
     pub(crate) fn bytes(self, bytes: Bytes) -> Ask {
-        self.body(Full::new(bytes).map_err(|never| match never {}).boxed_unsync())
+        self.body(
+            Full::new(bytes)
+                .map_err(|never| match never {})
+                .boxed_unsync(),
+        )
     }
 
     /// With a body that is read while it is sent.
@@ -141,7 +159,8 @@ impl Ask {
 
     /// What cannot be a header is left out; ours can.
     pub(crate) fn header(mut self, name: HeaderName, value: &str) -> Ask {
-        self.headers.extend(HeaderValue::try_from(value).ok().map(|value| (name, value)));
+        self.headers
+            .extend(HeaderValue::try_from(value).ok().map(|value| (name, value)));
         self
     }
 
@@ -156,13 +175,21 @@ pub(crate) fn segment(bytes: &[u8]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     bytes
         .iter()
-        .map(|&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|&byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect()
 }
 
 /// What stands behind a question mark; what is missing is left out.
 pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
-    let given = pairs.iter().filter_map(|(name, value)| value.as_ref().map(|value| (name, value)));
+    let given = pairs
+        .iter()
+        .filter_map(|(name, value)| value.as_ref().map(|value| (name, value)));
     let written: Vec<_> = given
         .map(|(name, value)| format!("{name}={}", segment(value.as_bytes()).replace('/', "%2F")))
         .collect();
@@ -180,11 +207,17 @@ pub(crate) fn upload(
     from: impl io::Read + Send + 'static,
     length: Option<u64>,
 ) -> UnsyncBoxBody<Bytes, io::Error> {
-    Pieces { pieces: read_ahead(from), length }.boxed_unsync()
+    Pieces {
+        pieces: read_ahead(from),
+        length,
+    }
+    .boxed_unsync()
 }
 
 /// Reads in a thread of its own, a few pieces ahead of whoever takes them.
-pub(crate) fn read_ahead(mut from: impl io::Read + Send + 'static) -> mpsc::Receiver<io::Result<Bytes>> {
+pub(crate) fn read_ahead(
+    mut from: impl io::Read + Send + 'static,
+) -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, pieces) = mpsc::channel(2);
     tokio::task::spawn_blocking(move || {
         let mut buffer = vec![0; PIECE];
@@ -217,11 +250,14 @@ impl hyper::body::Body for Pieces {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.pieces.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+        self.pieces
+            .poll_recv(context)
+            .map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
+        self.length
+            .map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 
@@ -247,13 +283,21 @@ impl Client {
         let request = self.request(ask)?;
         let stream = self.dial().await?;
         let broken = |error: hyper::Error| self.broken(&error);
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(broken)?;
         // Ends with the answer's body, or with the runtime.
         tokio::spawn(connection);
         let response = tokio::time::timeout(patience, sender.send_request(request)).await;
-        let response = response.map_err(|_| RemoteError::Silent { address: self.address.clone() })?;
+        let response = response.map_err(|_| RemoteError::Silent {
+            address: self.address.clone(),
+        })?;
         let response = response.map_err(broken)?;
-        let answer = Answer { response, address: self.address.clone(), silence: self.silence };
+        let answer = Answer {
+            response,
+            address: self.address.clone(),
+            silence: self.silence,
+        };
         match answer.response.status() {
             status if status.is_success() => Ok(answer),
             status => Err(answer.problem(status).await),
@@ -272,21 +316,30 @@ impl Client {
         for (name, value) in ask.headers {
             request = request.header(name, value);
         }
-        request.body(ask.body).map_err(|error| RemoteError::Local(format!("this cannot be asked: {error}")))
+        request
+            .body(ask.body)
+            .map_err(|error| RemoteError::Local(format!("this cannot be asked: {error}")))
     }
 
     /// What proves who asks.
     pub(crate) fn authorization(&self) -> Result<Option<HeaderValue>, RemoteError> {
-        let Some(key) = &self.key else { return Ok(None) };
-        let mut value = HeaderValue::from_bytes(&[b"Bearer ", key.expose()].concat())
-            .map_err(|_| RemoteError::Local("the key has a character that no header can carry".to_owned()))?;
+        let Some(key) = &self.key else {
+            return Ok(None);
+        };
+        let mut value =
+            HeaderValue::from_bytes(&[b"Bearer ", key.expose()].concat()).map_err(|_| {
+                RemoteError::Local("the key has a character that no header can carry".to_owned())
+            })?;
         value.set_sensitive(true);
         Ok(Some(value))
     }
 
     /// A connection to the server, encrypted where its address says so.
     pub(crate) async fn dial(&self) -> Result<Box<dyn Stream>, RemoteError> {
-        let failed = |source| RemoteError::Unreachable { address: self.address.clone(), source };
+        let failed = |source| RemoteError::Unreachable {
+            address: self.address.clone(),
+            source,
+        };
         match tokio::time::timeout(LONGEST_DIAL, self.connect()).await {
             Ok(connected) => connected.map_err(failed),
             Err(_) => Err(failed(io::ErrorKind::TimedOut.into())),
@@ -298,9 +351,16 @@ impl Client {
             Address::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
             Address::Plain(host) => Ok(Box::new(reach(host).await?)),
             Address::Encrypted(host) => {
-                let config = self.tls.clone().ok_or_else(|| io::Error::other("there is no TLS here"))?;
+                let config = self
+                    .tls
+                    .clone()
+                    .ok_or_else(|| io::Error::other("there is no TLS here"))?;
                 let name = ServerName::try_from(host.name.clone()).map_err(io::Error::other)?;
-                Ok(Box::new(TlsConnector::from(config).connect(name, reach(host).await?).await?))
+                Ok(Box::new(
+                    TlsConnector::from(config)
+                        .connect(name, reach(host).await?)
+                        .await?,
+                ))
             }
         }
     }
@@ -310,18 +370,27 @@ impl Client {
     }
 
     pub(crate) fn foreign(&self, cause: impl Into<String>) -> RemoteError {
-        RemoteError::Foreign { address: self.address.clone(), cause: cause.into() }
+        RemoteError::Foreign {
+            address: self.address.clone(),
+            cause: cause.into(),
+        }
     }
 }
 
 fn broken(address: &Address, error: &hyper::Error) -> RemoteError {
-    let cause = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-    RemoteError::Broken { address: address.clone(), cause }
+    let cause =
+        std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+    RemoteError::Broken {
+        address: address.clone(),
+        cause,
+    }
 }
 
 async fn reach(host: &super::address::Host) -> io::Result<TcpStream> {
     let mut last = io::Error::from(io::ErrorKind::HostUnreachable);
-    for address in lookup_host((host.name.as_str(), host.port)).await?.filter(|address| host.may_be(address))
+    for address in lookup_host((host.name.as_str(), host.port))
+        .await?
+        .filter(|address| host.may_be(address))
     {
         match TcpStream::connect(address).await {
             Ok(stream) => {
@@ -350,7 +419,9 @@ impl Answer {
     pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, RemoteError> {
         loop {
             let frame = tokio::time::timeout(self.silence, self.response.body_mut().frame()).await;
-            let frame = frame.map_err(|_| RemoteError::Silent { address: self.address.clone() })?;
+            let frame = frame.map_err(|_| RemoteError::Silent {
+                address: self.address.clone(),
+            })?;
             match frame {
                 None => return Ok(None),
                 Some(Err(error)) => return Err(broken(&self.address, &error)),
@@ -373,7 +444,10 @@ impl Answer {
         while let Some(piece) = self.piece().await? {
             if all.len() + piece.len() > most {
                 let cause = format!("its answer is longer than {most} bytes");
-                return Err(RemoteError::Foreign { address: self.address, cause });
+                return Err(RemoteError::Foreign {
+                    address: self.address,
+                    cause,
+                });
             }
             all.extend_from_slice(&piece);
         }
@@ -387,10 +461,14 @@ impl Answer {
             Err(error) => return error,
         };
         match serde_json::from_slice::<Problem>(&body) {
-            Ok(problem) if !problem.title.is_empty() => {
-                RemoteError::Refused(Box::new(Problem { status: status.as_u16(), ..problem }))
-            }
-            _ => RemoteError::Foreign { address, cause: format!("it says {status}") },
+            Ok(problem) if !problem.title.is_empty() => RemoteError::Refused(Box::new(Problem {
+                status: status.as_u16(),
+                ..problem
+            })),
+            _ => RemoteError::Foreign {
+                address,
+                cause: format!("it says {status}"),
+            },
         }
     }
 }
@@ -401,8 +479,15 @@ mod tests {
 
     #[test]
     fn what_a_user_named_stays_within_its_part_of_an_address() {
-        assert_eq!(segment("a b/c?d#e%2f\u{e4}\n".as_bytes()), "a%20b/c%3Fd%23e%252f%C3%A4%0A");
-        let pairs = [("name", Some("a&b=c/d".to_owned())), ("run", None), ("by", Some("day".to_owned()))];
+        assert_eq!(
+            segment("a b/c?d#e%2f\u{e4}\n".as_bytes()),
+            "a%20b/c%3Fd%23e%252f%C3%A4%0A"
+        );
+        let pairs = [
+            ("name", Some("a&b=c/d".to_owned())),
+            ("run", None),
+            ("by", Some("day".to_owned())),
+        ];
         assert_eq!(query(&pairs), "?name=a%26b%3Dc%2Fd&by=day");
         assert_eq!(query(&[("run", None)]), "");
     }

@@ -13,7 +13,7 @@ pub(crate) use self::{
     events::Event,
     follow::{Follow, Followed, PAUSES},
     http::{
-        Answer, Ask, Client, LONGEST_SILENCE, Problem, RemoteError, Stream, query, read_ahead, segment,
-        upload,
+        Answer, Ask, Client, LONGEST_SILENCE, Problem, RemoteError, Stream, query, read_ahead,
+        segment, upload,
     },
 };

@@ -20,7 +20,11 @@ pub(super) fn registered(registered: &Registered) -> Value {
 
 pub(super) fn session(view: &View) -> Value {
     let about = &view.about;
-    let models: Vec<_> = about.models.iter().map(spec::ModelPattern::as_str).collect();
+    let models: Vec<_> = about
+        .models
+        .iter()
+        .map(spec::ModelPattern::as_str)
+        .collect();
     let text = |id: &Option<Id>| id.as_ref().map(Id::to_string);
     json!({
         "id": about.id,
@@ -54,10 +58,16 @@ pub(super) fn revoked(view: &View) -> Value {
 
 /// Of each tenant, and of each session that lives.
 pub(super) fn usage(registry: &Registry) -> Value {
-    let tenants: Map<_, _> =
-        registry.tenants().into_iter().map(|(name, spent)| (name, used(&spent))).collect();
-    let sessions: Map<_, _> =
-        registry.list().into_iter().map(|view| (view.about.id.clone(), used(&view.used))).collect();
+    let tenants: Map<_, _> = registry
+        .tenants()
+        .into_iter()
+        .map(|(name, spent)| (name, used(&spent)))
+        .collect();
+    let sessions: Map<_, _> = registry
+        .list()
+        .into_iter()
+        .map(|view| (view.about.id.clone(), used(&view.used)))
+        .collect();
     json!({ "tenants": tenants, "sessions": sessions })
 }
 

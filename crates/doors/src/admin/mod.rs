@@ -67,7 +67,10 @@ type Answered = Result<(StatusCode, Value), Problem>;
 pub(crate) fn is_admins(path: &str) -> bool {
     let mut parts = path.split('/').skip(1);
     parts.next() == Some("v1")
-        && matches!(parts.next(), Some("sessions" | "sandboxes" | "usage" | "check" | "reload"))
+        && matches!(
+            parts.next(),
+            Some("sessions" | "sandboxes" | "usage" | "check" | "reload")
+        )
 }
 
 impl Registry {
@@ -77,15 +80,24 @@ impl Registry {
             None => (self.place().handle().try_clone_to_owned()?, SOCKET),
             Some(path) => {
                 let name = path.file_name().and_then(|name| name.to_str());
-                let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                let parent = path
+                    .parent()
+                    .filter(|parent| !parent.as_os_str().is_empty());
                 let folder = place::open_folder(CWD, parent.unwrap_or(Path::new(".")))?;
-                (folder, name.ok_or_else(|| io::Error::other("it is no path of a socket"))?)
+                (
+                    folder,
+                    name.ok_or_else(|| io::Error::other("it is no path of a socket"))?,
+                )
             }
         };
         place::remove_stale(folder.as_fd(), name)?;
         let listener = place::bind(folder.as_fd(), name, Mode::from_raw_mode(0o600))?;
         let task = serve::listen(Arc::new(self.desk(None)), Listener::Unix(listener))?;
-        Ok(AdminSocket { task, folder, name: name.to_owned() })
+        Ok(AdminSocket {
+            task,
+            folder,
+            name: name.to_owned(),
+        })
     }
 
     /// The admin API behind a token.
@@ -117,7 +129,11 @@ impl AdminSocket {
 }
 
 impl Answers for Desk {
-    async fn answer(self: Arc<Self>, _line: Arc<Line>, request: Request<Incoming>) -> Response<Outgoing> {
+    async fn answer(
+        self: Arc<Self>,
+        _line: Arc<Line>,
+        request: Request<Incoming>,
+    ) -> Response<Outgoing> {
         let (head, body) = request.into_parts();
         let answered = match self.knows(&head) {
             true => self.route(&head, body).await,
@@ -125,13 +141,18 @@ impl Answers for Desk {
         };
         match answered {
             Ok((status, value)) => respond(status, "application/json", &value),
-            Err(problem) => respond(problem.status(), "application/problem+json", &problem.document()),
+            Err(problem) => respond(
+                problem.status(),
+                "application/problem+json",
+                &problem.document(),
+            ),
         }
     }
 
     /// Our own user, and root.
     fn admits(&self, peer: &UnixStream) -> bool {
-        peer.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw() || peer.uid() == 0)
+        peer.peer_cred()
+            .is_ok_and(|peer| peer.uid() == geteuid().as_raw() || peer.uid() == 0)
     }
 
     fn connections(&self) -> &Arc<Semaphore> {
@@ -163,16 +184,24 @@ async fn read(body: Incoming) -> Result<Zeroizing<Vec<u8>>, Problem> {
             format!("the body is larger than {LARGEST_BODY} bytes"),
         )),
         Ok(Err(_)) => Err(Problem::new(400, "invalid_request", "the body broke off")),
-        Err(_) => Err(Problem::new(408, "request_timeout", "the body did not arrive in time")),
+        Err(_) => Err(Problem::new(
+            408,
+            "request_timeout",
+            "the body did not arrive in time",
+        )),
     }
 }
 
 impl Desk {
     /// Hashes what is presented, even if that is nothing, and compares all of it.
     fn knows(&self, head: &Parts) -> bool {
-        let Some(token) = &self.token else { return true };
+        let Some(token) = &self.token else {
+            return true;
+        };
         let presented = head.headers.get(header::AUTHORIZATION);
-        let presented = presented.and_then(|value| token::bearer(value.as_bytes())).unwrap_or_default();
+        let presented = presented
+            .and_then(|value| token::bearer(value.as_bytes()))
+            .unwrap_or_default();
         Sha256::digest(presented).as_slice().ct_eq(token).into()
     }
 
@@ -184,19 +213,24 @@ impl Desk {
                 let sessions: Vec<_> = self.registry.list().iter().map(answers::session).collect();
                 Ok((StatusCode::OK, json!({ "sessions": sessions })))
             }
-            (["v1", "sessions", which], &Method::GET) => {
-                self.view(which).map(|view| (StatusCode::OK, answers::session(&view)))
-            }
-            (["v1", "sessions", which, "usage"], &Method::GET) => {
-                self.view(which).map(|view| (StatusCode::OK, answers::usage_of(&view)))
-            }
+            (["v1", "sessions", which], &Method::GET) => self
+                .view(which)
+                .map(|view| (StatusCode::OK, answers::session(&view))),
+            (["v1", "sessions", which, "usage"], &Method::GET) => self
+                .view(which)
+                .map(|view| (StatusCode::OK, answers::usage_of(&view))),
             (["v1", "sessions", which], &Method::DELETE) => {
-                let ended = self.registry.revoke(which).await.ok_or_else(Problem::no_session)?;
+                let ended = self
+                    .registry
+                    .revoke(which)
+                    .await
+                    .ok_or_else(Problem::no_session)?;
                 Ok((StatusCode::OK, answers::revoked(&ended)))
             }
             (["v1", "sandboxes", sandbox, "sessions"], &Method::DELETE) => {
                 let revoked = self.registry.revoke_sandbox(sandbox).await;
-                let answer = json!({ "status": "revoked", "sandbox_id": sandbox, "revoked": revoked });
+                let answer =
+                    json!({ "status": "revoked", "sandbox_id": sandbox, "revoked": revoked });
                 Ok((StatusCode::OK, answer))
             }
             (["v1", "usage"], &Method::GET) => Ok((StatusCode::OK, answers::usage(&self.registry))),
@@ -208,7 +242,10 @@ impl Desk {
             },
             (["v1", "health"] | ["health"] | ["healthz"], &Method::GET) => {
                 let sessions = self.registry.list().len();
-                Ok((StatusCode::OK, json!({ "status": "ok", "sessions": sessions })))
+                Ok((
+                    StatusCode::OK,
+                    json!({ "status": "ok", "sessions": sessions }),
+                ))
             }
             (path, _) => Err(Problem::no_route(path)),
         }
@@ -220,13 +257,20 @@ impl Desk {
 
     async fn register(&self, body: Incoming) -> Answered {
         let order = words::order(&read(body).await?)?;
-        let registered = self.registry.register(order).await.map_err(Problem::register)?;
+        let registered = self
+            .registry
+            .register(order)
+            .await
+            .map_err(Problem::register)?;
         Ok((StatusCode::CREATED, answers::registered(&registered)))
     }
 
     async fn check(&self, body: Incoming) -> Answered {
         let asked: words::Check = words::parse(&read(body).await?)?;
-        let session = self.registry.session(&asked.session).ok_or_else(Problem::no_session)?;
+        let session = self
+            .registry
+            .session(&asked.session)
+            .ok_or_else(Problem::no_session)?;
         Ok((StatusCode::OK, check::decide(&session, &asked)?))
     }
 }

@@ -16,11 +16,19 @@ pub(super) struct Problem {
 
 impl Problem {
     pub(super) fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Problem {
-        Problem { status, code, detail: detail.into(), hint: None }
+        Problem {
+            status,
+            code,
+            detail: detail.into(),
+            hint: None,
+        }
     }
 
     pub(super) fn hint(self, hint: impl Into<String>) -> Problem {
-        Problem { hint: Some(hint.into()), ..self }
+        Problem {
+            hint: Some(hint.into()),
+            ..self
+        }
     }
 
     pub(super) fn invalid(detail: impl Into<String>) -> Problem {
@@ -45,7 +53,11 @@ impl Problem {
                 | ["v1", "sandboxes", _, "sessions"]
         );
         match known {
-            true => Problem::new(405, "method_not_allowed", "this path does not know this method"),
+            true => Problem::new(
+                405,
+                "method_not_allowed",
+                "this path does not know this method",
+            ),
             false => Problem::new(404, "not_found", "there is no such path"),
         }
     }
@@ -69,8 +81,10 @@ impl Problem {
             RegisterError::Open(OpenError::Secret(secret)) => {
                 Problem::new(422, "no_credential", detail).hint(secret.hint)
             }
-            RegisterError::Open(OpenError::Upstream(_)) => Problem::new(422, "invalid_provider", detail)
-                .hint("mend the key, or [provider.NAME] in the configuration"),
+            RegisterError::Open(OpenError::Upstream(_)) => {
+                Problem::new(422, "invalid_provider", detail)
+                    .hint("mend the key, or [provider.NAME] in the configuration")
+            }
             RegisterError::Socket(_) => Problem::new(422, "no_socket", detail)
                 .hint("`socket_uid` needs root, unless it is the service's own user"),
             RegisterError::Open(OpenError::Listener(_) | OpenError::Authority(_))

@@ -70,22 +70,32 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
 pub(super) fn order(body: &[u8]) -> Result<Order, Problem> {
     let asked: Register = parse(body)?;
     if asked.upstream_url.is_some() {
-        let detail = "`upstream_url` is not taken: where calls go is said by the configuration alone";
-        return Err(Problem::invalid(detail).hint("name a provider of the configuration as `provider`"));
+        let detail =
+            "`upstream_url` is not taken: where calls go is said by the configuration alone";
+        return Err(
+            Problem::invalid(detail).hint("name a provider of the configuration as `provider`")
+        );
     }
-    let kind = if asked.inference { Kind::Inference } else { Kind::Llm };
+    let kind = if asked.inference {
+        Kind::Inference
+    } else {
+        Kind::Llm
+    };
     let provider = match (kind, asked.provider) {
         (Kind::Llm, Some(provider)) => provider,
         (Kind::Llm, None) => return Err(Problem::invalid("missing field `provider`")),
         (Kind::Inference, None) => String::new(),
         (Kind::Inference, Some(_)) => {
             return Err(
-                Problem::invalid("`provider` and `inference` name two doors").hint("register two sessions")
+                Problem::invalid("`provider` and `inference` name two doors")
+                    .hint("register two sessions"),
             );
         }
     };
     if kind == Kind::Inference && asked.api_key.is_some() {
-        return Err(Problem::invalid("`api_key` is not used at the inference door"));
+        return Err(Problem::invalid(
+            "`api_key` is not used at the inference door",
+        ));
     }
     if asked.socket_uid.is_some() && !asked.socket {
         return Err(Problem::invalid("`socket_uid` is given without `socket`"));
@@ -101,7 +111,9 @@ pub(super) fn order(body: &[u8]) -> Result<Order, Problem> {
         models: models(&asked.models)?,
         budget: budget(asked.budget)?,
         ttl: asked.ttl_s.map(ttl).transpose()?,
-        socket: asked.socket.then_some(Socket { user: asked.socket_uid }),
+        socket: asked.socket.then_some(Socket {
+            user: asked.socket_uid,
+        }),
     })
 }
 
@@ -112,8 +124,9 @@ fn id(field: &str, text: Option<String>) -> Result<Option<Id>, Problem> {
 
 fn token(text: &str) -> Result<Token, Problem> {
     Token::parse(text).ok_or_else(|| {
-        Problem::invalid("`token` is no session token")
-            .hint("use `session-` and 64 random digits of 0-9 a-f, or leave it away to have one made")
+        Problem::invalid("`token` is no session token").hint(
+            "use `session-` and 64 random digits of 0-9 a-f, or leave it away to have one made",
+        )
     })
 }
 
@@ -125,16 +138,24 @@ fn secret(text: &str) -> Result<Secret, Problem> {
 
 fn models(patterns: &[String]) -> Result<Vec<ModelPattern>, Problem> {
     if patterns.len() > MOST_MODELS {
-        return Err(Problem::invalid(format!("`models` has more than {MOST_MODELS} patterns")));
+        return Err(Problem::invalid(format!(
+            "`models` has more than {MOST_MODELS} patterns"
+        )));
     }
-    let read = |pattern: &String| pattern.parse().map_err(|bad| Problem::invalid(format!("`models`: {bad}")));
+    let read = |pattern: &String| {
+        pattern
+            .parse()
+            .map_err(|bad| Problem::invalid(format!("`models`: {bad}")))
+    };
     patterns.iter().map(read).collect()
 }
 
 fn ttl(seconds: u64) -> Result<Duration, Problem> {
     match seconds {
         1..=LONGEST_TTL => Ok(Duration::from_secs(seconds)),
-        _ => Err(Problem::invalid(format!("`ttl_s` must be between 1 and {LONGEST_TTL}"))),
+        _ => Err(Problem::invalid(format!(
+            "`ttl_s` must be between 1 and {LONGEST_TTL}"
+        ))),
     }
 }
 
@@ -156,7 +177,9 @@ fn money(field: &str, value: Option<Value>) -> Result<Option<Money>, Problem> {
         Some(other) => other.to_string(),
     };
     let read = text.parse::<Money>().map(Some);
-    read.map_err(|bad| Problem::invalid(format!("`budget.{field}`: {bad}")).hint("write it as \"0.50\""))
+    read.map_err(|bad| {
+        Problem::invalid(format!("`budget.{field}`: {bad}")).hint("write it as \"0.50\"")
+    })
 }
 
 #[cfg(test)]
@@ -185,34 +208,85 @@ mod tests {
             requests: Some(2),
             concurrent: Some(3),
         };
-        assert_eq!((read.budget, read.ttl), (budget, Some(Duration::from_secs(60))));
-        assert_eq!((read.socket, read.kind), (Some(Socket { user: Some(7) }), Kind::Llm));
+        assert_eq!(
+            (read.budget, read.ttl),
+            (budget, Some(Duration::from_secs(60)))
+        );
+        assert_eq!(
+            (read.socket, read.kind),
+            (Some(Socket { user: Some(7) }), Kind::Llm)
+        );
         let id = |id: Option<Id>| id.unwrap().to_string();
-        assert_eq!((id(read.sandbox), id(read.run), id(read.tenant)), ("b".into(), "r".into(), "t".into()));
-        assert_eq!(read.token.unwrap().hash(), Token::parse(&token[8..]).unwrap().hash());
-        assert_eq!((read.key.unwrap().expose(), read.models[0].as_str()), (b"sk-1".as_slice(), "m*"));
+        assert_eq!(
+            (id(read.sandbox), id(read.run), id(read.tenant)),
+            ("b".into(), "r".into(), "t".into())
+        );
+        assert_eq!(
+            read.token.unwrap().hash(),
+            Token::parse(&token[8..]).unwrap().hash()
+        );
+        assert_eq!(
+            (read.key.unwrap().expose(), read.models[0].as_str()),
+            (b"sk-1".as_slice(), "m*")
+        );
     }
 
     #[test]
     fn mistakes_are_named_and_none_shows_what_is_secret() {
         for (body, words) in [
             (json!({}), "missing field `provider`"),
-            (json!({"provider": "p", "modles": []}), "unknown field `modles`"),
-            (json!({"provider": "p", "budget": {"eur": 1}}), "unknown field `eur`"),
-            (json!({"provider": "p", "upstream_url": "http://evil"}), "`upstream_url` is not taken"),
-            (json!({"provider": "p", "upstream_url": ""}), "`upstream_url` is not taken"),
-            (json!({"provider": "p", "token": "sk-canary"}), "`token` is no session token"),
+            (
+                json!({"provider": "p", "modles": []}),
+                "unknown field `modles`",
+            ),
+            (
+                json!({"provider": "p", "budget": {"eur": 1}}),
+                "unknown field `eur`",
+            ),
+            (
+                json!({"provider": "p", "upstream_url": "http://evil"}),
+                "`upstream_url` is not taken",
+            ),
+            (
+                json!({"provider": "p", "upstream_url": ""}),
+                "`upstream_url` is not taken",
+            ),
+            (
+                json!({"provider": "p", "token": "sk-canary"}),
+                "`token` is no session token",
+            ),
             (
                 json!({"provider": "p", "api_key": "sk-canary\r\nx: y"}),
                 "`api_key`: the secret has a character",
             ),
-            (json!({"provider": "p", "api_key": ""}), "`api_key`: the secret is empty"),
-            (json!({"provider": "p", "sandbox_id": "../x"}), "`sandbox_id`: `../x` is not an identifier"),
-            (json!({"provider": "p", "ttl_s": 0}), "`ttl_s` must be between"),
-            (json!({"provider": "p", "budget": {"usd": -1}}), "`budget.usd`: `-1` is not an amount"),
-            (json!({"provider": "p", "models": ["a b"]}), "`models`: `a b` is no pattern"),
-            (json!({"provider": "p", "inference": true}), "`provider` and `inference`"),
-            (json!({"provider": "p", "socket_uid": 1}), "`socket_uid` is given without"),
+            (
+                json!({"provider": "p", "api_key": ""}),
+                "`api_key`: the secret is empty",
+            ),
+            (
+                json!({"provider": "p", "sandbox_id": "../x"}),
+                "`sandbox_id`: `../x` is not an identifier",
+            ),
+            (
+                json!({"provider": "p", "ttl_s": 0}),
+                "`ttl_s` must be between",
+            ),
+            (
+                json!({"provider": "p", "budget": {"usd": -1}}),
+                "`budget.usd`: `-1` is not an amount",
+            ),
+            (
+                json!({"provider": "p", "models": ["a b"]}),
+                "`models`: `a b` is no pattern",
+            ),
+            (
+                json!({"provider": "p", "inference": true}),
+                "`provider` and `inference`",
+            ),
+            (
+                json!({"provider": "p", "socket_uid": 1}),
+                "`socket_uid` is given without",
+            ),
         ] {
             let detail = refusal(&body);
             assert!(detail.contains(words), "{body}: {detail}");

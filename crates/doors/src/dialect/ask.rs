@@ -97,7 +97,11 @@ pub struct BadAsk(pub String);
 /// Reads a body. Duplicate keys that matter, trailing bytes, a byte order mark, depth beyond bound are refused: what
 /// is checked is what is forwarded.
 pub fn ask(operation: Operation, body: &[u8]) -> Result<Ask, BadAsk> {
-    let default = Ask { choices: 1, stream: streams_unasked(operation), ..Ask::default() };
+    let default = Ask {
+        choices: 1,
+        stream: streams_unasked(operation),
+        ..Ask::default()
+    };
     if takes_no_body(operation) {
         let refusal = || bad("this request takes no body");
         return body.is_empty().then_some(default).ok_or_else(refusal);
@@ -112,7 +116,10 @@ fn streams_unasked(operation: Operation) -> bool {
 
 fn takes_no_body(operation: Operation) -> bool {
     use Operation::{GeminiModels, Models, OllamaRunning, OllamaTags, OllamaVersion};
-    matches!(operation, Models | GeminiModels | OllamaTags | OllamaRunning | OllamaVersion)
+    matches!(
+        operation,
+        Models | GeminiModels | OllamaTags | OllamaRunning | OllamaVersion
+    )
 }
 
 pub(super) fn bad(why: impl Into<String>) -> BadAsk {
@@ -121,7 +128,9 @@ pub(super) fn bad(why: impl Into<String>) -> BadAsk {
 
 impl From<Broken> for BadAsk {
     fn from(broken: Broken) -> BadAsk {
-        bad(format!("the body is not JSON that can be passed on: {broken}"))
+        bad(format!(
+            "the body is not JSON that can be passed on: {broken}"
+        ))
     }
 }
 

@@ -33,7 +33,12 @@ fn what_matters_is_found_with_its_place() {
     let identities: Vec<&str> = ask.identities.iter().map(|at| &body[at.clone()]).collect();
     assert_eq!(identities, ["\"me\"", "\"x\""]);
     assert_eq!(
-        (ask.refers_beyond, ask.server_tools, ask.priced_otherwise, ask.pictures),
+        (
+            ask.refers_beyond,
+            ask.server_tools,
+            ask.priced_otherwise,
+            ask.pictures
+        ),
         (false, false, false, 0)
     );
 }
@@ -41,12 +46,20 @@ fn what_matters_is_found_with_its_place() {
 #[test]
 fn what_is_not_said_has_its_default() {
     let ask = good(Operation::Chat, "{}");
-    assert_eq!((ask.model, ask.stream, ask.cap, ask.choices, ask.wants_usage), (None, false, None, 1, false));
-    assert!(good(Operation::OllamaChat, "{}").stream && good(Operation::OllamaGenerate, "{}").stream);
+    assert_eq!(
+        (ask.model, ask.stream, ask.cap, ask.choices, ask.wants_usage),
+        (None, false, None, 1, false)
+    );
+    assert!(
+        good(Operation::OllamaChat, "{}").stream && good(Operation::OllamaGenerate, "{}").stream
+    );
     assert!(!good(Operation::OllamaChat, r#"{"stream":false}"#).stream);
     let nulls = r#"{"stream":null,"max_tokens":null,"n":null,"user":null,"stream_options":null,"service_tier":null,"metadata":null}"#;
     let ask = good(Operation::Chat, nulls);
-    assert_eq!((ask.stream, ask.cap, ask.choices, ask.identities.len()), (false, None, 1, 0));
+    assert_eq!(
+        (ask.stream, ask.cap, ask.choices, ask.identities.len()),
+        (false, None, 1, 0)
+    );
 }
 
 #[test]
@@ -63,11 +76,20 @@ fn a_key_that_matters_is_there_once_in_any_spelling() {
     ] {
         assert!(why(Operation::Chat, body).contains("twice"), "{body}");
     }
-    assert!(why(Operation::Generate, r#"{"generationConfig":{},"generation_config":{}}"#).contains("twice"));
+    assert!(
+        why(
+            Operation::Generate,
+            r#"{"generationConfig":{},"generation_config":{}}"#
+        )
+        .contains("twice")
+    );
     let both = r#"{"generationConfig":{"maxOutputTokens":1,"max_output_tokens":2}}"#;
     assert!(why(Operation::Generate, both).contains("twice"));
     assert!(why(Operation::OllamaShow, r#"{"model":"a","name":"b"}"#).contains("twice"));
-    assert_eq!(model(r#"{"mod\u0065l":"a","x":1,"x":2}"#).as_deref(), Some("a"));
+    assert_eq!(
+        model(r#"{"mod\u0065l":"a","x":1,"x":2}"#).as_deref(),
+        Some("a")
+    );
 }
 
 #[test]
@@ -110,13 +132,21 @@ fn only_json_of_one_reading_is_taken() {
     }
     assert!(ask(Operation::Chat, b"{\"a\":\"\xff\"}").is_err());
     let nested = |depth: usize| format!(r#"{{"a":{}{}}}"#, "[".repeat(depth), "]".repeat(depth));
-    assert!(chat(&nested(127)).is_ok() && chat(&nested(128)).is_err() && chat(&nested(10_000)).is_err());
-    assert!(chat(r#"{"a":"\ud800"}"#).is_ok(), "in a string that means nothing it is passed on as it is");
+    assert!(
+        chat(&nested(127)).is_ok() && chat(&nested(128)).is_err() && chat(&nested(10_000)).is_err()
+    );
+    assert!(
+        chat(r#"{"a":"\ud800"}"#).is_ok(),
+        "in a string that means nothing it is passed on as it is"
+    );
 }
 
 #[test]
 fn a_model_is_a_plain_name() {
-    assert_eq!(model(r#"{"model":"meta/llama-3:8b@x"}"#).as_deref(), Some("meta/llama-3:8b@x"));
+    assert_eq!(
+        model(r#"{"model":"meta/llama-3:8b@x"}"#).as_deref(),
+        Some("meta/llama-3:8b@x")
+    );
     assert_eq!(model(r#"{"messages":[{"model":"x"}]}"#), None);
     let long = format!(r#"{{"model":"{}"}}"#, "a".repeat(257));
     for body in [
@@ -136,12 +166,16 @@ fn a_model_is_a_plain_name() {
 
 #[test]
 fn gemini_names_one_model_however_often() {
-    let body = r#"{"model":"models/e","requests":[{"model":"models/e","content":{}},{"model":"e"}]}"#;
+    let body =
+        r#"{"model":"models/e","requests":[{"model":"models/e","content":{}},{"model":"e"}]}"#;
     let ask = good(Operation::GeminiEmbed, body);
     assert_eq!(ask.model.as_ref().map(|(name, _)| name.as_str()), Some("e"));
     let other = r#"{"requests":[{"model":"models/e"},{"model":"models/f"}]}"#;
     assert!(why(Operation::GeminiEmbed, other).contains("two models"));
-    let change = Change { model: Some("g"), ..Change::default() };
+    let change = Change {
+        model: Some("g"),
+        ..Change::default()
+    };
     let changed = rewrite(Operation::GeminiEmbed, &Bytes::from(body), &ask, &change);
     assert_eq!(
         changed,
@@ -152,28 +186,69 @@ fn gemini_names_one_model_however_often() {
 #[test]
 fn limits_are_whole_numbers() {
     let cap = |operation, body: &str| good(operation, body).cap.map(|cap| cap.tokens);
-    assert_eq!(cap(Operation::Chat, r#"{"max_tokens":5,"max_completion_tokens":9}"#), Some(9));
-    assert_eq!(cap(Operation::Chat, r#"{"max_tokens":99999999999999999999999}"#), Some(u64::MAX));
+    assert_eq!(
+        cap(
+            Operation::Chat,
+            r#"{"max_tokens":5,"max_completion_tokens":9}"#
+        ),
+        Some(9)
+    );
+    assert_eq!(
+        cap(Operation::Chat, r#"{"max_tokens":99999999999999999999999}"#),
+        Some(u64::MAX)
+    );
     assert_eq!(cap(Operation::Chat, r#"{"max_tokens":-1}"#), None);
-    assert_eq!(cap(Operation::Responses, r#"{"max_output_tokens":7,"max_tokens":9}"#), Some(7));
+    assert_eq!(
+        cap(
+            Operation::Responses,
+            r#"{"max_output_tokens":7,"max_tokens":9}"#
+        ),
+        Some(7)
+    );
     assert_eq!(cap(Operation::Messages, r#"{"max_tokens":7}"#), Some(7));
-    assert_eq!(cap(Operation::Generate, r#"{"generation_config":{"max_output_tokens":7}}"#), Some(7));
-    assert_eq!(cap(Operation::OllamaChat, r#"{"options":{"num_predict":7}}"#), Some(7));
+    assert_eq!(
+        cap(
+            Operation::Generate,
+            r#"{"generation_config":{"max_output_tokens":7}}"#
+        ),
+        Some(7)
+    );
+    assert_eq!(
+        cap(Operation::OllamaChat, r#"{"options":{"num_predict":7}}"#),
+        Some(7)
+    );
     for unlimited in ["-1", "-2", "0", "null"] {
         assert_eq!(
-            cap(Operation::OllamaChat, &format!(r#"{{"options":{{"num_predict":{unlimited}}}}}"#)),
+            cap(
+                Operation::OllamaChat,
+                &format!(r#"{{"options":{{"num_predict":{unlimited}}}}}"#)
+            ),
             None
         );
     }
     for bad in ["0", "1.5", "1e3", "\"5\"", "true", "[5]", "{}"] {
-        assert!(chat(&format!(r#"{{"max_tokens":{bad}}}"#)).is_err(), "{bad}");
+        assert!(
+            chat(&format!(r#"{{"max_tokens":{bad}}}"#)).is_err(),
+            "{bad}"
+        );
         assert!(chat(&format!(r#"{{"n":{bad}}}"#)).is_err(), "{bad}");
     }
     assert!(chat(r#"{"n":-1}"#).is_err());
-    assert_eq!(good(Operation::Generate, r#"{"generationConfig":{"candidateCount":3}}"#).choices, 3);
+    assert_eq!(
+        good(
+            Operation::Generate,
+            r#"{"generationConfig":{"candidateCount":3}}"#
+        )
+        .choices,
+        3
+    );
     assert_eq!(good(Operation::Chat, r#"{"n":2,"best_of":5}"#).choices, 5);
-    for bad in [r#"{"stream":1}"#, r#"{"stream":"true"}"#, r#"{"stream_options":[]}"#, r#"{"metadata":"x"}"#]
-    {
+    for bad in [
+        r#"{"stream":1}"#,
+        r#"{"stream":"true"}"#,
+        r#"{"stream_options":[]}"#,
+        r#"{"metadata":"x"}"#,
+    ] {
         assert!(chat(bad).is_err(), "{bad}");
     }
 }
@@ -182,22 +257,43 @@ fn limits_are_whole_numbers() {
 fn tools_that_the_provider_runs_are_told_from_those_of_the_program() {
     use Operation::{Chat, Generate, Messages, Responses};
     let theirs = [
-        (Messages, r#"{"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#),
-        (Messages, r#"{"tools":[{"name":"f"},{"type":"code_execution_20250825","name":"c"}]}"#),
-        (Messages, r#"{"tools":[{"type":"custom","type":"web_fetch_20250910"}]}"#),
+        (
+            Messages,
+            r#"{"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#,
+        ),
+        (
+            Messages,
+            r#"{"tools":[{"name":"f"},{"type":"code_execution_20250825","name":"c"}]}"#,
+        ),
+        (
+            Messages,
+            r#"{"tools":[{"type":"custom","type":"web_fetch_20250910"}]}"#,
+        ),
         (Messages, r#"{"mcp_servers":[{"url":"x"}]}"#),
         (Messages, r#"{"container":"c"}"#),
-        (Messages, r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#),
+        (
+            Messages,
+            r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#,
+        ),
         (Responses, r#"{"tools":[{"type":"web_search"}]}"#),
         (Responses, r#"{"tools":[{"type":"mcp","server_url":"x"}]}"#),
         (Responses, r#"{"tools":[{"Type":"image_generation"}]}"#),
-        (Responses, r#"{"input":[{"type":"tool_search_output","tools":[{"type":"file_search"}]}]}"#),
+        (
+            Responses,
+            r#"{"input":[{"type":"tool_search_output","tools":[{"type":"file_search"}]}]}"#,
+        ),
         (Responses, r#"{"prompt":{"id":"p"}}"#),
         (Chat, r#"{"web_search_options":{"a":1}}"#),
         (Chat, r#"{"plugins":[{"id":"web"}]}"#),
         (Generate, r#"{"tools":[{"googleSearch":{}}]}"#),
-        (Generate, r#"{"tools":[{"functionDeclarations":[]},{"codeExecution":{}}]}"#),
-        (Generate, r#"{"tools":[{"function_declarations":[],"url_context":{}}]}"#),
+        (
+            Generate,
+            r#"{"tools":[{"functionDeclarations":[]},{"codeExecution":{}}]}"#,
+        ),
+        (
+            Generate,
+            r#"{"tools":[{"function_declarations":[],"url_context":{}}]}"#,
+        ),
         (Generate, r#"{"tools":{"google_search_retrieval":{}}}"#),
     ];
     for (operation, body) in theirs {
@@ -224,7 +320,10 @@ fn tools_that_the_provider_runs_are_told_from_those_of_the_program() {
             Chat,
             r#"{"tools":[{"type":"function","function":{"parameters":{"type":"object"}}}],"web_search_options":null}"#,
         ),
-        (Generate, r#"{"tools":[{"functionDeclarations":[{"name":"f"}],"googleSearch":null}]}"#),
+        (
+            Generate,
+            r#"{"tools":[{"functionDeclarations":[{"name":"f"}],"googleSearch":null}]}"#,
+        ),
         (Operation::OllamaChat, r#"{"tools":[{"type":"anything"}]}"#),
     ];
     for (operation, body) in ours {
@@ -236,21 +335,45 @@ fn tools_that_the_provider_runs_are_told_from_those_of_the_program() {
 fn what_is_elsewhere_is_seen() {
     use Operation::{Chat, Generate, Messages, Responses};
     let beyond = [
-        (Chat, r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"https://x/y.png"}}]}]}"#),
-        (Chat, r#"{"messages":[{"content":[{"type":"image_url","Image_URL":{"url":"https://x/y.png"}}]}]}"#),
-        (Chat, r#"{"messages":[{"content":[{"type":"image_url","image\u005furl":"http:\/\/x"}]}]}"#),
-        (Chat, r#"{"messages":[{"content":[{"type":"file","file":{"file_id":"f"}}]}]}"#),
+        (
+            Chat,
+            r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"https://x/y.png"}}]}]}"#,
+        ),
+        (
+            Chat,
+            r#"{"messages":[{"content":[{"type":"image_url","Image_URL":{"url":"https://x/y.png"}}]}]}"#,
+        ),
+        (
+            Chat,
+            r#"{"messages":[{"content":[{"type":"image_url","image\u005furl":"http:\/\/x"}]}]}"#,
+        ),
+        (
+            Chat,
+            r#"{"messages":[{"content":[{"type":"file","file":{"file_id":"f"}}]}]}"#,
+        ),
         (
             Chat,
             r#"{"messages":[{"content":[{"type":"file","file":{"file_data":"data:application/pdf;base64,"}}]}]}"#,
         ),
-        (Chat, r#"{"messages":[{"content":[{"type":"input_audio","input_audio":{"data":"UklG"}}]}]}"#),
-        (Chat, r#"{"messages":[{"role":"assistant","audio":{"id":"audio_1"}}]}"#),
-        (Chat, r#"{"messages":[{"content":[{"type":"image","image":"https://x"}]}]}"#),
+        (
+            Chat,
+            r#"{"messages":[{"content":[{"type":"input_audio","input_audio":{"data":"UklG"}}]}]}"#,
+        ),
+        (
+            Chat,
+            r#"{"messages":[{"role":"assistant","audio":{"id":"audio_1"}}]}"#,
+        ),
+        (
+            Chat,
+            r#"{"messages":[{"content":[{"type":"image","image":"https://x"}]}]}"#,
+        ),
         (Responses, r#"{"previous_response_id":"r"}"#),
         (Responses, r#"{"conversation":{"id":"c"}}"#),
         (Responses, r#"{"prompt":{"id":"p"}}"#),
-        (Responses, r#"{"input":[{"type":"item_reference","id":"i"}]}"#),
+        (
+            Responses,
+            r#"{"input":[{"type":"item_reference","id":"i"}]}"#,
+        ),
         (Responses, r#"{"input":[{"id":"i"}]}"#),
         (Responses, r#"{"input":[{"id":"i","type":null}]}"#),
         (
@@ -273,10 +396,19 @@ fn what_is_elsewhere_is_seen() {
             Messages,
             r#"{"messages":[{"content":[{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":""}}]}]}"#,
         ),
-        (Generate, r#"{"contents":[{"parts":[{"fileData":{"fileUri":"gs://x"}}]}]}"#),
-        (Generate, r#"{"contents":[{"parts":[{"file_data":{"file_uri":"gs://x"}}]}]}"#),
+        (
+            Generate,
+            r#"{"contents":[{"parts":[{"fileData":{"fileUri":"gs://x"}}]}]}"#,
+        ),
+        (
+            Generate,
+            r#"{"contents":[{"parts":[{"file_data":{"file_uri":"gs://x"}}]}]}"#,
+        ),
         (Generate, r#"{"cachedContent":"cachedContents/x"}"#),
-        (Generate, r#"{"contents":[{"parts":[{"inlineData":{"mimeType":"video/mp4","data":""}}]}]}"#),
+        (
+            Generate,
+            r#"{"contents":[{"parts":[{"inlineData":{"mimeType":"video/mp4","data":""}}]}]}"#,
+        ),
     ];
     for (operation, body) in beyond {
         assert!(good(operation, body).refers_beyond, "{body}");
@@ -297,7 +429,11 @@ fn what_is_elsewhere_is_seen() {
             1,
             r#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"DATA:image/png;base64,AA"}]},{"type":"reasoning","id":"r"}]}"#,
         ),
-        (Responses, 0, r#"{"input":"hello","previous_response_id":null,"background":false}"#),
+        (
+            Responses,
+            0,
+            r#"{"input":"hello","previous_response_id":null,"background":false}"#,
+        ),
         (
             Messages,
             1,
@@ -308,12 +444,24 @@ fn what_is_elsewhere_is_seen() {
             0,
             r#"{"messages":[{"content":[{"type":"tool_use","id":"t","input":{"url":"https://x","image":"debian:13"}}]}]}"#,
         ),
-        (Generate, 1, r#"{"contents":[{"parts":[{"inlineData":{"mimeType":"image/png","data":""}}]}]}"#),
-        (Operation::OllamaChat, 2, r#"{"messages":[{"content":"x","images":["AA","BB"]}]}"#),
+        (
+            Generate,
+            1,
+            r#"{"contents":[{"parts":[{"inlineData":{"mimeType":"image/png","data":""}}]}]}"#,
+        ),
+        (
+            Operation::OllamaChat,
+            2,
+            r#"{"messages":[{"content":"x","images":["AA","BB"]}]}"#,
+        ),
     ];
     for (operation, pictures, body) in here {
         let ask = good(operation, body);
-        assert_eq!((ask.refers_beyond, ask.pictures), (false, pictures), "{body}");
+        assert_eq!(
+            (ask.refers_beyond, ask.pictures),
+            (false, pictures),
+            "{body}"
+        );
     }
 }
 
@@ -321,8 +469,14 @@ fn what_is_elsewhere_is_seen() {
 fn parameters_of_tools_are_no_tools_and_no_files() {
     let schema = r#"{"type":"object","properties":{"tools":{"type":"array"},"file_id":{"type":"string"},"url":{"type":"string"},"image_url":{"type":"string"}}}"#;
     let bodies = [
-        (Operation::Messages, format!(r#"{{"tools":[{{"name":"f","input_schema":{schema}}}]}}"#)),
-        (Operation::Responses, format!(r#"{{"tools":[{{"type":"function","parameters":{schema}}}]}}"#)),
+        (
+            Operation::Messages,
+            format!(r#"{{"tools":[{{"name":"f","input_schema":{schema}}}]}}"#),
+        ),
+        (
+            Operation::Responses,
+            format!(r#"{{"tools":[{{"type":"function","parameters":{schema}}}]}}"#),
+        ),
         (
             Operation::Chat,
             format!(r#"{{"tools":[{{"type":"function","function":{{"parameters":{schema}}}}}]}}"#),
@@ -333,12 +487,17 @@ fn parameters_of_tools_are_no_tools_and_no_files() {
         ),
         (
             Operation::Messages,
-            r#"{"messages":[{"content":[{"type":"tool_use","input":{"tools":["a"]}}]}]}"#.to_owned(),
+            r#"{"messages":[{"content":[{"type":"tool_use","input":{"tools":["a"]}}]}]}"#
+                .to_owned(),
         ),
     ];
     for (operation, body) in bodies {
         let ask = good(operation, &body);
-        assert_eq!((ask.server_tools, ask.refers_beyond), (false, false), "{body}");
+        assert_eq!(
+            (ask.server_tools, ask.refers_beyond),
+            (false, false),
+            "{body}"
+        );
     }
 }
 
@@ -353,17 +512,29 @@ fn another_price_is_seen() {
         (Messages, r#"{"speed":"fast"}"#),
         (Messages, r#"{"inference_geo":"us"}"#),
         (Messages, r#"{"service_tier":5}"#),
-        (Generate, r#"{"generationConfig":{"responseModalities":["IMAGE"]}}"#),
+        (
+            Generate,
+            r#"{"generationConfig":{"responseModalities":["IMAGE"]}}"#,
+        ),
         (Generate, r#"{"serviceTier":"priority"}"#),
     ];
     for (operation, body) in other {
         assert!(good(operation, body).priced_otherwise, "{body}");
     }
     let usual = [
-        (Chat, r#"{"service_tier":"auto","modalities":["text","audio"]}"#),
+        (
+            Chat,
+            r#"{"service_tier":"auto","modalities":["text","audio"]}"#,
+        ),
         (Responses, r#"{"service_tier":"default"}"#),
-        (Messages, r#"{"service_tier":"standard_only","speed":"standard","inference_geo":"global"}"#),
-        (Generate, r#"{"generationConfig":{"responseModalities":["TEXT"]}}"#),
+        (
+            Messages,
+            r#"{"service_tier":"standard_only","speed":"standard","inference_geo":"global"}"#,
+        ),
+        (
+            Generate,
+            r#"{"generationConfig":{"responseModalities":["TEXT"]}}"#,
+        ),
     ];
     for (operation, body) in usual {
         assert!(!good(operation, body).priced_otherwise, "{body}");
@@ -372,8 +543,15 @@ fn another_price_is_seen() {
 
 #[test]
 fn where_to_send_it_is_not_the_programs_to_say() {
-    for key in ["api_base", "base_url", "api_key", "fallbacks", "models", "custom_llm_provider", "extra_body"]
-    {
+    for key in [
+        "api_base",
+        "base_url",
+        "api_key",
+        "fallbacks",
+        "models",
+        "custom_llm_provider",
+        "extra_body",
+    ] {
         assert!(why(Operation::Chat, &format!(r#"{{"{key}":"x"}}"#)).contains(key));
         assert!(chat(&format!(r#"{{"messages":[{{"{key}":"x"}}]}}"#)).is_ok());
     }

@@ -40,12 +40,25 @@ pub fn interruption(operation: Operation, fault: &Fault) -> Bytes {
 /// What ends a line that was begun, and the event.
 pub(super) fn event(operation: Operation, fault: &Fault) -> (&'static str, String) {
     match operation {
-        Operation::Chat => ("\n\n", format!("data: {}\n\n", document(Dialect::OpenAi, fault))),
-        Operation::Responses => ("\n\n", format!("event: response.failed\ndata: {}\n\n", failed(fault))),
-        Operation::Messages => {
-            ("\n\n", format!("event: error\ndata: {}\n\n", document(Dialect::Anthropic, fault)))
-        }
-        Operation::Generate => ("\n\n", format!("data: {}\n\n", document(Dialect::Gemini, fault))),
+        Operation::Chat => (
+            "\n\n",
+            format!("data: {}\n\n", document(Dialect::OpenAi, fault)),
+        ),
+        Operation::Responses => (
+            "\n\n",
+            format!("event: response.failed\ndata: {}\n\n", failed(fault)),
+        ),
+        Operation::Messages => (
+            "\n\n",
+            format!(
+                "event: error\ndata: {}\n\n",
+                document(Dialect::Anthropic, fault)
+            ),
+        ),
+        Operation::Generate => (
+            "\n\n",
+            format!("data: {}\n\n", document(Dialect::Gemini, fault)),
+        ),
         Operation::OllamaChat | Operation::OllamaGenerate => {
             ("\n", format!("{}\n", document(Dialect::Ollama, fault)))
         }
@@ -65,7 +78,12 @@ pub(super) fn event(operation: Operation, fault: &Fault) -> (&'static str, Strin
 
 /// The dialect's own shape, with our word as its code: the libraries decide by status and type, people by the rest.
 fn document(dialect: Dialect, fault: &Fault) -> Value {
-    let Fault { status, code, message, .. } = fault;
+    let Fault {
+        status,
+        code,
+        message,
+        ..
+    } = fault;
     match dialect {
         Dialect::OpenAi => {
             json!({"error": {"message": message, "type": kind(*status), "param": null, "code": code}})

@@ -3,7 +3,13 @@
 use super::*;
 
 fn fault(status: u16, code: &'static str) -> Fault {
-    Fault { status, code, message: "say \"why\"\n".to_owned(), retry: false, retry_after: None }
+    Fault {
+        status,
+        code,
+        message: "say \"why\"\n".to_owned(),
+        retry: false,
+        retry_after: None,
+    }
 }
 
 fn parsed(dialect: Option<Dialect>, status: u16, code: &'static str) -> Value {
@@ -22,8 +28,14 @@ fn answers_have_the_shape_of_their_dialect() {
         json!({"type": "error", "error": {"type": "rate_limit_error", "message": message, "code": "rate_limit_error"}})
     );
     let gemini = parsed(Some(Dialect::Gemini), 502, "upstream_unreachable");
-    assert_eq!((&gemini["error"]["code"], &gemini["error"]["status"]), (&json!(502), &json!("UNAVAILABLE")));
-    assert_eq!(gemini["error"]["details"][0]["reason"], "upstream_unreachable");
+    assert_eq!(
+        (&gemini["error"]["code"], &gemini["error"]["status"]),
+        (&json!(502), &json!("UNAVAILABLE"))
+    );
+    assert_eq!(
+        gemini["error"]["details"][0]["reason"],
+        "upstream_unreachable"
+    );
     assert_eq!(
         parsed(Some(Dialect::Ollama), 403, "permission_error"),
         json!({"error": message, "code": "permission_error"})
@@ -51,7 +63,11 @@ fn every_situation_has_its_word() {
         (529, "overloaded_error", "UNAVAILABLE"),
     ];
     for (status, word, google) in table {
-        assert_eq!((kind(status), canonical(status)), (word, google), "{status}");
+        assert_eq!(
+            (kind(status), canonical(status)),
+            (word, google),
+            "{status}"
+        );
     }
 }
 
@@ -59,7 +75,11 @@ fn every_situation_has_its_word() {
 fn interruptions_are_events_of_their_own() {
     let streams = [
         (Operation::Chat, "\n\ndata: ", "error"),
-        (Operation::Responses, "\n\nevent: response.failed\ndata: ", "response"),
+        (
+            Operation::Responses,
+            "\n\nevent: response.failed\ndata: ",
+            "response",
+        ),
         (Operation::Messages, "\n\nevent: error\ndata: ", "error"),
         (Operation::Generate, "\n\ndata: ", "error"),
         (Operation::OllamaChat, "\n", "error"),
@@ -68,7 +88,10 @@ fn interruptions_are_events_of_their_own() {
     for (operation, before, member) in streams {
         let bytes = interruption(operation, &fault(504, "upstream_timeout"));
         let text = str::from_utf8(&bytes).expect("it is text");
-        let data = text.strip_prefix(before).expect(text).trim_end_matches('\n');
+        let data = text
+            .strip_prefix(before)
+            .expect(text)
+            .trim_end_matches('\n');
         assert!(!data.contains('\n'), "{data}");
         let document: Value = serde_json::from_str(data).expect(data);
         assert!(document.get(member).is_some(), "{data}");

@@ -31,7 +31,12 @@ enum Line {
 
 impl Events {
     pub(super) fn new() -> Events {
-        Events { line: Line::Name(0), after_return: false, has_data: false, last: 0 }
+        Events {
+            line: Line::Name(0),
+            after_return: false,
+            has_data: false,
+            last: 0,
+        }
     }
 
     pub(super) fn feed(&mut self, mut bytes: &[u8], reader: &mut Reader, meter: &mut Meter) {
@@ -89,9 +94,15 @@ impl Events {
     }
 
     fn look_for_last(&mut self, data: &[u8]) {
-        let Some(missing) = LAST.get(self.last..).filter(|missing| !missing.is_empty()) else { return };
+        let Some(missing) = LAST.get(self.last..).filter(|missing| !missing.is_empty()) else {
+            return;
+        };
         let length = data.len().min(missing.len());
-        self.last = if data[..length] == missing[..length] { self.last + length } else { OTHER };
+        self.last = if data[..length] == missing[..length] {
+            self.last + length
+        } else {
+            OTHER
+        };
     }
 
     /// The end of a line of data, or of the stream: what stood behind `[DONE]` was read before it counts, however the

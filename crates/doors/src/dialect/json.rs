@@ -34,12 +34,22 @@ pub(super) struct Scanner<'b> {
 
 impl<'b> Scanner<'b> {
     pub(super) fn new(text: &'b str) -> Scanner<'b> {
-        Scanner { text, at: 0, depth: 0, is_fresh: true }
+        Scanner {
+            text,
+            at: 0,
+            depth: 0,
+            is_fresh: true,
+        }
     }
 
     /// Begins at a key of an object.
     pub(super) fn within(text: &'b str, at: usize) -> Scanner<'b> {
-        Scanner { text, at, depth: 1, is_fresh: true }
+        Scanner {
+            text,
+            at,
+            depth: 1,
+            is_fresh: true,
+        }
     }
 
     pub(super) fn at(&self) -> usize {
@@ -114,13 +124,19 @@ impl<'b> Scanner<'b> {
             let Some(run) = quote_or_backslash(rest) else {
                 return Err(self.broken("a string has no end"));
             };
-            if rest[..run].iter().fold(false, |found, byte| found | (*byte < b' ')) {
+            if rest[..run]
+                .iter()
+                .fold(false, |found, byte| found | (*byte < b' '))
+            {
                 return Err(self.broken("a control character in a string"));
             }
             at += run;
             if bytes[at] == b'"' {
                 self.at = at + 1;
-                return Ok(Literal { at: start..self.at, has_escapes });
+                return Ok(Literal {
+                    at: start..self.at,
+                    has_escapes,
+                });
             }
             has_escapes = true;
             at += self.escape(at)?;
@@ -132,11 +148,16 @@ impl<'b> Scanner<'b> {
         match bytes.get(at + 1) {
             Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(2),
             Some(b'u')
-                if bytes.get(at + 2..at + 6).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)) =>
+                if bytes
+                    .get(at + 2..at + 6)
+                    .is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)) =>
             {
                 Ok(6)
             }
-            _ => Err(Broken { what: "a bad escape", at }),
+            _ => Err(Broken {
+                what: "a bad escape",
+                at,
+            }),
         }
     }
 
@@ -168,7 +189,9 @@ impl<'b> Scanner<'b> {
     /// A number, `true`, `false` or `null`.
     fn scalar(&mut self) -> Result<(), Broken> {
         let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
-        let word = [&b"true"[..], b"false", b"null"].into_iter().find(|word| rest.starts_with(word));
+        let word = [&b"true"[..], b"false", b"null"]
+            .into_iter()
+            .find(|word| rest.starts_with(word));
         let length = match word {
             Some(word) => word.len(),
             None => number(rest).ok_or_else(|| self.broken("no value"))?,
@@ -179,7 +202,11 @@ impl<'b> Scanner<'b> {
 
     /// Nothing may follow the document.
     pub(super) fn finish(&mut self) -> Result<(), Broken> {
-        if self.peek().is_some() { Err(self.broken("something follows the document")) } else { Ok(()) }
+        if self.peek().is_some() {
+            Err(self.broken("something follows the document"))
+        } else {
+            Ok(())
+        }
     }
 
     /// What a string says. Half of a surrogate pair says nothing.
@@ -189,7 +216,10 @@ impl<'b> Scanner<'b> {
             return Ok(Cow::Borrowed(inner));
         }
         let whole = self.text(literal.at.clone());
-        let broken = |_| Broken { what: "half a character", at: literal.at.start };
+        let broken = |_| Broken {
+            what: "half a character",
+            at: literal.at.start,
+        };
         serde_json::from_str(whole).map(Cow::Owned).map_err(broken)
     }
 
@@ -200,7 +230,13 @@ impl<'b> Scanner<'b> {
 
 /// How long the number is that begins here.
 fn number(bytes: &[u8]) -> Option<usize> {
-    let digits = |at: usize| bytes.iter().skip(at).take_while(|byte| byte.is_ascii_digit()).count();
+    let digits = |at: usize| {
+        bytes
+            .iter()
+            .skip(at)
+            .take_while(|byte| byte.is_ascii_digit())
+            .count()
+    };
     let mut at = usize::from(bytes.first() == Some(&b'-'));
     at += match (bytes.get(at), digits(at)) {
         (Some(b'0'), _) => 1,

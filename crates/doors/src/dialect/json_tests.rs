@@ -156,8 +156,10 @@ fn document() -> impl Strategy<Value = String> {
             proptest::collection::vec(inner.clone(), 0..6)
                 .prop_map(|list| format!("[{}]", list.join(" ,\n"))),
             proptest::collection::vec((key, inner), 0..6).prop_map(|list| {
-                let members: Vec<String> =
-                    list.iter().map(|(key, value)| format!("{key} :\t{value}")).collect();
+                let members: Vec<String> = list
+                    .iter()
+                    .map(|(key, value)| format!("{key} :\t{value}"))
+                    .collect();
                 format!("{{ {} }}", members.join(","))
             }),
         ]

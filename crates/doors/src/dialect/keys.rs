@@ -74,7 +74,9 @@ pub(super) fn named(operation: Operation, place: Place, name: &str) -> Named {
 
 /// The name as Go folds it; none if that changes nothing.
 pub(super) fn folded(name: &str) -> Option<String> {
-    let is_plain = name.bytes().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase());
+    let is_plain = name
+        .bytes()
+        .all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase());
     let fold = |letter: char| match letter {
         '\u{17f}' => 's',
         '\u{212a}' => 'k',
@@ -140,7 +142,10 @@ fn everywhere(name: &str) -> Option<Key> {
 }
 
 fn openai(operation: Operation, name: &str) -> Option<Key> {
-    let (is_chat, is_responses) = (operation == Operation::Chat, operation == Operation::Responses);
+    let (is_chat, is_responses) = (
+        operation == Operation::Chat,
+        operation == Operation::Responses,
+    );
     Some(match name {
         "stream_options" if is_chat => Key::StreamOptions,
         "max_tokens" if is_chat => Key::Limit("max_tokens"),
@@ -188,7 +193,9 @@ fn gemini(name: &str) -> Option<Key> {
         "cachedContent" | "cached_content" => Key::Beyond("cachedContent"),
         "serviceTier" | "service_tier" => Key::Tier("serviceTier"),
         "requests" => Key::Requests("requests"),
-        "generateContentRequest" | "generate_content_request" => Key::Requests("generateContentRequest"),
+        "generateContentRequest" | "generate_content_request" => {
+            Key::Requests("generateContentRequest")
+        }
         _ => return None,
     })
 }
@@ -251,8 +258,8 @@ fn exact_mark(name: &str) -> Option<Mark> {
         "image" | "video" => Mark::MaybeLink,
         "source" => Mark::Source,
         "url" => Mark::Url,
-        "file_id" | "file_ids" | "fileUri" | "fileuri" | "file_uri" | "cachedContent" | "cachedcontent"
-        | "cached_content" | "vector_store_ids" => Mark::Name,
+        "file_id" | "file_ids" | "fileUri" | "fileuri" | "file_uri" | "cachedContent"
+        | "cachedcontent" | "cached_content" | "vector_store_ids" => Mark::Name,
         "fileData" | "filedata" | "file_data" | "input_audio" => Mark::Elsewhere,
         "media_type" | "mimeType" | "mimetype" | "mime_type" => Mark::MediaType,
         "images" => Mark::Images,

@@ -93,7 +93,8 @@ impl Meter {
             Word::Type => self.document.event = event(value),
             Word::Finish => self.document.finishes = true,
             Word::Item => {
-                self.document.tools += u64::from(matches!(value, b"web_search_call" | b"file_search_call"));
+                self.document.tools +=
+                    u64::from(matches!(value, b"web_search_call" | b"file_search_call"));
             }
             Word::Modality => self.document.is_audio = value == b"AUDIO",
         }
@@ -106,8 +107,16 @@ impl Meter {
     pub(super) fn close_object(&mut self, node: Node) {
         if matches!(node, Node::ModalityIn | Node::ModalityOut) {
             let document = &mut self.document;
-            let tokens = if document.is_audio { document.modality_count } else { 0 };
-            let sum = if node == Node::ModalityIn { &mut document.audio_in } else { &mut document.audio_out };
+            let tokens = if document.is_audio {
+                document.modality_count
+            } else {
+                0
+            };
+            let sum = if node == Node::ModalityIn {
+                &mut document.audio_in
+            } else {
+                &mut document.audio_out
+            };
             *sum = sum.saturating_add(tokens);
             (document.is_audio, document.modality_count) = (false, 0);
         } else if node == self.root {
@@ -218,9 +227,18 @@ impl Meter {
     /// Anthropic: cached input stands beside the input. The total of cache writes may grow after they were split by
     /// their time; the rest is then of the kind that the split knows.
     fn beside(&self) -> Usage {
-        let (mut short, mut long) = (self.most(Field::CacheWrite5m), self.most(Field::CacheWrite1h));
-        let rest = self.most(Field::CacheWrite).saturating_sub(short.saturating_add(long));
-        let grows = if short == 0 && long > 0 { &mut long } else { &mut short };
+        let (mut short, mut long) = (
+            self.most(Field::CacheWrite5m),
+            self.most(Field::CacheWrite1h),
+        );
+        let rest = self
+            .most(Field::CacheWrite)
+            .saturating_sub(short.saturating_add(long));
+        let grows = if short == 0 && long > 0 {
+            &mut long
+        } else {
+            &mut short
+        };
         *grows = grows.saturating_add(rest);
         let output = self.most(Field::Output);
         let reasoning = self.most(Field::Reasoning).min(output);
@@ -261,10 +279,15 @@ impl Meter {
 
     /// Where only the sum is told (embeddings), what was not written was read.
     fn all_input(&self) -> u64 {
-        let said = self.most(Field::Input).saturating_add(self.most(Field::ToolInput));
+        let said = self
+            .most(Field::Input)
+            .saturating_add(self.most(Field::ToolInput));
         match self.has(Field::Input) {
             true => said,
-            false => said.max(self.most(Field::Total).saturating_sub(self.most(Field::Output))),
+            false => said.max(
+                self.most(Field::Total)
+                    .saturating_sub(self.most(Field::Output)),
+            ),
         }
     }
 
@@ -278,7 +301,11 @@ impl Meter {
             output
         };
         // Without an input the total is no measure of the output.
-        let rest = if self.has(Field::Input) { self.most(Field::Total).saturating_sub(all_input) } else { 0 };
+        let rest = if self.has(Field::Input) {
+            self.most(Field::Total).saturating_sub(all_input)
+        } else {
+            0
+        };
         said.max(rest)
     }
 }

@@ -87,7 +87,9 @@ impl Node {
             Operation::Responses => Node::Responses,
             Operation::Messages => Node::Messages,
             Operation::Generate | Operation::GeminiEmbed => Node::Gemini,
-            Operation::OllamaChat | Operation::OllamaGenerate | Operation::OllamaEmbed => Node::Ollama,
+            Operation::OllamaChat | Operation::OllamaGenerate | Operation::OllamaEmbed => {
+                Node::Ollama
+            }
             Operation::Models
             | Operation::CountTokens
             | Operation::GeminiModels
@@ -103,21 +105,29 @@ impl Node {
     pub(super) fn member(self, key: &[u8]) -> Node {
         match self {
             Node::Chat | Node::Choice | Node::Delta | Node::Groq => self.of_chat(key),
-            Node::OpenAiUsage | Node::InputDetails | Node::OutputDetails => self.of_openai_usage(key),
-            Node::Responses | Node::Response | Node::Items | Node::Output => self.of_responses(key),
-            Node::Messages | Node::Message | Node::MessageDelta | Node::Block => self.of_messages(key),
-            Node::AnthropicUsage | Node::CacheCreation | Node::ServerTools | Node::ThinkingDetails => {
-                self.of_anthropic_usage(key)
+            Node::OpenAiUsage | Node::InputDetails | Node::OutputDetails => {
+                self.of_openai_usage(key)
             }
+            Node::Responses | Node::Response | Node::Items | Node::Output => self.of_responses(key),
+            Node::Messages | Node::Message | Node::MessageDelta | Node::Block => {
+                self.of_messages(key)
+            }
+            Node::AnthropicUsage
+            | Node::CacheCreation
+            | Node::ServerTools
+            | Node::ThinkingDetails => self.of_anthropic_usage(key),
             Node::Gemini | Node::Candidate | Node::Content | Node::Grounding | Node::Feedback => {
                 self.of_gemini(key)
             }
             Node::GeminiUsage | Node::ModalityIn | Node::ModalityOut => self.of_gemini_usage(key),
             Node::Ollama | Node::OllamaMessage => self.of_ollama(key),
             Node::Text => text(key),
-            Node::Dead | Node::Query | Node::Count(_) | Node::ModalityCount | Node::Done | Node::Word(_) => {
-                Node::Dead
-            }
+            Node::Dead
+            | Node::Query
+            | Node::Count(_)
+            | Node::ModalityCount
+            | Node::Done
+            | Node::Word(_) => Node::Dead,
         }
     }
 
@@ -142,13 +152,19 @@ impl Node {
     fn of_openai_usage(self, key: &[u8]) -> Node {
         match (self, key) {
             (Node::OpenAiUsage, b"prompt_tokens" | b"input_tokens") => Node::Count(Field::Input),
-            (Node::OpenAiUsage, b"completion_tokens" | b"output_tokens") => Node::Count(Field::Output),
+            (Node::OpenAiUsage, b"completion_tokens" | b"output_tokens") => {
+                Node::Count(Field::Output)
+            }
             (Node::OpenAiUsage, b"total_tokens") => Node::Count(Field::Total),
-            (Node::OpenAiUsage, b"prompt_tokens_details" | b"input_tokens_details") => Node::InputDetails,
+            (Node::OpenAiUsage, b"prompt_tokens_details" | b"input_tokens_details") => {
+                Node::InputDetails
+            }
             (Node::OpenAiUsage, b"completion_tokens_details" | b"output_tokens_details") => {
                 Node::OutputDetails
             }
-            (Node::OpenAiUsage, b"prompt_cache_hit_tokens" | b"cached_tokens") => Node::Count(Field::Cached),
+            (Node::OpenAiUsage, b"prompt_cache_hit_tokens" | b"cached_tokens") => {
+                Node::Count(Field::Cached)
+            }
             (Node::OpenAiUsage, b"cache_creation_input_tokens") => Node::Count(Field::CacheWrite),
             (Node::OpenAiUsage, b"num_search_queries" | b"num_sources_used") => {
                 Node::Count(Field::ToolRequests)
@@ -199,7 +215,9 @@ impl Node {
             (Node::AnthropicUsage, b"input_tokens") => Node::Count(Field::Input),
             (Node::AnthropicUsage, b"output_tokens") => Node::Count(Field::Output),
             (Node::AnthropicUsage, b"cache_read_input_tokens") => Node::Count(Field::Cached),
-            (Node::AnthropicUsage, b"cache_creation_input_tokens") => Node::Count(Field::CacheWrite),
+            (Node::AnthropicUsage, b"cache_creation_input_tokens") => {
+                Node::Count(Field::CacheWrite)
+            }
             (Node::AnthropicUsage, b"cache_creation") => Node::CacheCreation,
             (Node::AnthropicUsage, b"server_tool_use") => Node::ServerTools,
             (Node::AnthropicUsage, b"output_tokens_details") => Node::ThinkingDetails,
@@ -260,8 +278,8 @@ impl Node {
 fn text(key: &[u8]) -> Node {
     match key {
         b"type" | b"id" | b"call_id" | b"role" | b"status" | b"index" | b"signature"
-        | b"thoughtSignature" | b"encrypted_content" | b"annotations" | b"logprobs" | b"mimeType"
-        | b"format" => Node::Dead,
+        | b"thoughtSignature" | b"encrypted_content" | b"annotations" | b"logprobs"
+        | b"mimeType" | b"format" => Node::Dead,
         _ => Node::Text,
     }
 }

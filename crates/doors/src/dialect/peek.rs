@@ -28,7 +28,11 @@ enum Around {
 
 impl<'b> Reading<'b> {
     pub(super) fn new(operation: Operation, text: &'b str, ask: Ask) -> Reading<'b> {
-        Reading { scanner: Scanner::new(text), operation, ask }
+        Reading {
+            scanner: Scanner::new(text),
+            operation,
+            ask,
+        }
     }
 
     pub(super) fn root(mut self) -> Result<Ask, BadAsk> {
@@ -43,13 +47,18 @@ impl<'b> Reading<'b> {
     /// An object of which some members matter.
     fn object(&mut self, place: Place) -> Result<Inside, BadAsk> {
         self.scanner.enter()?;
-        let mut inside = Inside { at: self.scanner.at(), is_empty: true };
+        let mut inside = Inside {
+            at: self.scanner.at(),
+            is_empty: true,
+        };
         let mut seen: Vec<Key> = Vec::new();
         while let Some(name) = self.name()? {
             inside.is_empty = false;
             match keys::named(self.operation, place, &name) {
                 Named::As(key) if seen.contains(&key) => {
-                    return Err(bad(format!("`{name}` is there twice, perhaps in two spellings")));
+                    return Err(bad(format!(
+                        "`{name}` is there twice, perhaps in two spellings"
+                    )));
                 }
                 Named::As(key) => {
                     seen.push(key);
@@ -68,7 +77,9 @@ impl<'b> Reading<'b> {
 
     /// The name of the next member, decoded.
     fn name(&mut self) -> Result<Option<Cow<'b, str>>, BadAsk> {
-        let Some(literal) = self.scanner.key()? else { return Ok(None) };
+        let Some(literal) = self.scanner.key()? else {
+            return Ok(None);
+        };
         let name = self.scanner.decode(&literal)?;
         // Some readers end a string there. Unescaped it is no JSON.
         if literal.has_escapes && name.contains('\0') {
@@ -81,7 +92,9 @@ impl<'b> Reading<'b> {
         match key {
             Key::Model => self.model()?,
             Key::Stream => self.ask.stream = self.flag(name)?.unwrap_or(self.ask.stream),
-            Key::StreamOptions => self.ask.places.stream_options = self.inner(name, Place::StreamOptions)?,
+            Key::StreamOptions => {
+                self.ask.places.stream_options = self.inner(name, Place::StreamOptions)?
+            }
             Key::IncludeUsage => self.include_usage(name)?,
             Key::Limit(known) => self.limit(known, name)?,
             Key::Choices(_) => self.choices(name)?,
@@ -105,25 +118,40 @@ impl<'b> Reading<'b> {
             Key::Prompt => self.prompt()?,
             Key::Background => {
                 if self.flag(name)? == Some(true) {
-                    return Err(bad("`background` would go on where nobody counts; leave it out"));
+                    return Err(bad(
+                        "`background` would go on where nobody counts; leave it out",
+                    ));
                 }
             }
             Key::Refused(_) => {
-                return Err(bad(format!("`{name}` is not the program's to say; leave it out")));
+                return Err(bad(format!(
+                    "`{name}` is not the program's to say; leave it out"
+                )));
             }
         }
         Ok(())
     }
 
     fn model(&mut self) -> Result<(), BadAsk> {
-        let literal = self.literal()?.ok_or_else(|| bad("`model` is not a string"))?;
+        let literal = self
+            .literal()?
+            .ok_or_else(|| bad("`model` is not a string"))?;
         let written = self.scanner.decode(&literal)?;
         let is_gemini = self.operation.dialect() == Some(Dialect::Gemini);
-        let name = written.strip_prefix("models/").filter(|_| is_gemini).unwrap_or(&written);
+        let name = written
+            .strip_prefix("models/")
+            .filter(|_| is_gemini)
+            .unwrap_or(&written);
         // No provider has others, and what looks alike is not alike.
         // With a comma LiteLLM takes it for several.
-        if name.len() > LONGEST_MODEL || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',') {
-            return Err(bad("`model` is not a name of at most 256 printable characters without a comma"));
+        if name.len() > LONGEST_MODEL
+            || !name
+                .bytes()
+                .all(|byte| byte.is_ascii_graphic() && byte != b',')
+        {
+            return Err(bad(
+                "`model` is not a name of at most 256 printable characters without a comma",
+            ));
         }
         match &self.ask.model {
             Some((other, _)) if other != name => return Err(bad("two models are named")),
@@ -156,9 +184,16 @@ impl<'b> Reading<'b> {
         if let Given::Tokens(tokens) = given
             && self.ask.cap.as_ref().is_none_or(|cap| cap.tokens < tokens)
         {
-            self.ask.cap = Some(Cap { tokens, at: at.clone() });
+            self.ask.cap = Some(Cap {
+                tokens,
+                at: at.clone(),
+            });
         }
-        self.ask.places.limits.push(Limit { name: known, at, given });
+        self.ask.places.limits.push(Limit {
+            name: known,
+            at,
+            given,
+        });
         Ok(())
     }
 
@@ -224,13 +259,19 @@ impl<'b> Reading<'b> {
             }
             (Some(b'{'), Some(Dialect::Gemini)) => self.gemini_tool(),
             (Some(b'{'), Some(Dialect::OpenAi | Dialect::Anthropic)) => self.typed_tool(),
-            _ => self.is_there().map(|is_there| self.ask.server_tools |= is_there),
+            _ => self
+                .is_there()
+                .map(|is_there| self.ask.server_tools |= is_there),
         }
     }
 
     /// Tools may be added in the input of Responses. A parameter of a tool may be called so, too: that is no list.
     fn later_tools(&mut self) -> Result<(), BadAsk> {
-        if self.scanner.peek() == Some(b'[') { self.tools() } else { self.value(Around::Anything) }
+        if self.scanner.peek() == Some(b'[') {
+            self.tools()
+        } else {
+            self.value(Around::Anything)
+        }
     }
 
     /// Its `type` says who runs it.
@@ -313,9 +354,10 @@ impl<'b> Reading<'b> {
             Some(Mark::Id) if around == Around::Audio => self.beyond(),
             Some(Mark::Type) if is_string => self.kind(),
             Some(Mark::Tools) if self.operation == Operation::Responses => self.later_tools(),
-            Some(Mark::Url | Mark::MediaType | Mark::Id | Mark::Type | Mark::Name | Mark::Tools) | None => {
-                self.value(Around::Anything)
-            }
+            Some(
+                Mark::Url | Mark::MediaType | Mark::Id | Mark::Type | Mark::Name | Mark::Tools,
+            )
+            | None => self.value(Around::Anything),
         }
     }
 
@@ -345,7 +387,8 @@ impl<'b> Reading<'b> {
         if starts_with(&text, "image/") {
             self.ask.pictures += 1;
         } else {
-            self.ask.refers_beyond |= !starts_with(&text, "text/") && !starts_with(&text, "application/json");
+            self.ask.refers_beyond |=
+                !starts_with(&text, "text/") && !starts_with(&text, "application/json");
         }
         Ok(())
     }
@@ -402,7 +445,9 @@ impl<'b> Reading<'b> {
         let at = self.scanner.skip()?;
         let number = match self.scanner.text(at.clone()) {
             "null" => None,
-            text => Some(whole(text).ok_or_else(|| bad(format!("`{name}` is not a whole number")))?),
+            text => {
+                Some(whole(text).ok_or_else(|| bad(format!("`{name}` is not a whole number")))?)
+            }
         };
         Ok((at, number))
     }
@@ -415,12 +460,17 @@ impl<'b> Reading<'b> {
 
     /// Passes over a value; whether one of these is in it, or may be.
     fn speaks_of(&mut self, words: &[&str]) -> Result<bool, BadAsk> {
-        let value = self.raw(|reading| reading.value(Around::Anything))?.to_ascii_lowercase();
+        let value = self
+            .raw(|reading| reading.value(Around::Anything))?
+            .to_ascii_lowercase();
         Ok(value.contains('\\') || words.iter().any(|word| value.contains(word)))
     }
 
     /// The text of a value that is read meanwhile.
-    fn raw(&mut self, read: impl FnOnce(&mut Self) -> Result<(), BadAsk>) -> Result<&'b str, BadAsk> {
+    fn raw(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<(), BadAsk>,
+    ) -> Result<&'b str, BadAsk> {
         self.scanner.peek();
         let start = self.scanner.at();
         read(self)?;
@@ -440,16 +490,28 @@ fn whole(text: &str) -> Option<Whole> {
         return None;
     }
     let is_negative = digits.len() < text.len();
-    Some(if is_negative { Whole::Negative } else { Whole::Number(digits.parse().unwrap_or(u64::MAX)) })
+    Some(if is_negative {
+        Whole::Negative
+    } else {
+        Whole::Number(digits.parse().unwrap_or(u64::MAX))
+    })
 }
 
 fn starts_with(text: &str, prefix: &str) -> bool {
-    text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+    text.get(..prefix.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }
 
 /// Tiers, speeds and places at the usual price.
 fn is_usual(value: &str) -> bool {
-    let usual = ["auto", "default", "standard", "standard_only", "global", "not_available"];
+    let usual = [
+        "auto",
+        "default",
+        "standard",
+        "standard_only",
+        "global",
+        "not_available",
+    ];
     usual.iter().any(|known| value.eq_ignore_ascii_case(known))
 }
 

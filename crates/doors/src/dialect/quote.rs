@@ -22,7 +22,9 @@ pub(super) fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
         return memchr2(b'"', b'\\', &bytes[SHORT..]).map(|found| SHORT + found);
     }
     let looked_at = bytes.len() / 8 * 8;
-    let found = bytes[looked_at..].iter().position(|byte| matches!(byte, b'"' | b'\\'));
+    let found = bytes[looked_at..]
+        .iter()
+        .position(|byte| matches!(byte, b'"' | b'\\'));
     found.map(|found| looked_at + found)
 }
 

@@ -48,7 +48,10 @@ struct Frame {
 
 impl Reader {
     pub(super) fn new(root: Node) -> Reader {
-        let nothing = Frame { node: Node::Dead, is_object: false };
+        let nothing = Frame {
+            node: Node::Dead,
+            is_object: false,
+        };
         Reader {
             root,
             state: State::Value,
@@ -78,7 +81,9 @@ impl Reader {
             let used = match self.state {
                 State::Value => self.value(*first, meter),
                 State::Key => self.key(bytes, meter),
-                State::InKey | State::InText | State::InWord | State::InString => self.string(bytes, meter),
+                State::InKey | State::InText | State::InWord | State::InString => {
+                    self.string(bytes, meter)
+                }
                 State::InScalar => self.scalar(bytes, meter),
                 State::Dead => self.dead(bytes, meter),
                 State::InDeadString => self.dead_string(bytes),
@@ -123,7 +128,9 @@ impl Reader {
         while let Some(first) = bytes.get(at) {
             match first {
                 b'"' => {
-                    let Some((member, value)) = member(node, bytes, at) else { break };
+                    let Some((member, value)) = member(node, bytes, at) else {
+                        break;
+                    };
                     self.next = member;
                     match passed(member, bytes, value) {
                         Some(end) => at = end,
@@ -152,7 +159,10 @@ impl Reader {
             (self.state, self.dead) = (State::Dead, 1);
             return;
         }
-        self.frames[self.depth] = Frame { node: self.next, is_object };
+        self.frames[self.depth] = Frame {
+            node: self.next,
+            is_object,
+        };
         self.depth += 1;
         self.state = if is_object { State::Key } else { State::Value };
         if is_object {
@@ -161,7 +171,9 @@ impl Reader {
     }
 
     fn close(&mut self, meter: &mut Meter) {
-        let Some(depth) = self.depth.checked_sub(1) else { return };
+        let Some(depth) = self.depth.checked_sub(1) else {
+            return;
+        };
         self.depth = depth;
         let frame = self.frames[depth];
         if frame.is_object {
@@ -176,7 +188,11 @@ impl Reader {
             return meter.end_of_whole();
         };
         let frame = self.frames[above];
-        self.state = if frame.is_object { State::Key } else { State::Value };
+        self.state = if frame.is_object {
+            State::Key
+        } else {
+            State::Value
+        };
         self.next = frame.node;
     }
 
@@ -289,7 +305,10 @@ fn member(node: Node, bytes: &[u8], start: usize) -> Option<(Node, usize)> {
     let end = quote_or_backslash(rest).filter(|end| rest[*end] == b'"')?;
     let is_between = |byte: &&u8| matches!(byte, b':' | b' ' | b'\t' | b'\r' | b'\n' | b',');
     let between = rest[end + 1..].iter().take_while(is_between).count();
-    let key = rest.get(..end).filter(|key| key.len() <= SCRATCH).unwrap_or_default();
+    let key = rest
+        .get(..end)
+        .filter(|key| key.len() <= SCRATCH)
+        .unwrap_or_default();
     Some((node.member(key), start + 1 + end + 1 + between))
 }
 
@@ -302,12 +321,18 @@ fn passed(member: Node, bytes: &[u8], start: usize) -> Option<usize> {
             let end = quote_or_backslash(&rest[1..])?;
             (rest[1 + end] == b'"').then_some(start + end + 2)
         }
-        _ => rest.iter().position(is_end_of_scalar).map(|end| start + end),
+        _ => rest
+            .iter()
+            .position(is_end_of_scalar)
+            .map(|end| start + end),
     }
 }
 
 fn is_end_of_scalar(byte: &u8) -> bool {
-    matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t' | b'"' | b'{' | b'[')
+    matches!(
+        byte,
+        b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t' | b'"' | b'{' | b'['
+    )
 }
 
 /// A count; fractions are rounded up, what is below zero is zero, what is beyond the range is its end.
@@ -315,6 +340,10 @@ fn number(text: &[u8]) -> Option<u64> {
     let text = str::from_utf8(text).ok()?;
     match text.parse() {
         Ok(tokens) => Some(tokens),
-        Err(_) => text.parse::<f64>().ok().filter(|count| !count.is_nan()).map(|count| count.ceil() as u64),
+        Err(_) => text
+            .parse::<f64>()
+            .ok()
+            .filter(|count| !count.is_nan())
+            .map(|count| count.ceil() as u64),
     }
 }

@@ -34,7 +34,9 @@ pub fn rewrite(operation: Operation, body: &Bytes, ask: &Ask, change: &Change<'_
     }
     if !change.identity.is_empty() {
         let identity = quoted(change.identity);
-        ask.identities.iter().for_each(|at| splices.replace(at, &identity));
+        ask.identities
+            .iter()
+            .for_each(|at| splices.replace(at, &identity));
     }
     splices.apply(body, ask)
 }
@@ -53,7 +55,8 @@ impl Splices {
 
     fn insert(&mut self, inside: Inside, members: &str) {
         let comma = if inside.is_empty { "" } else { "," };
-        self.list.push((inside.at..inside.at, format!("{members}{comma}")));
+        self.list
+            .push((inside.at..inside.at, format!("{members}{comma}")));
     }
 
     /// Gemini's names keep their `models/`.
@@ -70,7 +73,9 @@ impl Splices {
     }
 
     fn cap(&mut self, operation: Operation, ask: &Ask, tokens: u64, chat_name: &str) {
-        let Some(name) = limit_name(operation, chat_name) else { return };
+        let Some(name) = limit_name(operation, chat_name) else {
+            return;
+        };
         let limits = &ask.places.limits;
         for limit in limits {
             let is_above = match limit.given {
@@ -82,7 +87,8 @@ impl Splices {
                 self.replace(&limit.at, &tokens.to_string());
             }
         }
-        let holds = |limit: &&Limit| limit.given != Given::Null && is_honoured(operation, limit.name, name);
+        let holds =
+            |limit: &&Limit| limit.given != Given::Null && is_honoured(operation, limit.name, name);
         if limits.iter().any(|limit| holds(&limit)) {
             return;
         }
@@ -106,7 +112,11 @@ impl Splices {
         match &ask.places.include_usage {
             Some(_) if ask.wants_usage => {}
             Some(at) => self.replace(at, "true"),
-            None => self.within(&ask.places.stream_options, "stream_options", "\"include_usage\":true"),
+            None => self.within(
+                &ask.places.stream_options,
+                "stream_options",
+                "\"include_usage\":true",
+            ),
         }
     }
 

@@ -12,7 +12,11 @@ fn changed(operation: Operation, body: &str, change: &Change<'_>) -> String {
 }
 
 fn cap(tokens: u64) -> Change<'static> {
-    Change { cap: Some(tokens), cap_name: "max_completion_tokens", ..Change::default() }
+    Change {
+        cap: Some(tokens),
+        cap_name: "max_completion_tokens",
+        ..Change::default()
+    }
 }
 
 #[test]
@@ -21,7 +25,12 @@ fn without_a_change_it_is_the_same_bytes() {
         r#"{"model":"a","stream":true,"stream_options":{"include_usage":true},"max_tokens":5,"user":"x"}"#,
     );
     let ask = ask(Operation::Chat, &body).expect("it can be read");
-    let nothing = Change { model: Some("a"), cap: Some(5), ask_usage: true, ..Change::default() };
+    let nothing = Change {
+        model: Some("a"),
+        cap: Some(5),
+        ask_usage: true,
+        ..Change::default()
+    };
     for change in [Change::default(), nothing] {
         let same = rewrite(Operation::Chat, &body, &ask, &change);
         assert_eq!((same.as_ptr(), same.len()), (body.as_ptr(), body.len()));
@@ -43,22 +52,54 @@ fn limits_are_lowered_set_and_never_raised() {
             r#"{"max_tokens":50,"max_completion_tokens":9}"#,
         ),
         (Chat, r#"{"max_tokens":-1}"#, r#"{"max_tokens":50}"#),
-        (Chat, r#"{"max_tokens":null}"#, r#"{"max_completion_tokens":50,"max_tokens":null}"#),
-        (Chat, r#"{"max_completion_tokens": null }"#, r#"{"max_completion_tokens": 50 }"#),
+        (
+            Chat,
+            r#"{"max_tokens":null}"#,
+            r#"{"max_completion_tokens":50,"max_tokens":null}"#,
+        ),
+        (
+            Chat,
+            r#"{"max_completion_tokens": null }"#,
+            r#"{"max_completion_tokens": 50 }"#,
+        ),
         (Chat, "{ }", r#"{"max_completion_tokens":50 }"#),
         (Responses, r#"{"a":1}"#, r#"{"max_output_tokens":50,"a":1}"#),
         (Messages, r#"{"max_tokens":4096}"#, r#"{"max_tokens":50}"#),
-        (Generate, "{}", r#"{"generationConfig":{"maxOutputTokens":50}}"#),
-        (Generate, r#"{"generationConfig":null}"#, r#"{"generationConfig":{"maxOutputTokens":50}}"#),
+        (
+            Generate,
+            "{}",
+            r#"{"generationConfig":{"maxOutputTokens":50}}"#,
+        ),
+        (
+            Generate,
+            r#"{"generationConfig":null}"#,
+            r#"{"generationConfig":{"maxOutputTokens":50}}"#,
+        ),
         (
             Generate,
             r#"{"generation_config":{"topK":1}}"#,
             r#"{"generation_config":{"maxOutputTokens":50,"topK":1}}"#,
         ),
-        (OllamaChat, r#"{"options":{}}"#, r#"{"options":{"num_predict":50}}"#),
-        (OllamaChat, r#"{"options":{"num_predict":-1}}"#, r#"{"options":{"num_predict":50}}"#),
-        (OllamaChat, r#"{"options":{"num_predict":20}}"#, r#"{"options":{"num_predict":20}}"#),
-        (Operation::Embeddings, r#"{"input":"x"}"#, r#"{"input":"x"}"#),
+        (
+            OllamaChat,
+            r#"{"options":{}}"#,
+            r#"{"options":{"num_predict":50}}"#,
+        ),
+        (
+            OllamaChat,
+            r#"{"options":{"num_predict":-1}}"#,
+            r#"{"options":{"num_predict":50}}"#,
+        ),
+        (
+            OllamaChat,
+            r#"{"options":{"num_predict":20}}"#,
+            r#"{"options":{"num_predict":20}}"#,
+        ),
+        (
+            Operation::Embeddings,
+            r#"{"input":"x"}"#,
+            r#"{"input":"x"}"#,
+        ),
     ];
     for (operation, before, after) in cases {
         assert_eq!(changed(operation, before, &cap(50)), after);
@@ -67,9 +108,15 @@ fn limits_are_lowered_set_and_never_raised() {
 
 #[test]
 fn usage_is_asked_for_in_streams_alone() {
-    let change = Change { ask_usage: true, ..Change::default() };
+    let change = Change {
+        ask_usage: true,
+        ..Change::default()
+    };
     let cases = [
-        (r#"{"stream":true}"#, r#"{"stream_options":{"include_usage":true},"stream":true}"#),
+        (
+            r#"{"stream":true}"#,
+            r#"{"stream_options":{"include_usage":true},"stream":true}"#,
+        ),
         (
             r#"{"stream":true,"stream_options":null}"#,
             r#"{"stream":true,"stream_options":{"include_usage":true}}"#,
@@ -91,18 +138,27 @@ fn usage_is_asked_for_in_streams_alone() {
     for (before, after) in cases {
         assert_eq!(changed(Operation::Chat, before, &change), after);
     }
-    assert_eq!(changed(Operation::Responses, r#"{"stream":true}"#, &change), r#"{"stream":true}"#);
+    assert_eq!(
+        changed(Operation::Responses, r#"{"stream":true}"#, &change),
+        r#"{"stream":true}"#
+    );
 }
 
 #[test]
 fn who_is_calling_is_overwritten_and_quoted() {
-    let change = Change { identity: "run \"1\"", ..Change::default() };
-    let body = r#"{"user":{"name":"root"},"metadata":{"user_id":"me","k":"v"},"safety_identifier":"a"}"#;
-    let after =
-        r#"{"user":"run \"1\"","metadata":{"user_id":"run \"1\"","k":"v"},"safety_identifier":"run \"1\""}"#;
+    let change = Change {
+        identity: "run \"1\"",
+        ..Change::default()
+    };
+    let body =
+        r#"{"user":{"name":"root"},"metadata":{"user_id":"me","k":"v"},"safety_identifier":"a"}"#;
+    let after = r#"{"user":"run \"1\"","metadata":{"user_id":"run \"1\"","k":"v"},"safety_identifier":"run \"1\""}"#;
     assert_eq!(changed(Operation::Chat, body, &change), after);
     let anthropic = r#"{"metadata":{"user_id":"me"}}"#;
-    assert_eq!(changed(Operation::Messages, anthropic, &change), r#"{"metadata":{"user_id":"run \"1\""}}"#);
+    assert_eq!(
+        changed(Operation::Messages, anthropic, &change),
+        r#"{"metadata":{"user_id":"run \"1\""}}"#
+    );
 }
 
 /// The same change, made to a tree.
@@ -112,8 +168,10 @@ fn expected(mut body: Value, change: &Change<'_>) -> Value {
     }
     let tokens = change.cap.expect("it is always there");
     let names = ["max_tokens", "max_completion_tokens"];
-    let given: Vec<&str> =
-        names.into_iter().filter(|name| body.get(*name).is_some_and(Value::is_i64)).collect();
+    let given: Vec<&str> = names
+        .into_iter()
+        .filter(|name| body.get(*name).is_some_and(Value::is_i64))
+        .collect();
     for name in &given {
         let is_above = body[*name].as_u64().is_none_or(|limit| limit > tokens);
         if is_above {
@@ -121,7 +179,10 @@ fn expected(mut body: Value, change: &Change<'_>) -> Value {
         }
     }
     // A provider that knows `max_tokens` alone drops the other name.
-    if !given.iter().any(|name| *name == change.cap_name || *name == "max_tokens") {
+    if !given
+        .iter()
+        .any(|name| *name == change.cap_name || *name == "max_tokens")
+    {
         body[change.cap_name] = json!(tokens);
     }
     if body.get("stream") == Some(&json!(true)) {
@@ -137,7 +198,11 @@ fn expected(mut body: Value, change: &Change<'_>) -> Value {
 }
 
 fn bodies() -> impl Strategy<Value = Value> {
-    let number = prop_oneof![Just(json!(null)), Just(json!(-1)), (1..200u64).prop_map(Value::from)];
+    let number = prop_oneof![
+        Just(json!(null)),
+        Just(json!(-1)),
+        (1..200u64).prop_map(Value::from)
+    ];
     let options = prop_oneof![
         Just(json!(null)),
         Just(json!({})),
@@ -165,7 +230,10 @@ fn bodies() -> impl Strategy<Value = Value> {
             ("user", user),
             ("messages", Some(json!(texts))),
         ];
-        known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+        known
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+            .collect()
     })
 }
 

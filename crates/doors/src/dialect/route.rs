@@ -83,23 +83,43 @@ impl Route {
 
 fn fixed(path: &str, operation: Operation) -> Route {
     let (dialect, target) = (operation.dialect(), path.to_owned());
-    Route { operation, dialect, model: None, target, streams: false }
+    Route {
+        operation,
+        dialect,
+        model: None,
+        target,
+        streams: false,
+    }
 }
 
 fn with_method(method: &Method, allowed: &Method, route: Route) -> Result<Route, NoRoute> {
-    if method == allowed { Ok(route) } else { Err(NoRoute::WrongMethod) }
+    if method == allowed {
+        Ok(route)
+    } else {
+        Err(NoRoute::WrongMethod)
+    }
 }
 
 /// `…/models/{model}` and `…/models/{model}:{verb}`. A verb goes before a name with a colon in it: a path has one
 /// meaning, whatever the method.
 fn with_model(method: &Method, path: &str) -> Result<Route, NoRoute> {
     let beta = path.strip_prefix("/v1beta/models/");
-    let rest = beta.or_else(|| path.strip_prefix("/v1/models/")).ok_or(NoRoute::NotFound)?;
+    let rest = beta
+        .or_else(|| path.strip_prefix("/v1/models/"))
+        .ok_or(NoRoute::NotFound)?;
     let verb = rest.rsplit_once(':').and_then(|(model, verb)| {
-        VERBS.iter().find(|(name, _)| *name == verb).map(|(name, operation)| (model, *name, *operation))
+        VERBS
+            .iter()
+            .find(|(name, _)| *name == verb)
+            .map(|(name, operation)| (model, *name, *operation))
     });
     let (model, operation, allowed, streams) = match verb {
-        Some((model, verb, operation)) => (model, operation, Method::POST, verb == "streamGenerateContent"),
+        Some((model, verb, operation)) => (
+            model,
+            operation,
+            Method::POST,
+            verb == "streamGenerateContent",
+        ),
         None if beta.is_some() => (rest, Operation::GeminiModels, Method::GET, false),
         None => (rest, Operation::Models, Method::GET, false),
     };
@@ -107,7 +127,11 @@ fn with_model(method: &Method, path: &str) -> Result<Route, NoRoute> {
     if !is_model(model) || (!colons && model.contains(':')) {
         return Err(NoRoute::NotFound);
     }
-    let found = Route { model: Some(model.to_owned()), streams, ..fixed(path, operation) };
+    let found = Route {
+        model: Some(model.to_owned()),
+        streams,
+        ..fixed(path, operation)
+    };
     with_method(method, &allowed, found)
 }
 
@@ -122,14 +146,18 @@ fn is_model(name: &str) -> bool {
 fn add_query(route: &mut Route, query: &str) -> Result<(), NoRoute> {
     let mut seen: Vec<&str> = Vec::new();
     for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
-        let Some(known) = known_parameter(route, name) else { continue };
+        let Some(known) = known_parameter(route, name) else {
+            continue;
+        };
         if seen.contains(&known) {
             return Err(NoRoute::NotFound);
         }
         seen.push(known);
         if is_value(known, value) {
             let mark = if route.target.contains('?') { '&' } else { '?' };
-            route.target.extend([mark.to_string().as_str(), known, "=", value]);
+            route
+                .target
+                .extend([mark.to_string().as_str(), known, "=", value]);
         }
     }
     Ok(())

@@ -18,35 +18,153 @@ fn target(method: Method, path: &str, query: &str) -> Result<String, NoRoute> {
 fn every_operation_has_its_path_and_dialect() {
     use Dialect::{Anthropic, Gemini, Ollama, OpenAi};
     let cases = [
-        (Method::POST, "/v1/chat/completions", Operation::Chat, Some(OpenAi)),
-        (Method::POST, "/v1/responses", Operation::Responses, Some(OpenAi)),
-        (Method::POST, "/v1/embeddings", Operation::Embeddings, Some(OpenAi)),
+        (
+            Method::POST,
+            "/v1/chat/completions",
+            Operation::Chat,
+            Some(OpenAi),
+        ),
+        (
+            Method::POST,
+            "/v1/responses",
+            Operation::Responses,
+            Some(OpenAi),
+        ),
+        (
+            Method::POST,
+            "/v1/embeddings",
+            Operation::Embeddings,
+            Some(OpenAi),
+        ),
         (Method::GET, "/v1/models", Operation::Models, None),
         (Method::GET, "/v1/models/gpt-5", Operation::Models, None),
-        (Method::POST, "/v1/messages", Operation::Messages, Some(Anthropic)),
-        (Method::POST, "/v1/messages/count_tokens", Operation::CountTokens, Some(Anthropic)),
-        (Method::GET, "/v1beta/models", Operation::GeminiModels, Some(Gemini)),
-        (Method::GET, "/v1beta/models/gemini-3", Operation::GeminiModels, Some(Gemini)),
-        (Method::POST, "/v1beta/models/g:generateContent", Operation::Generate, Some(Gemini)),
-        (Method::POST, "/v1/models/g:streamGenerateContent", Operation::Generate, Some(Gemini)),
-        (Method::POST, "/v1beta/models/g:countTokens", Operation::GeminiCountTokens, Some(Gemini)),
-        (Method::POST, "/v1beta/models/g:embedContent", Operation::GeminiEmbed, Some(Gemini)),
-        (Method::POST, "/v1beta/models/g:batchEmbedContents", Operation::GeminiEmbed, Some(Gemini)),
-        (Method::POST, "/api/chat", Operation::OllamaChat, Some(Ollama)),
-        (Method::POST, "/api/generate", Operation::OllamaGenerate, Some(Ollama)),
-        (Method::POST, "/api/embed", Operation::OllamaEmbed, Some(Ollama)),
-        (Method::POST, "/api/embeddings", Operation::OllamaEmbed, Some(Ollama)),
-        (Method::GET, "/api/tags", Operation::OllamaTags, Some(Ollama)),
-        (Method::POST, "/api/show", Operation::OllamaShow, Some(Ollama)),
-        (Method::GET, "/api/ps", Operation::OllamaRunning, Some(Ollama)),
-        (Method::GET, "/api/version", Operation::OllamaVersion, Some(Ollama)),
+        (
+            Method::POST,
+            "/v1/messages",
+            Operation::Messages,
+            Some(Anthropic),
+        ),
+        (
+            Method::POST,
+            "/v1/messages/count_tokens",
+            Operation::CountTokens,
+            Some(Anthropic),
+        ),
+        (
+            Method::GET,
+            "/v1beta/models",
+            Operation::GeminiModels,
+            Some(Gemini),
+        ),
+        (
+            Method::GET,
+            "/v1beta/models/gemini-3",
+            Operation::GeminiModels,
+            Some(Gemini),
+        ),
+        (
+            Method::POST,
+            "/v1beta/models/g:generateContent",
+            Operation::Generate,
+            Some(Gemini),
+        ),
+        (
+            Method::POST,
+            "/v1/models/g:streamGenerateContent",
+            Operation::Generate,
+            Some(Gemini),
+        ),
+        (
+            Method::POST,
+            "/v1beta/models/g:countTokens",
+            Operation::GeminiCountTokens,
+            Some(Gemini),
+        ),
+        (
+            Method::POST,
+            "/v1beta/models/g:embedContent",
+            Operation::GeminiEmbed,
+            Some(Gemini),
+        ),
+        (
+            Method::POST,
+            "/v1beta/models/g:batchEmbedContents",
+            Operation::GeminiEmbed,
+            Some(Gemini),
+        ),
+        (
+            Method::POST,
+            "/api/chat",
+            Operation::OllamaChat,
+            Some(Ollama),
+        ),
+        (
+            Method::POST,
+            "/api/generate",
+            Operation::OllamaGenerate,
+            Some(Ollama),
+        ),
+        (
+            Method::POST,
+            "/api/embed",
+            Operation::OllamaEmbed,
+            Some(Ollama),
+        ),
+        (
+            Method::POST,
+            "/api/embeddings",
+            Operation::OllamaEmbed,
+            Some(Ollama),
+        ),
+        (
+            Method::GET,
+            "/api/tags",
+            Operation::OllamaTags,
+            Some(Ollama),
+        ),
+        (
+            Method::POST,
+            "/api/show",
+            Operation::OllamaShow,
+            Some(Ollama),
+        ),
+        (
+            Method::GET,
+            "/api/ps",
+            Operation::OllamaRunning,
+            Some(Ollama),
+        ),
+        (
+            Method::GET,
+            "/api/version",
+            Operation::OllamaVersion,
+            Some(Ollama),
+        ),
     ];
     for (method, path, operation, dialect) in cases {
         let found = route(&method, path, None).expect(path);
-        assert_eq!((found.operation, found.dialect, found.target.as_str()), (operation, dialect, path));
-        let other = if method == Method::GET { Method::POST } else { Method::GET };
-        for wrong in [other, Method::PUT, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::CONNECT] {
-            assert_eq!(route(&wrong, path, None), Err(NoRoute::WrongMethod), "{wrong} {path}");
+        assert_eq!(
+            (found.operation, found.dialect, found.target.as_str()),
+            (operation, dialect, path)
+        );
+        let other = if method == Method::GET {
+            Method::POST
+        } else {
+            Method::GET
+        };
+        for wrong in [
+            other,
+            Method::PUT,
+            Method::DELETE,
+            Method::HEAD,
+            Method::OPTIONS,
+            Method::CONNECT,
+        ] {
+            assert_eq!(
+                route(&wrong, path, None),
+                Err(NoRoute::WrongMethod),
+                "{wrong} {path}"
+            );
         }
     }
 }
@@ -121,18 +239,31 @@ fn nothing_beside_the_table_is_found() {
     ];
     for path in paths {
         for method in [Method::GET, Method::POST, Method::DELETE] {
-            assert_eq!(route(&method, path, None), Err(NoRoute::NotFound), "{method} {path}");
+            assert_eq!(
+                route(&method, path, None),
+                Err(NoRoute::NotFound),
+                "{method} {path}"
+            );
         }
     }
-    assert_eq!(get(&format!("/v1/models/{}", "a".repeat(201))), Err(NoRoute::NotFound));
+    assert_eq!(
+        get(&format!("/v1/models/{}", "a".repeat(201))),
+        Err(NoRoute::NotFound)
+    );
     assert!(get(&format!("/v1/models/{}", "a".repeat(200))).is_ok());
 }
 
 #[test]
 fn models_are_plain_segments() {
     let model = |route: Result<Route, NoRoute>| route.expect("it is found").model;
-    assert_eq!(model(get("/v1/models/llama3.2:1b")).as_deref(), Some("llama3.2:1b"));
-    assert_eq!(model(post("/v1beta/models/gemini-2.5_x:generateContent")).as_deref(), Some("gemini-2.5_x"));
+    assert_eq!(
+        model(get("/v1/models/llama3.2:1b")).as_deref(),
+        Some("llama3.2:1b")
+    );
+    assert_eq!(
+        model(post("/v1beta/models/gemini-2.5_x:generateContent")).as_deref(),
+        Some("gemini-2.5_x")
+    );
     assert_eq!(model(get("/v1/models")), None);
 }
 
@@ -144,37 +275,79 @@ fn queries_are_put_together_anew_from_what_is_known() {
         (Method::POST, stream, "key=secret&alt=sse&x=y", "?alt=sse"),
         (Method::POST, stream, "alt=proto", ""),
         (Method::POST, stream, "$alt=sse&%61lt=sse&ALT=sse&alt", ""),
-        (Method::POST, "/v1beta/models/g:generateContent", "alt=sse&key=k", ""),
-        (Method::POST, "/v1/messages", "beta=true&api_key=x", "?beta=true"),
+        (
+            Method::POST,
+            "/v1beta/models/g:generateContent",
+            "alt=sse&key=k",
+            "",
+        ),
+        (
+            Method::POST,
+            "/v1/messages",
+            "beta=true&api_key=x",
+            "?beta=true",
+        ),
         (Method::POST, "/v1/messages", "beta=false", ""),
-        (Method::GET, "/v1/models", "limit=20&after_id=a-1&before_id=b%0d", "?limit=20&after_id=a-1"),
+        (
+            Method::GET,
+            "/v1/models",
+            "limit=20&after_id=a-1&before_id=b%0d",
+            "?limit=20&after_id=a-1",
+        ),
         (Method::GET, "/v1/models", "limit=-1&after_id=", ""),
-        (Method::GET, "/v1beta/models", "pageSize=5&pageToken=Ab_=", "?pageSize=5&pageToken=Ab_="),
-        (Method::POST, "/v1/chat/completions", "base_url=http://x", ""),
+        (
+            Method::GET,
+            "/v1beta/models",
+            "pageSize=5&pageToken=Ab_=",
+            "?pageSize=5&pageToken=Ab_=",
+        ),
+        (
+            Method::POST,
+            "/v1/chat/completions",
+            "base_url=http://x",
+            "",
+        ),
         (Method::POST, "/v1/chat/completions", "", ""),
     ];
     for (method, path, query, kept) in cases {
-        assert_eq!(target(method, path, query), Ok(format!("{path}{kept}")), "{query}");
+        assert_eq!(
+            target(method, path, query),
+            Ok(format!("{path}{kept}")),
+            "{query}"
+        );
     }
 }
 
 #[test]
 fn a_name_twice_in_a_query_is_refused() {
     let path = "/v1beta/models/g:streamGenerateContent";
-    assert_eq!(target(Method::POST, path, "alt=sse&alt=json"), Err(NoRoute::NotFound));
-    assert_eq!(target(Method::POST, path, "alt=json&alt=sse"), Err(NoRoute::NotFound));
+    assert_eq!(
+        target(Method::POST, path, "alt=sse&alt=json"),
+        Err(NoRoute::NotFound)
+    );
+    assert_eq!(
+        target(Method::POST, path, "alt=json&alt=sse"),
+        Err(NoRoute::NotFound)
+    );
     assert!(target(Method::POST, path, "x=1&x=2&alt=sse").is_ok());
 }
 
 #[test]
 fn another_model_takes_the_place_of_the_one_in_the_path() {
-    let found =
-        route(&Method::POST, "/v1/models/v1:streamGenerateContent", Some("alt=sse")).expect("it is found");
+    let found = route(
+        &Method::POST,
+        "/v1/models/v1:streamGenerateContent",
+        Some("alt=sse"),
+    )
+    .expect("it is found");
     assert_eq!(
         found.target_for("gemini-3").as_deref(),
         Some("/v1/models/gemini-3:streamGenerateContent?alt=sse")
     );
     assert_eq!(found.target_for("../x"), None);
     assert_eq!(found.target_for("a?b"), None);
-    assert_eq!(post("/v1/messages").expect("it is found").target_for("x"), None);
+    assert_eq!(
+        post("/v1/messages").expect("it is found").target_for("x"),
+        None
+    );
 }

@@ -15,7 +15,8 @@ const MOST_LOOKS: usize = 4;
 const WHITESPACE: [char; 4] = [' ', '\t', '\r', '\n'];
 
 /// Made once: to make it takes longer than to use it.
-static USAGE: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new("\"usage\""));
+static USAGE: LazyLock<memmem::Finder<'static>> =
+    LazyLock::new(|| memmem::Finder::new("\"usage\""));
 
 /// Holds back the beginning of a line until its end is there.
 #[derive(Debug, Default)]
@@ -89,7 +90,10 @@ impl Strip {
             return true;
         }
         if line.is_empty() {
-            let (taken, passed) = (std::mem::take(&mut self.has_taken), std::mem::take(&mut self.has_passed));
+            let (taken, passed) = (
+                std::mem::take(&mut self.has_taken),
+                std::mem::take(&mut self.has_passed),
+            );
             // An event of which something was passed on needs its end.
             return passed || !taken;
         }
@@ -152,7 +156,9 @@ impl Kept {
             [part] => bytes.slice(part.clone()),
             parts => {
                 let mut joined = BytesMut::with_capacity(bytes.len());
-                parts.iter().for_each(|part| joined.extend_from_slice(&bytes[part.clone()]));
+                parts
+                    .iter()
+                    .for_each(|part| joined.extend_from_slice(&bytes[part.clone()]));
                 joined.freeze()
             }
         }
@@ -160,12 +166,22 @@ impl Kept {
 }
 
 fn verdict(line: &[u8]) -> Verdict {
-    let data = line.strip_prefix(b"data:").filter(|_| line.len() <= LONGEST_LINE);
-    let data = data.filter(|data| USAGE.find(data).is_some()).and_then(|data| str::from_utf8(data).ok());
-    let Some(data) = data else { return Verdict::Pass };
+    let data = line
+        .strip_prefix(b"data:")
+        .filter(|_| line.len() <= LONGEST_LINE);
+    let data = data
+        .filter(|data| USAGE.find(data).is_some())
+        .and_then(|data| str::from_utf8(data).ok());
+    let Some(data) = data else {
+        return Verdict::Pass;
+    };
     let before = line.len() - data.len();
     // Of many the first few: each look reads to the end of the line.
-    match USAGE.find_iter(data.as_bytes()).take(MOST_LOOKS).find_map(|at| null_usage(data, at)) {
+    match USAGE
+        .find_iter(data.as_bytes())
+        .take(MOST_LOOKS)
+        .find_map(|at| null_usage(data, at))
+    {
         Some(part) => Verdict::Cut(part.start + before..part.end + before),
         None if is_usage_alone(data).unwrap_or(false) => Verdict::Take,
         None => Verdict::Pass,
@@ -178,7 +194,10 @@ fn null_usage(data: &str, start: usize) -> Option<Range<usize>> {
     let before = data[..start].trim_end_matches(WHITESPACE);
     let mut scanner = Scanner::within(data, start);
     scanner.key().ok()??;
-    let value = scanner.skip().ok().filter(|at| scanner.text(at.clone()) == "null")?;
+    let value = scanner
+        .skip()
+        .ok()
+        .filter(|at| scanner.text(at.clone()) == "null")?;
     let next = scanner.key().ok()?;
     if next.is_some() {
         scanner.skip().ok()?;

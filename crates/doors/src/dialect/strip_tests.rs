@@ -14,11 +14,20 @@ fn the_usage_event_goes_with_its_blank_line_and_nothing_else_does() {
     let before = "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n";
     let usage = "data: {\"id\":\"c\",\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n";
     let after = "data: [DONE]\n\n";
-    assert_eq!(strip(&[before, usage, after].concat()), [before, after].concat());
+    assert_eq!(
+        strip(&[before, usage, after].concat()),
+        [before, after].concat()
+    );
     let returns = |text: &str| text.replace('\n', "\r\n");
-    assert_eq!(strip(&returns(&[before, usage, after].concat())), returns(&[before, after].concat()));
+    assert_eq!(
+        strip(&returns(&[before, usage, after].concat())),
+        returns(&[before, after].concat())
+    );
     let only = |text: &str| text.replace('\n', "\r");
-    assert_eq!(strip(&only(&[before, usage, after].concat())), only(&[before, after].concat()));
+    assert_eq!(
+        strip(&only(&[before, usage, after].concat())),
+        only(&[before, after].concat())
+    );
     assert_eq!(strip(&[before, usage].concat()), before);
 }
 
@@ -27,19 +36,37 @@ fn a_usage_that_is_null_goes_alone_wherever_it_stands() {
     let cases = [
         (r#"{"choices":[{}],"usage":null}"#, r#"{"choices":[{}]}"#),
         (r#"{"usage":null,"choices":[{}]}"#, r#"{"choices":[{}]}"#),
-        (r#"{"a":1, "usage": null, "choices": [{}]}"#, r#"{"a":1, "choices": [{}]}"#),
-        (r#"{"choices":[{}], "usage" : null }"#, r#"{"choices":[{}] }"#),
+        (
+            r#"{"a":1, "usage": null, "choices": [{}]}"#,
+            r#"{"a":1, "choices": [{}]}"#,
+        ),
+        (
+            r#"{"choices":[{}], "usage" : null }"#,
+            r#"{"choices":[{}] }"#,
+        ),
         (r#"{"usage":null}"#, "{}"),
-        (r#"{"choices":[{"usage":null}] , "usage":null}"#, r#"{"choices":[{"usage":null}]}"#),
+        (
+            r#"{"choices":[{"usage":null}] , "usage":null}"#,
+            r#"{"choices":[{"usage":null}]}"#,
+        ),
         (
             r#"{"choices":[{"text":"\"usage"}],"usage":null,"a":{"b":[1]}}"#,
             r#"{"choices":[{"text":"\"usage"}],"a":{"b":[1]}}"#,
         ),
-        (r#"{"choices":[],"usage":null,"obfuscation":"xy"}"#, r#"{"choices":[],"obfuscation":"xy"}"#),
+        (
+            r#"{"choices":[],"usage":null,"obfuscation":"xy"}"#,
+            r#"{"choices":[],"obfuscation":"xy"}"#,
+        ),
     ];
     for (with, without) in cases {
-        assert_eq!(strip(&format!("data: {with}\n\n")), format!("data: {without}\n\n"));
-        assert_eq!(strip(&format!("data:{with}\r\n\r\n")), format!("data:{without}\r\n\r\n"));
+        assert_eq!(
+            strip(&format!("data: {with}\n\n")),
+            format!("data: {without}\n\n")
+        );
+        assert_eq!(
+            strip(&format!("data:{with}\r\n\r\n")),
+            format!("data:{without}\r\n\r\n")
+        );
     }
 }
 
@@ -79,14 +106,27 @@ fn whole_lines_are_never_held_back_and_beginnings_only_to_a_bound() {
     assert_eq!(strip.feed(Bytes::from("\nda")), "data: y\n");
     assert_eq!(strip.feed(Bytes::from("ta: ")), "");
     let long = "z".repeat(LONGEST_LINE);
-    assert_eq!(strip.feed(Bytes::from(long.clone())).len(), "data: ".len() + long.len());
-    assert_eq!(strip.feed(Bytes::from("\"usage\":null}\n\n")), "\"usage\":null}\n\n");
-    assert_eq!(strip.feed(Bytes::from("data: {\"choices\":[],\"usage\":{}}\n\nx\n")), "x\n");
+    assert_eq!(
+        strip.feed(Bytes::from(long.clone())).len(),
+        "data: ".len() + long.len()
+    );
+    assert_eq!(
+        strip.feed(Bytes::from("\"usage\":null}\n\n")),
+        "\"usage\":null}\n\n"
+    );
+    assert_eq!(
+        strip.feed(Bytes::from("data: {\"choices\":[],\"usage\":{}}\n\nx\n")),
+        "x\n"
+    );
 }
 
 #[test]
 fn a_long_line_behind_a_carriage_return_keeps_its_own_end() {
-    let text = format!("data: {}\r\r{}\n\ndata: {{\"usage\":null}}\r\n", "x", "y".repeat(LONGEST_LINE + 1));
+    let text = format!(
+        "data: {}\r\r{}\n\ndata: {{\"usage\":null}}\r\n",
+        "x",
+        "y".repeat(LONGEST_LINE + 1)
+    );
     let mut strip = Strip::default();
     let mut left = Vec::new();
     for piece in text.as_bytes().chunks(1000) {

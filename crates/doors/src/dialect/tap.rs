@@ -62,7 +62,9 @@ impl Tap {
     pub fn feed(&mut self, piece: Bytes) -> Bytes {
         match self.kind {
             TapKind::Events => self.events.feed(&piece, &mut self.reader, &mut self.meter),
-            TapKind::Lines if self.operation.dialect() == Some(Dialect::Ollama) => self.lines(&piece),
+            TapKind::Lines if self.operation.dialect() == Some(Dialect::Ollama) => {
+                self.lines(&piece)
+            }
             TapKind::Lines | TapKind::Whole => self.reader.feed(&piece, &mut self.meter),
         }
         let passed = match &mut self.strip {
@@ -82,7 +84,11 @@ impl Tap {
 
     /// What the provider said so far; the most so far of each field, never a sum. What costs nothing says nothing.
     pub fn usage(&self) -> Option<Usage> {
-        if self.operation.is_free() { Some(Usage::default()) } else { self.meter.usage() }
+        if self.operation.is_free() {
+            Some(Usage::default())
+        } else {
+            self.meter.usage()
+        }
     }
 
     /// The provider has said its last word on usage (or the stream has ended in the dialect's own way after saying it).
@@ -112,11 +118,15 @@ impl Tap {
         let (before, event) = error::event(self.operation, fault);
         match (self.kind, self.operation) {
             (TapKind::Events, _) => Bytes::from([before, &event].concat()),
-            (TapKind::Lines, Operation::OllamaChat | Operation::OllamaGenerate) if self.within_line => {
+            (TapKind::Lines, Operation::OllamaChat | Operation::OllamaGenerate)
+                if self.within_line =>
+            {
                 Bytes::from([before, &event].concat())
             }
             // Ollama's own library does not take an empty line.
-            (TapKind::Lines, Operation::OllamaChat | Operation::OllamaGenerate) => Bytes::from(event),
+            (TapKind::Lines, Operation::OllamaChat | Operation::OllamaGenerate) => {
+                Bytes::from(event)
+            }
             (TapKind::Lines | TapKind::Whole, _) => Bytes::new(),
         }
     }

@@ -29,14 +29,26 @@ fn learn<'p>(shape: &Shape, strip: bool, pieces: impl IntoIterator<Item = &'p [u
         (false, true) => Ends::Unsaid,
         (false, false) => Ends::Cut,
     };
-    Learnt { usage: tap.usage(), ends, least: tap.least_output(), bytes: tap.output_bytes(), passed }
+    Learnt {
+        usage: tap.usage(),
+        ends,
+        least: tap.least_output(),
+        bytes: tap.output_bytes(),
+        passed,
+    }
 }
 
 /// With each way of ending a line that the kind of answer has.
 fn spellings(shape: Shape) -> Vec<Shape> {
-    let ends = if shape.kind == TapKind::Events { &["\n", "\r\n", "\r"][..] } else { &["\n", "\r\n"] };
-    let spell =
-        |end: &&str| Shape { text: shape.text.replace("\r\n", "\n").replace('\n', end), ..shape.clone() };
+    let ends = if shape.kind == TapKind::Events {
+        &["\n", "\r\n", "\r"][..]
+    } else {
+        &["\n", "\r\n"]
+    };
+    let spell = |end: &&str| Shape {
+        text: shape.text.replace("\r\n", "\n").replace('\n', end),
+        ..shape.clone()
+    };
     ends.iter().map(spell).collect()
 }
 
@@ -69,7 +81,11 @@ fn where_a_stream_is_cut_changes_nothing() {
             assert_eq!(whole, learn(&shape, strip, text.chunks(1)), "{shape:?}");
             for cut in 1..text.len() {
                 let (left, right) = text.split_at(cut);
-                assert_eq!(whole, learn(&shape, strip, [left, right]), "cut at {cut}: {shape:?}");
+                assert_eq!(
+                    whole,
+                    learn(&shape, strip, [left, right]),
+                    "cut at {cut}: {shape:?}"
+                );
             }
         }
     }
@@ -111,7 +127,14 @@ fn usage_is_found_behind_a_line_of_many_megabytes() {
             held = held.max(begin.len() + 20 * text.len() - passed);
         }
         passed += tap.feed(Bytes::from(end)).len();
-        assert_eq!(tap.usage(), Some(Usage { input: 3, output: 4, ..Usage::default() }));
+        assert_eq!(
+            tap.usage(),
+            Some(Usage {
+                input: 3,
+                output: 4,
+                ..Usage::default()
+            })
+        );
         assert!(tap.is_final() && tap.is_complete());
         assert_eq!(tap.output_bytes(), 20 << 20);
         assert_eq!(passed, begin.len() + (20 << 20) + end.len());
@@ -125,9 +148,14 @@ fn usage_is_found_in_a_document_of_two_hundred_megabytes_without_keeping_it() {
     tap.feed(Bytes::from(r#"{"data":[{"embedding":["#));
     for _ in 0..230 {
         let passed = tap.feed(piece.clone());
-        assert_eq!((passed.as_ptr(), passed.len()), (piece.as_ptr(), piece.len()));
+        assert_eq!(
+            (passed.as_ptr(), passed.len()),
+            (piece.as_ptr(), piece.len())
+        );
     }
-    tap.feed(Bytes::from(r#"0]}],"usage":{"prompt_tokens":5,"total_tokens":5}}"#));
+    tap.feed(Bytes::from(
+        r#"0]}],"usage":{"prompt_tokens":5,"total_tokens":5}}"#,
+    ));
     assert_eq!(tap.usage().map(|usage| usage.tokens()), Some(5));
     assert!(tap.is_final());
     // Everything that is kept is in the struct itself.
@@ -139,7 +167,10 @@ fn bytes_pass_uncopied() {
     let piece = Bytes::from_static(b"data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n");
     for strip in [false, true] {
         let passed = Tap::new(Operation::Chat, TapKind::Events, strip).feed(piece.clone());
-        assert_eq!((passed.as_ptr(), passed.len()), (piece.as_ptr(), piece.len()));
+        assert_eq!(
+            (passed.as_ptr(), passed.len()),
+            (piece.as_ptr(), piece.len())
+        );
     }
 }
 
@@ -165,7 +196,10 @@ fn an_interruption_of_lines_begins_on_its_own_and_leaves_no_empty_one() {
 
 #[test]
 fn nothing_is_put_into_one_document() {
-    assert_eq!(Tap::new(Operation::Chat, TapKind::Whole, false).interruption(&fault()), "");
+    assert_eq!(
+        Tap::new(Operation::Chat, TapKind::Whole, false).interruption(&fault()),
+        ""
+    );
     let chat = Tap::new(Operation::Chat, TapKind::Events, false).interruption(&fault());
     assert!(chat.starts_with(b"\n\ndata: {\"error\":"), "{chat:?}");
 }

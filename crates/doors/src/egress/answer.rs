@@ -17,19 +17,29 @@ const RULE: HeaderName = HeaderName::from_static("x-airlock-rule");
 
 /// A body that is there already.
 pub(crate) fn full(text: impl Into<Bytes>) -> Body {
-    Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
+    Full::new(text.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
 }
 
 /// Words, as an answer. A client that gets one has no claim to the connection.
 pub(crate) fn words(status: StatusCode, text: String) -> Response<Body> {
     let mut answer = Response::new(full(text));
     *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     answer
 }
 
 /// Something may not pass.
-pub(crate) fn refused(what: &str, run: &str, host: Option<&Host>, refusal: &Refusal) -> Response<Body> {
+pub(crate) fn refused(
+    what: &str,
+    run: &str,
+    host: Option<&Host>,
+    refusal: &Refusal,
+) -> Response<Body> {
     let mut text = format!("airlock: {what} was refused: {}.\n", refusal.reason);
     match (refusal.allow_with.as_str(), host) {
         ("nothing", _) => text.push_str("Nothing allows it: do without, or ask the person you work for.\n"),
@@ -50,13 +60,18 @@ pub(crate) fn refused(what: &str, run: &str, host: Option<&Host>, refusal: &Refu
 pub(crate) fn no_way(what: &str, run: &str, host: Option<&Host>, no_way: &NoWay) -> Response<Body> {
     match no_way {
         NoWay::Refused(refusal) => refused(what, run, host, refusal),
-        NoWay::Failed(why) => words(StatusCode::BAD_GATEWAY, format!("airlock: {what} failed: {why}.\n")),
+        NoWay::Failed(why) => words(
+            StatusCode::BAD_GATEWAY,
+            format!("airlock: {what} failed: {why}.\n"),
+        ),
     }
 }
 
 /// It cannot be understood; whatever follows cannot be, either.
 pub(crate) fn bad(text: &str) -> Response<Body> {
     let mut answer = words(StatusCode::BAD_REQUEST, format!("airlock: {text}.\n"));
-    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    answer
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
     answer
 }

@@ -4,8 +4,9 @@
 
 use crate::OpenError;
 use rcgen::{
-    BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
-    GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose, NameConstraints, SanType,
+    BasicConstraints, CertificateParams, CidrSubnet, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    NameConstraints, SanType,
 };
 use rustls::{
     ServerConfig,
@@ -52,7 +53,8 @@ struct Server {
 impl Server {
     /// A clock that was put back makes it a new one, too.
     fn is_fresh(&self, now: SystemTime) -> bool {
-        now.duration_since(self.made).is_ok_and(|age| age < LIFETIME / 2)
+        now.duration_since(self.made)
+            .is_ok_and(|age| age < LIFETIME / 2)
     }
 }
 
@@ -65,23 +67,38 @@ impl fmt::Debug for Authority {
 impl Authority {
     /// One for the hosts that these rules look into, if there are any.
     pub(crate) fn for_rules(rules: &[EgressRule]) -> Result<Option<Authority>, OpenError> {
-        let hosts: Vec<_> =
-            rules.iter().filter(|rule| rule.looks_inside()).map(|rule| rule.host.clone()).collect();
+        let hosts: Vec<_> = rules
+            .iter()
+            .filter(|rule| rule.looks_inside())
+            .map(|rule| rule.host.clone())
+            .collect();
         match hosts.is_empty() {
             true => Ok(None),
-            false => Authority::new(hosts).map(Some).map_err(OpenError::Authority),
+            false => Authority::new(hosts)
+                .map(Some)
+                .map_err(OpenError::Authority),
         }
     }
 
     fn new(hosts: Vec<HostPattern>) -> Result<Authority, Failed> {
-        let mut params = params("Airlock, for one run", SystemTime::now(), AUTHORITY_LIFETIME);
+        let mut params = params(
+            "Airlock, for one run",
+            SystemTime::now(),
+            AUTHORITY_LIFETIME,
+        );
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         params.name_constraints = constraints(&hosts);
         let signer = KeyPair::generate()?;
         let certificate = params.self_signed(&signer)?.pem();
         let (issuer, key) = (Issuer::new(params, signer), KeyPair::generate()?);
-        Ok(Authority { hosts, issuer, certificate, key, servers: Mutex::default() })
+        Ok(Authority {
+            hosts,
+            issuer,
+            certificate,
+            key,
+            servers: Mutex::default(),
+        })
     }
 
     /// Its certificate in PEM form.
@@ -107,7 +124,13 @@ impl Authority {
         if servers.len() >= MOST_HOSTS {
             servers.clear();
         }
-        servers.insert(host.clone(), Server { config: config.clone(), made: now });
+        servers.insert(
+            host.clone(),
+            Server {
+                config: config.clone(),
+                made: now,
+            },
+        );
         Some(config)
     }
 
@@ -125,11 +148,16 @@ impl Authority {
     }
 }
 
-fn server_config(leaf: CertificateDer<'static>, key: &KeyPair) -> Result<Arc<ServerConfig>, Failed> {
+fn server_config(
+    leaf: CertificateDer<'static>,
+    key: &KeyPair,
+) -> Result<Arc<ServerConfig>, Failed> {
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?;
-    let mut config = builder.with_no_client_auth().with_single_cert(vec![leaf], key)?;
+    let mut config = builder
+        .with_no_client_auth()
+        .with_single_cert(vec![leaf], key)?;
     // No HTTP/2: each request is looked at on its own.
     config.alpn_protocols = vec![b"http/1.1".to_vec(), b"http/1.0".to_vec()];
     Ok(Arc::new(config))
@@ -163,15 +191,25 @@ fn constraints(hosts: &[HostPattern]) -> Option<NameConstraints> {
         });
     }
     let mut excluded = Vec::new();
-    if !permitted.iter().any(|subtree| matches!(subtree, GeneralSubtree::DnsName(_))) {
+    if !permitted
+        .iter()
+        .any(|subtree| matches!(subtree, GeneralSubtree::DnsName(_)))
+    {
         excluded.push(GeneralSubtree::DnsName(String::new()));
     }
-    if !permitted.iter().any(|subtree| matches!(subtree, GeneralSubtree::IpAddress(_))) {
+    if !permitted
+        .iter()
+        .any(|subtree| matches!(subtree, GeneralSubtree::IpAddress(_)))
+    {
         let all: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-        excluded
-            .extend(all.map(|address| GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(address, 0))));
+        excluded.extend(
+            all.map(|address| GeneralSubtree::IpAddress(CidrSubnet::from_addr_prefix(address, 0))),
+        );
     }
-    Some(NameConstraints { permitted_subtrees: permitted, excluded_subtrees: excluded })
+    Some(NameConstraints {
+        permitted_subtrees: permitted,
+        excluded_subtrees: excluded,
+    })
 }
 
 #[cfg(test)]
@@ -184,19 +222,30 @@ mod tests {
     };
 
     fn authority(hosts: &[&str]) -> Authority {
-        let mode = spec::EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade: false };
+        let mode = spec::EgressMode::Inspect {
+            allow: Vec::new(),
+            credential: None,
+            allow_upgrade: false,
+        };
         let rule = |host: &&str| EgressRule {
             mode: mode.clone(),
             ..EgressRule::tunnel(*host, host.parse().unwrap(), spec::Ports::web())
         };
-        Authority::for_rules(&hosts.iter().map(rule).collect::<Vec<_>>()).unwrap().unwrap()
+        Authority::for_rules(&hosts.iter().map(rule).collect::<Vec<_>>())
+            .unwrap()
+            .unwrap()
     }
 
     /// Whether a client that trusts this authority takes its word for that host.
     fn is_believed(authority: &Authority, host: &str) -> Result<(), rustls::Error> {
         let host = host.parse().unwrap();
         // Past the door's own look at the host: only the certificates decide.
-        is_believed_at(authority, &host, authority.mint(&host, SystemTime::now()).unwrap(), SystemTime::now())
+        is_believed_at(
+            authority,
+            &host,
+            authority.mint(&host, SystemTime::now()).unwrap(),
+            SystemTime::now(),
+        )
     }
 
     #[derive(Debug)]
@@ -214,14 +263,19 @@ mod tests {
         server: Arc<ServerConfig>,
         now: SystemTime,
     ) -> Result<(), rustls::Error> {
-        let clock = Clock(UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap()));
+        let clock = Clock(UnixTime::since_unix_epoch(
+            now.duration_since(UNIX_EPOCH).unwrap(),
+        ));
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap()).unwrap();
-        let client = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(clock))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        roots
+            .add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap())
+            .unwrap();
+        let client =
+            ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(clock))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
         let name = match host {
             Host::Name(name) => ServerName::try_from(name.clone()).unwrap(),
             Host::Address(address) => ServerName::from(*address),
@@ -248,18 +302,32 @@ mod tests {
             assert_eq!(is_believed(&names, host), Ok(()), "{host}");
             assert!(names.server(&host.parse().unwrap()).is_some());
         }
-        for host in ["evil.com", "example.com", "xapi.example.com", "127.0.0.1", "[::1]"] {
+        for host in [
+            "evil.com",
+            "example.com",
+            "xapi.example.com",
+            "127.0.0.1",
+            "[::1]",
+        ] {
             assert!(is_believed(&names, host).is_err(), "{host}");
             assert!(names.server(&host.parse().unwrap()).is_none());
         }
-        assert!(names.server(&"x.api.example.com".parse().unwrap()).is_none(), "closer than a constraint");
+        assert!(
+            names
+                .server(&"x.api.example.com".parse().unwrap())
+                .is_none(),
+            "closer than a constraint"
+        );
         let addresses = authority(&["192.0.2.1"]);
         assert_eq!(is_believed(&addresses, "192.0.2.1"), Ok(()));
         for host in ["192.0.2.2", "[::1]", "api.example.com"] {
             assert!(is_believed(&addresses, host).is_err(), "{host}");
         }
         let any = authority(&["*"]);
-        assert_eq!((is_believed(&any, "a.com"), is_believed(&any, "10.0.0.1")), (Ok(()), Ok(())));
+        assert_eq!(
+            (is_believed(&any, "a.com"), is_believed(&any, "10.0.0.1")),
+            (Ok(()), Ok(()))
+        );
     }
 
     #[test]
@@ -268,7 +336,10 @@ mod tests {
         let host = "a.com".parse().unwrap();
         let first = names.server(&host).unwrap();
         let later = SystemTime::now() + 30 * DAY;
-        assert!(is_believed_at(&names, &host, first.clone(), later).is_err(), "what was made first is old");
+        assert!(
+            is_believed_at(&names, &host, first.clone(), later).is_err(),
+            "what was made first is old"
+        );
         let second = names.server_at(&host, later).unwrap();
         assert_eq!(is_believed_at(&names, &host, second.clone(), later), Ok(()));
         let soon = names.server_at(&host, later + DAY / 4).unwrap();
@@ -285,6 +356,10 @@ mod tests {
         }
         assert!(names.servers.lock().unwrap().len() <= MOST_HOSTS);
         assert!(!format!("{names:?}").contains("key"));
-        assert!(Authority::for_rules(&[EgressRule::from_option("a.com").unwrap()]).unwrap().is_none());
+        assert!(
+            Authority::for_rules(&[EgressRule::from_option("a.com").unwrap()])
+                .unwrap()
+                .is_none()
+        );
     }
 }

@@ -44,7 +44,9 @@ impl Today {
         if tenant.is_empty() {
             return Written::default();
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let day = Day::of(Timestamp(now.as_millis() as u64)).0;
         let mut today = locked(&self.0);
         if today.0 != day {
@@ -121,7 +123,13 @@ impl Books {
     }
 
     fn line(&self, entry: &Entry) -> std::io::Result<()> {
-        self.till.ledger().egress(Whose { run: &self.run, tenant: &self.tenant }, &entry.row())
+        self.till.ledger().egress(
+            Whose {
+                run: &self.run,
+                tenant: &self.tenant,
+            },
+            &entry.row(),
+        )
     }
 
     /// Writes down what passed. An error means that it must not pass.
@@ -142,13 +150,19 @@ impl Books {
             ));
         }
         if self.lines.load(Ordering::Relaxed) >= MOST_LINES {
-            return Err(Refusal::new("record", "the record of this run is full", "nothing"));
+            return Err(Refusal::new(
+                "record",
+                "the record of this run is full",
+                "nothing",
+            ));
         }
         match self.today.add(&self.tenant, 0, 0).lines < MOST_LINES_OF_DAY {
             true => Ok(()),
-            false => {
-                Err(Refusal::new("record", "the record of this tenant's day is full", "another day (UTC)"))
-            }
+            false => Err(Refusal::new(
+                "record",
+                "the record of this tenant's day is full",
+                "another day (UTC)",
+            )),
         }
     }
 
@@ -160,7 +174,13 @@ impl Books {
         rule: &str,
     ) -> std::io::Result<()> {
         let (operation, target) = ("rules".to_owned(), host.to_string());
-        self.write(&Entry { operation, target, verdict, rule: rule.to_owned(), ..Entry::default() })
+        self.write(&Entry {
+            operation,
+            target,
+            verdict,
+            rule: rule.to_owned(),
+            ..Entry::default()
+        })
     }
 
     /// Writes down that something was refused.
@@ -175,14 +195,18 @@ impl Books {
             detail: refusal.reason.clone(),
             ..Entry::default()
         };
-        if denied < MOST_REFUSED && self.today.add(&self.tenant, 0, 1).refused <= MOST_REFUSED_OF_DAY {
+        if denied < MOST_REFUSED
+            && self.today.add(&self.tenant, 0, 1).refused <= MOST_REFUSED_OF_DAY
+        {
             // It does not pass either way; a ledger that cannot be written stops what would pass.
             _ = self.line(&entry);
         } else {
             self.unwritten.fetch_add(1, Ordering::Relaxed);
         }
         let mut denials = locked(&self.denials);
-        let known = denials.iter().any(|denial| denial.target == shown && denial.rule == refusal.rule);
+        let known = denials
+            .iter()
+            .any(|denial| denial.target == shown && denial.rule == refusal.rule);
         if !known && denials.len() < MOST_DENIALS {
             denials.push(Denial {
                 what: what(operation).to_owned(),
@@ -228,7 +252,11 @@ impl Books {
         let unwritten = self.unwritten.load(Ordering::Relaxed);
         if unwritten > 0 {
             let detail = format!("{unwritten} more refusals were not written");
-            let entry = Entry { verdict: "deny", detail, ..Entry::default() };
+            let entry = Entry {
+                verdict: "deny",
+                detail,
+                ..Entry::default()
+            };
             // Nothing passes any more; there is nobody to stop.
             _ = self.line(&entry);
         }
@@ -290,12 +318,18 @@ mod tests {
     fn what_passes_on_a_new_day_is_written_to_its_ledger() {
         let folder = std::env::temp_dir().join(format!("airlock-passes-{}", std::process::id()));
         _ = fs::remove_dir_all(&folder);
-        let ledger = |name: &str| Arc::new(Ledger::open(&folder, name, Durability::Process).unwrap());
+        let ledger =
+            |name: &str| Arc::new(Ledger::open(&folder, name, Durability::Process).unwrap());
         let till = Till::new(ledger("owner"));
         let books = Books::new(till.clone(), "r".into(), Arc::default());
         for name in ["owner-2024-10-04", "owner-2024-10-05"] {
             till.write_to(ledger(name));
-            books.write(&Entry { target: format!("{name}.example"), ..Entry::default() }).unwrap();
+            books
+                .write(&Entry {
+                    target: format!("{name}.example"),
+                    ..Entry::default()
+                })
+                .unwrap();
         }
         for name in ["owner-2024-10-04", "owner-2024-10-05"] {
             let text = fs::read_to_string(folder.join(format!("{name}.jsonl"))).unwrap();
@@ -307,8 +341,11 @@ mod tests {
 
     #[test]
     fn runs_of_one_tenant_share_the_lines_of_a_day() {
-        let folder = std::env::temp_dir().join(format!("airlock-egress-day-{}", std::process::id()));
-        let till = Till::new(Arc::new(Ledger::open(&folder, "owner", Durability::Process).unwrap()));
+        let folder =
+            std::env::temp_dir().join(format!("airlock-egress-day-{}", std::process::id()));
+        let till = Till::new(Arc::new(
+            Ledger::open(&folder, "owner", Durability::Process).unwrap(),
+        ));
         let today = Arc::new(Today::default());
         let books = |run, tenant| Books::new(till.clone(), Whose { run, tenant }, today.clone());
         let refusal = Refusal::new("rule", "no", "nothing");
@@ -317,21 +354,36 @@ mod tests {
         first.has_room().unwrap();
         first.write(&Entry::default()).unwrap();
         // Another run of the tenant has none left; other tenants do, and whoever belongs to none.
-        let [second, other, alone] =
-            [("second", "acme"), ("other", "else"), ("alone", "")].map(|(run, tenant)| books(run, tenant));
-        assert!(second.has_room().unwrap_err().reason.contains("tenant's day"));
+        let [second, other, alone] = [("second", "acme"), ("other", "else"), ("alone", "")]
+            .map(|(run, tenant)| books(run, tenant));
+        assert!(
+            second
+                .has_room()
+                .unwrap_err()
+                .reason
+                .contains("tenant's day")
+        );
         assert!(other.has_room().is_ok() && alone.has_room().is_ok());
         for books in [&first, &second, &second, &other, &alone] {
             books.refused("CONNECT", "host.com:443", &refusal);
         }
-        [&first, &second, &other, &alone].into_iter().for_each(Books::close);
+        [&first, &second, &other, &alone]
+            .into_iter()
+            .for_each(Books::close);
         let text = std::fs::read_to_string(folder.join("owner.jsonl")).unwrap();
         let refused = |run: &str| {
-            let lines = text.lines().filter(|line| line.contains(&format!("\"run\":\"{run}\"")));
+            let lines = text
+                .lines()
+                .filter(|line| line.contains(&format!("\"run\":\"{run}\"")));
             let denied = lines.filter(|line| line.contains("\"verdict\":\"deny\""));
-            denied.map(|line| line.contains("2 more refusals were not written")).collect::<Vec<_>>()
+            denied
+                .map(|line| line.contains("2 more refusals were not written"))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(["first", "second", "other", "alone"].map(refused), [[false], [true], [false], [false]]);
+        assert_eq!(
+            ["first", "second", "other", "alone"].map(refused),
+            [[false], [true], [false], [false]]
+        );
         assert_eq!(second.denied(), 2, "all of them count");
         std::fs::remove_dir_all(folder).unwrap();
     }

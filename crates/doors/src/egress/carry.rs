@@ -55,12 +55,19 @@ enum Opening {
 impl Opened {
     /// Somewhere that speaks plain HTTP: each request is judged by itself, and is told what comes of it.
     pub(crate) fn plain(to: Destination) -> Opened {
-        Opened { to, opening: Opening::Plain }
+        Opened {
+            to,
+            opening: Opening::Plain,
+        }
     }
 }
 
 /// Judges, counts and dials. What does not come about is written down here.
-pub(crate) async fn open(egress: &Arc<Egress>, operation: &str, to: Destination) -> Result<Opened, NoWay> {
+pub(crate) async fn open(
+    egress: &Arc<Egress>,
+    operation: &str,
+    to: Destination,
+) -> Result<Opened, NoWay> {
     let refused = |refusal: Refusal| {
         egress.books.refused(operation, &to.to_string(), &refusal);
         NoWay::Refused(refusal)
@@ -98,10 +105,22 @@ pub(crate) async fn carry(
     match opening {
         Opening::Plain => {
             let scope = Scope::To { to, secure: false };
-            requests::serve(egress, line, Rewound { early, stream: client }, scope).await;
+            requests::serve(
+                egress,
+                line,
+                Rewound {
+                    early,
+                    stream: client,
+                },
+                scope,
+            )
+            .await;
         }
         Opening::Inspect => {
-            let client = Rewound { early, stream: client };
+            let client = Rewound {
+                early,
+                stream: client,
+            };
             if let Some(Some(secured)) = line.unless_ended(secure(&egress, client, &to)).await {
                 requests::serve(egress, line, secured, Scope::To { to, secure: true }).await;
             }
@@ -127,18 +146,34 @@ pub(crate) fn reset(stream: &TcpStream) {
 }
 
 /// TLS ends here, with a certificate that only this run's programs trust.
-async fn secure(egress: &Arc<Egress>, mut client: Rewound, to: &Destination) -> Option<TlsStream<Rewound>> {
+async fn secure(
+    egress: &Arc<Egress>,
+    mut client: Rewound,
+    to: &Destination,
+) -> Option<TlsStream<Rewound>> {
     let mut early = BytesMut::from(&client.early[..]);
     let found = read_hello(&mut client.stream, &mut early).await?;
     client.early = early.freeze();
     // Encrypted or not, the name outside is the one that a certificate is made for.
     let checked = check_hello(&to.host, &found, true, true);
     let config = checked.and_then(|()| {
-        let config = egress.authority.as_ref().and_then(|authority| authority.server(&to.host));
-        config.ok_or_else(|| Refusal::new("inspect", "this run has no certificate for that host", "nothing"))
+        let config = egress
+            .authority
+            .as_ref()
+            .and_then(|authority| authority.server(&to.host));
+        config.ok_or_else(|| {
+            Refusal::new(
+                "inspect",
+                "this run has no certificate for that host",
+                "nothing",
+            )
+        })
     });
     match config {
-        Ok(config) => timeout(HELLO_TIME, TlsAcceptor::from(config).accept(client)).await.ok()?.ok(),
+        Ok(config) => timeout(HELLO_TIME, TlsAcceptor::from(config).accept(client))
+            .await
+            .ok()?
+            .ok(),
         Err(refusal) => {
             egress.books.refused("inspect", &to.to_string(), &refusal);
             // Whether it hears it is its own business.
@@ -207,7 +242,10 @@ impl Drop for Tunnel {
             target: self.to.to_string(),
             verdict,
             rule: self.passage.first().rule.name.clone(),
-            address: self.address.map(|address| address.ip().to_string()).unwrap_or_default(),
+            address: self
+                .address
+                .map(|address| address.ip().to_string())
+                .unwrap_or_default(),
             detail: self.ending.name().to_owned(),
             sent: *self.sent.get_mut(),
             received: *self.received.get_mut(),
@@ -222,12 +260,25 @@ impl Drop for Tunnel {
 impl Tunnel {
     fn new(egress: Arc<Egress>, to: Destination, passage: Passage) -> Tunnel {
         let (address, begun, ending) = (None, Instant::now(), Ending::Unused);
-        Tunnel { egress, to, passage, address, begun, sent: 0.into(), received: 0.into(), ending }
+        Tunnel {
+            egress,
+            to,
+            passage,
+            address,
+            begun,
+            sent: 0.into(),
+            received: 0.into(),
+            ending,
+        }
     }
 
     /// The rules may have changed meanwhile.
     async fn dial(&mut self) -> Result<TcpStream, NoWay> {
-        let dialled = self.egress.dialler.dial(&self.to, self.passage.may_be_private()).await;
+        let dialled = self
+            .egress
+            .dialler
+            .dial(&self.to, self.passage.may_be_private())
+            .await;
         let (server, address) = dialled.inspect_err(|no_way| {
             if let NoWay::Failed(why) = no_way {
                 self.ending = Ending::Failed(why);
@@ -244,16 +295,29 @@ impl Tunnel {
         }
     }
 
-    async fn run(mut self, line: &Arc<Line>, mut client: TcpStream, early: Bytes, mut server: TcpStream) {
+    async fn run(
+        mut self,
+        line: &Arc<Line>,
+        mut client: TcpStream,
+        early: Bytes,
+        mut server: TcpStream,
+    ) {
         let count = |way, bytes: usize| {
-            let total = if way == super::Way::Out { &self.sent } else { &self.received };
+            let total = if way == super::Way::Out {
+                &self.sent
+            } else {
+                &self.received
+            };
             total.fetch_add(bytes as u64, Ordering::Relaxed);
             self.egress.count(self.passage.first(), way, bytes).is_ok()
         };
         let serving = self.serve(&mut client, early, &mut server, &count);
         let ending = line.unless_ended(serving).await.unwrap_or(Ending::Ended);
         self.ending = ending;
-        if matches!(ending, Ending::Ended | Ending::Disallowed | Ending::Spent | Ending::Broken) {
+        if matches!(
+            ending,
+            Ending::Ended | Ending::Disallowed | Ending::Spent | Ending::Broken
+        ) {
             reset(&client);
             reset(&server);
         }
@@ -275,7 +339,9 @@ impl Tunnel {
         if let Some(found) = &found
             && let Err(refusal) = self.check(found)
         {
-            self.egress.books.refused("tunnel", &self.to.to_string(), &refusal);
+            self.egress
+                .books
+                .refused("tunnel", &self.to.to_string(), &refusal);
             // Whether it hears it is its own business.
             _ = client.write_all(&ACCESS_DENIED).await;
             return Ending::Refused;
@@ -290,7 +356,10 @@ impl Tunnel {
         let relaying = async {
             if !first.is_empty() {
                 match count(super::Way::Out, first.len()) {
-                    true => server.write_all(&first).await.map_err(|_| Stopped::Broken)?,
+                    true => server
+                        .write_all(&first)
+                        .await
+                        .map_err(|_| Stopped::Broken)?,
                     false => return Err(Stopped::Spent),
                 }
             }
@@ -315,7 +384,10 @@ impl Tunnel {
         server: &mut TcpStream,
     ) -> Result<Option<Hello>, Ending> {
         if self.must_be_tls() {
-            return read_hello(client, first).await.map(Some).ok_or(Ending::Unused);
+            return read_hello(client, first)
+                .await
+                .map(Some)
+                .ok_or(Ending::Unused);
         }
         let (mut one, mut other) = ([0], [0]);
         // The server may speak first, and a client may take its time.
@@ -353,11 +425,16 @@ impl Tunnel {
                 match (name, hidden) {
                     (Some(name), false) => self.judge_name(name),
                     // Somebody whom the rules treat otherwise could hide there; not if they name this very address.
-                    _ if self.may_be_anybody() && self.egress.has_rules_by_name() => Err(Refusal::new(
-                        "server name",
-                        format!("the connection to {} does not say which server it is for", self.to.host),
-                        "nothing",
-                    )),
+                    _ if self.may_be_anybody() && self.egress.has_rules_by_name() => {
+                        Err(Refusal::new(
+                            "server name",
+                            format!(
+                                "the connection to {} does not say which server it is for",
+                                self.to.host
+                            ),
+                            "nothing",
+                        ))
+                    }
                     _ => Ok(()),
                 }
             }
@@ -366,7 +443,10 @@ impl Tunnel {
     }
 
     fn judge_name(&self, name: &Host) -> Result<(), Refusal> {
-        let named = Destination { host: name.clone(), port: self.to.port };
+        let named = Destination {
+            host: name.clone(),
+            port: self.to.port,
+        };
         match self.egress.judge(&named)? {
             now if now.looks_inside() => Err(Refusal::new(
                 &now.first().rule.name,
@@ -379,7 +459,11 @@ impl Tunnel {
 
     /// Whether the rules, as they are now, would let this tunnel be made; until when.
     fn is_allowed(&self, name: Option<&Host>) -> Option<Option<Instant>> {
-        let now = self.egress.judge(&self.to).ok().filter(|now| !now.looks_inside())?;
+        let now = self
+            .egress
+            .judge(&self.to)
+            .ok()
+            .filter(|now| !now.looks_inside())?;
         let private = self.passage.may_be_private() && !now.may_be_private();
         let by_name = matches!(self.to.host, Host::Address(_)) && !self.passage.learned;
         let other = by_name && name.is_some_and(|name| self.judge_name(name).is_err());
@@ -421,29 +505,46 @@ async fn read_hello(client: &mut TcpStream, bytes: &mut BytesMut) -> Option<Hell
             }
         }
     };
-    timeout(HELLO_TIME, reading).await.unwrap_or(Some(Hello::Bad))
+    timeout(HELLO_TIME, reading)
+        .await
+        .unwrap_or(Some(Hello::Bad))
 }
 
 /// Whether a client asks for the host that it was let out to.
-fn check_hello(host: &Host, found: &Hello, must_be_tls: bool, may_hide: bool) -> Result<(), Refusal> {
+fn check_hello(
+    host: &Host,
+    found: &Hello,
+    must_be_tls: bool,
+    may_hide: bool,
+) -> Result<(), Refusal> {
     let refuse = |reason: String, allow: &str| Err(Refusal::new("server name", reason, allow));
     match (found, host) {
         (Hello::Tls { hidden: true, .. }, Host::Name(_)) if !may_hide => refuse(
-            format!("the connection hides the server's name (Encrypted Client Hello), which must be {host}"),
+            format!(
+                "the connection hides the server's name (Encrypted Client Hello), which must be {host}"
+            ),
             "a rule with allow_hidden_name = true; or have the browser not hide it (Chromium: --disable-features=EncryptedClientHello)",
         ),
-        (Hello::Tls { name: Some(name), .. }, Host::Name(_)) if name != host => {
-            refuse(format!("the connection is to {host} and asks for {name}"), "nothing")
-        }
-        (Hello::Tls { name: None, .. }, Host::Name(_)) => {
-            refuse(format!("the connection to {host} names no server"), "nothing")
-        }
+        (
+            Hello::Tls {
+                name: Some(name), ..
+            },
+            Host::Name(_),
+        ) if name != host => refuse(
+            format!("the connection is to {host} and asks for {name}"),
+            "nothing",
+        ),
+        (Hello::Tls { name: None, .. }, Host::Name(_)) => refuse(
+            format!("the connection to {host} names no server"),
+            "nothing",
+        ),
         (Hello::Tls { .. }, _) => Ok(()),
         (Hello::Plain, _) if !must_be_tls => Ok(()),
         (Hello::Plain, _) => refuse(format!("what was sent to {host} is not TLS"), "nothing"),
-        (Hello::More | Hello::Bad, _) => {
-            refuse(format!("what was sent to {host} is no beginning of TLS"), "nothing")
-        }
+        (Hello::More | Hello::Bad, _) => refuse(
+            format!("what was sent to {host} is no beginning of TLS"),
+            "nothing",
+        ),
     }
 }
 

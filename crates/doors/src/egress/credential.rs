@@ -77,10 +77,16 @@ impl Credentials {
             if ready.contains_key(name) {
                 continue;
             }
-            let credential = settings.credentials.get(name).ok_or_else(|| unknown(name))?;
+            let credential = settings
+                .credentials
+                .get(name)
+                .ok_or_else(|| unknown(name))?;
             let key = secrets.find(&credential.key).await?;
             let found = Ready::new(name, credential, &key).map_err(|bad| SecretsError {
-                message: format!("the credential `{}` cannot be sent: {bad}", name.escape_debug()),
+                message: format!(
+                    "the credential `{}` cannot be sent: {bad}",
+                    name.escape_debug()
+                ),
                 hint: "put the key, and nothing else, there".to_owned(),
             })?;
             ready.insert(name.to_owned(), Arc::new(found));
@@ -92,7 +98,10 @@ impl Credentials {
     pub(crate) fn get(&self, name: &str, host: &Host) -> Result<Arc<Ready>, Refusal> {
         let refuse = |reason: String, allow: &str| Refusal::new("credential", reason, allow);
         let ready = self.ready.get(name).ok_or_else(|| {
-            refuse(format!("this run was begun without the credential `{name}`"), "a run with that rule")
+            refuse(
+                format!("this run was begun without the credential `{name}`"),
+                "a run with that rule",
+            )
         })?;
         match ready.hosts.iter().any(|pattern| pattern.matches(host)) {
             true => Ok(ready.clone()),
@@ -107,7 +116,10 @@ impl Credentials {
 fn unknown(name: &str) -> SecretsError {
     SecretsError {
         message: format!("no credential is called `{}`", name.escape_debug()),
-        hint: format!("say what it is in the configuration: [credentials.{}]", name.escape_debug()),
+        hint: format!(
+            "say what it is in the configuration: [credentials.{}]",
+            name.escape_debug()
+        ),
     }
 }
 
@@ -131,19 +143,31 @@ impl Ready {
         check(key)?;
         let mut reflection = Reflection::new(key);
         let (header, value) = match &credential.inject {
-            Inject::Bearer => (AUTHORIZATION, Zeroizing::new([b"Bearer ", key.expose()].concat())),
+            Inject::Bearer => (
+                AUTHORIZATION,
+                Zeroizing::new([b"Bearer ", key.expose()].concat()),
+            ),
             Inject::Header { name } => (name.clone(), Zeroizing::new(key.expose().to_vec())),
             Inject::Basic { user } => {
                 let pair = Zeroizing::new([user.as_bytes(), b":", key.expose()].concat());
                 let encoded = Zeroizing::new(STANDARD.encode(&*pair));
                 reflection = reflection.and(encoded.as_bytes());
-                (AUTHORIZATION, Zeroizing::new([b"Basic ", encoded.as_bytes()].concat()))
+                (
+                    AUTHORIZATION,
+                    Zeroizing::new([b"Basic ", encoded.as_bytes()].concat()),
+                )
             }
         };
         let mut value =
             HeaderValue::from_bytes(&value).map_err(|_| crate::BadSecret::NotHeader.to_string())?;
         value.set_sensitive(true);
-        Ok(Ready { name: name.to_owned(), header, value, hosts: credential.hosts.clone(), reflection })
+        Ok(Ready {
+            name: name.to_owned(),
+            header,
+            value,
+            hosts: credential.hosts.clone(),
+            reflection,
+        })
     }
 
     /// Puts it into a request in place of whatever the program says it is.
@@ -163,7 +187,10 @@ mod tests {
             credential: Some(credential.to_owned()),
             allow_upgrade: false,
         };
-        EgressRule { mode, ..EgressRule::from_option("api.example.com").unwrap() }
+        EgressRule {
+            mode,
+            ..EgressRule::from_option("api.example.com").unwrap()
+        }
     }
 
     fn settings(inject: Inject) -> (Settings, Secrets) {
@@ -173,28 +200,62 @@ mod tests {
             hosts: vec!["api.example.com".parse().unwrap()],
         };
         let secret = Secret::new(b"canary-0123456789".to_vec()).unwrap();
-        let secrets = Secrets { variables: [("KEY".to_owned(), secret)].into(), ..Secrets::default() };
-        (Settings { credentials: [("api".to_owned(), credential)].into(), ..Settings::default() }, secrets)
+        let secrets = Secrets {
+            variables: [("KEY".to_owned(), secret)].into(),
+            ..Secrets::default()
+        };
+        (
+            Settings {
+                credentials: [("api".to_owned(), credential)].into(),
+                ..Settings::default()
+            },
+            secrets,
+        )
     }
 
     #[tokio::test]
     async fn a_credential_goes_to_its_own_hosts_in_place_of_the_programs() {
         for (inject, header, value) in [
             (Inject::Bearer, "authorization", "Bearer canary-0123456789"),
-            (Inject::Basic { user: "x".to_owned() }, "authorization", "Basic eDpjYW5hcnktMDEyMzQ1Njc4OQ=="),
-            (Inject::Header { name: HeaderName::from_static("x-api-key") }, "x-api-key", "canary-0123456789"),
+            (
+                Inject::Basic {
+                    user: "x".to_owned(),
+                },
+                "authorization",
+                "Basic eDpjYW5hcnktMDEyMzQ1Njc4OQ==",
+            ),
+            (
+                Inject::Header {
+                    name: HeaderName::from_static("x-api-key"),
+                },
+                "x-api-key",
+                "canary-0123456789",
+            ),
         ] {
             let (settings, secrets) = settings(inject);
-            let found = Credentials::find(&[rule("api")], &settings, &secrets).await.unwrap();
-            let ready = found.get("api", &"API.example.com.".parse().unwrap()).unwrap();
+            let found = Credentials::find(&[rule("api")], &settings, &secrets)
+                .await
+                .unwrap();
+            let ready = found
+                .get("api", &"API.example.com.".parse().unwrap())
+                .unwrap();
             let mut headers = HeaderMap::new();
             headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer mine"));
             headers.insert(header, HeaderValue::from_static("mine"));
             ready.put_into(&mut headers);
-            assert_eq!((headers.len(), headers[header].to_str().unwrap()), (1, value));
-            assert!(!format!("{found:?} {headers:?}").contains("canary"), "it does not print");
+            assert_eq!(
+                (headers.len(), headers[header].to_str().unwrap()),
+                (1, value)
+            );
+            assert!(
+                !format!("{found:?} {headers:?}").contains("canary"),
+                "it does not print"
+            );
             for other in ["x.api.example.com", "example.com", "127.0.0.1"] {
-                assert_eq!(found.get("api", &other.parse().unwrap()).unwrap_err().rule, "credential");
+                assert_eq!(
+                    found.get("api", &other.parse().unwrap()).unwrap_err().rule,
+                    "credential"
+                );
             }
         }
     }
@@ -202,13 +263,23 @@ mod tests {
     #[tokio::test]
     async fn a_credential_that_could_not_be_found_again_is_told_before_anything_runs() {
         let (settings, mut secrets) = settings(Inject::Bearer);
-        for (key, words) in [("abc", "shorter"), (" abcdef", "space"), ("abcdef ", "space"), ("abcd", "")] {
-            secrets.variables.insert("KEY".to_owned(), Secret::new(key.into()).unwrap());
+        for (key, words) in [
+            ("abc", "shorter"),
+            (" abcdef", "space"),
+            ("abcdef ", "space"),
+            ("abcd", ""),
+        ] {
+            secrets
+                .variables
+                .insert("KEY".to_owned(), Secret::new(key.into()).unwrap());
             let found = Credentials::find(&[rule("api")], &settings, &secrets).await;
             match found {
                 Ok(_) => assert!(words.is_empty(), "`{key}`"),
                 Err(error) => {
-                    assert!(!words.is_empty() && error.to_string().contains(words), "{error}");
+                    assert!(
+                        !words.is_empty() && error.to_string().contains(words),
+                        "{error}"
+                    );
                 }
             }
         }
@@ -217,13 +288,20 @@ mod tests {
     #[tokio::test]
     async fn a_credential_that_is_not_there_is_told_before_anything_runs() {
         let (settings, secrets) = settings(Inject::Bearer);
-        for (rule, settings, secrets) in
-            [(rule("other"), &settings, &secrets), (rule("api"), &settings, &Secrets::default())]
-        {
+        for (rule, settings, secrets) in [
+            (rule("other"), &settings, &secrets),
+            (rule("api"), &settings, &Secrets::default()),
+        ] {
             let found = Credentials::find(&[rule], settings, secrets).await;
             assert!(matches!(found, Err(OpenError::Secret(_))), "{found:?}");
         }
-        let found = Credentials::find(&[rule("api")], &settings, &secrets).await.unwrap();
-        assert!(found.get("other", &"api.example.com".parse().unwrap()).is_err());
+        let found = Credentials::find(&[rule("api")], &settings, &secrets)
+            .await
+            .unwrap();
+        assert!(
+            found
+                .get("other", &"api.example.com".parse().unwrap())
+                .is_err()
+        );
     }
 }

@@ -50,16 +50,27 @@ pub(crate) enum NoWay {
 impl Dialler {
     pub(crate) fn new(internet: Internet) -> Dialler {
         let lookups = Arc::new(Semaphore::new(MOST_LOOKUPS));
-        Dialler { internet, lookups, remembered: Mutex::default() }
+        Dialler {
+            internet,
+            lookups,
+            remembered: Mutex::default(),
+        }
     }
 
     /// Where a host may be dialled. Only for hosts that the rules allow: a question is a message, too.
-    pub(crate) async fn find(&self, host: &Host, may_be_private: bool) -> Result<Vec<IpAddr>, NoWay> {
+    pub(crate) async fn find(
+        &self,
+        host: &Host,
+        may_be_private: bool,
+    ) -> Result<Vec<IpAddr>, NoWay> {
         let found = match host {
             Host::Address(address) => vec![*address],
             Host::Name(name) => self.look_up(name).await?,
         };
-        let allowed: Vec<_> = found.into_iter().filter(|found| may_dial(*found, may_be_private)).collect();
+        let allowed: Vec<_> = found
+            .into_iter()
+            .filter(|found| may_dial(*found, may_be_private))
+            .collect();
         match allowed.is_empty() {
             true => Err(NoWay::Refused(policy::private(&host.to_string()))),
             false => Ok(allowed),
@@ -117,13 +128,19 @@ impl Dialler {
     }
 
     fn known(&self, name: &str) -> Option<Vec<IpAddr>> {
-        let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        let remembered = self
+            .remembered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let (since, found) = remembered.get(name)?;
         (since.elapsed() < REMEMBERED).then(|| found.clone())
     }
 
     pub(crate) fn remember(&self, name: &str, found: &[IpAddr]) {
-        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = self
+            .remembered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if remembered.len() >= MOST_REMEMBERED {
             remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
         }
@@ -134,7 +151,8 @@ impl Dialler {
 }
 
 fn may_dial(address: IpAddr, may_be_private: bool) -> bool {
-    !address::is_metadata(address) && (may_be_private || address::is_public(address) && !is_own(address))
+    !address::is_metadata(address)
+        && (may_be_private || address::is_public(address) && !is_own(address))
 }
 
 /// Whether that is this machine itself, by whatever address: what listens here trusts who is here. Nothing is sent: the
@@ -145,11 +163,19 @@ fn is_own(address: IpAddr) -> bool {
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     // Whoever cannot ask must not think that it is somebody else.
-    let Ok(socket) = UdpSocket::bind((here, 0)) else { return true };
-    match socket.connect((address, 9)).and_then(|()| socket.local_addr()) {
+    let Ok(socket) = UdpSocket::bind((here, 0)) else {
+        return true;
+    };
+    match socket
+        .connect((address, 9))
+        .and_then(|()| socket.local_addr())
+    {
         Ok(from) => from.ip() == address,
         // No way there at all: dialling will say so.
-        Err(error) => !matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable),
+        Err(error) => !matches!(
+            error.kind(),
+            ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable
+        ),
     }
 }
 
@@ -163,13 +189,25 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let dialler = Dialler::new(Internet::default());
         for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
-            let to = Destination { host: host.parse().unwrap(), port };
-            assert!(matches!(dialler.dial(&to, false).await, Err(NoWay::Refused(_))), "{host}");
+            let to = Destination {
+                host: host.parse().unwrap(),
+                port,
+            };
+            assert!(
+                matches!(dialler.dial(&to, false).await, Err(NoWay::Refused(_))),
+                "{host}"
+            );
             let (_, address) = dialler.dial(&to, true).await.unwrap();
             assert!(address.ip().is_loopback());
         }
-        let to = Destination { host: "169.254.169.254".parse().unwrap(), port };
-        assert!(matches!(dialler.dial(&to, true).await, Err(NoWay::Refused(_))), "whatever is allowed");
+        let to = Destination {
+            host: "169.254.169.254".parse().unwrap(),
+            port,
+        };
+        assert!(
+            matches!(dialler.dial(&to, true).await, Err(NoWay::Refused(_))),
+            "whatever is allowed"
+        );
     }
 
     #[test]

@@ -79,7 +79,9 @@ async fn converse(egress: Arc<Egress>, entrance: Entrance, stream: TcpStream) {
     // Boxed, so that a connection holds what its present state needs, and no more.
     let begun = match entrance {
         Entrance::Proxy => Box::pin(greet(&egress, &line, stream)).await,
-        Entrance::Passing { redirected } => Box::pin(pass(&egress, &line, stream, redirected)).await,
+        Entrance::Passing { redirected } => {
+            Box::pin(pass(&egress, &line, stream, redirected)).await
+        }
     };
     if let Some((stream, early, opened)) = begun {
         Box::pin(carry(egress, line, stream, early, opened)).await;
@@ -89,12 +91,20 @@ async fn converse(egress: Arc<Egress>, entrance: Entrance, stream: TcpStream) {
 type Begun = Option<(TcpStream, Bytes, Opened)>;
 
 /// What was dialled is where it wants to go.
-async fn pass(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream, redirected: bool) -> Begun {
+async fn pass(
+    egress: &Arc<Egress>,
+    line: &Arc<Line>,
+    stream: TcpStream,
+    redirected: bool,
+) -> Begun {
     let to = destination(egress, &stream, redirected)?;
     if to.port == 80 {
         return Some((stream, Bytes::new(), Opened::plain(to)));
     }
-    match line.unless_ended(carry::open(egress, "connect", to)).await? {
+    match line
+        .unless_ended(carry::open(egress, "connect", to))
+        .await?
+    {
         Ok(opened) => Some((stream, Bytes::new(), opened)),
         Err(_) => {
             line.unless_ended(carry::turn_away(stream)).await;
@@ -114,7 +124,10 @@ fn destination(egress: &Egress, stream: &TcpStream, redirected: bool) -> Option<
         .ok()?,
         false => reached,
     };
-    Some(Destination { host: egress.host_at(meant.ip()), port: meant.port() })
+    Some(Destination {
+        host: egress.host_at(meant.ip()),
+        port: meant.port(),
+    })
 }
 
 /// A client that knows of the door: HTTP, or SOCKS.
@@ -123,7 +136,10 @@ async fn greet(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
     let peeked = tokio::time::timeout(HEAD_TIME, stream.peek(&mut first));
     match line.unless_ended(peeked).await? {
         Ok(Ok(1)) if first[0] == socks::VERSION => line
-            .unless_ended(tokio::time::timeout(HEAD_TIME * 4, socks::greet(egress, stream)))
+            .unless_ended(tokio::time::timeout(
+                HEAD_TIME * 4,
+                socks::greet(egress, stream),
+            ))
             .await?
             .ok()?,
         Ok(Ok(1)) => serve_requests(egress, line, stream).await,
@@ -167,13 +183,20 @@ async fn connect(
     slot: &Mutex<Option<Opened>>,
 ) -> Response<Body> {
     // A host and a port alone: what follows `http://HOST:PORT` others read as another kind of request.
-    let named = request.uri().authority().filter(|_| request.uri().scheme().is_none());
+    let named = request
+        .uri()
+        .authority()
+        .filter(|_| request.uri().scheme().is_none());
     let target = named.map(http::uri::Authority::as_str).unwrap_or_default();
     let to: Destination = match target.parse() {
         // An address may have been made up here for a name.
-        Ok(Destination { host: Host::Address(address), port }) => {
-            Destination { host: egress.host_at(address), port }
-        }
+        Ok(Destination {
+            host: Host::Address(address),
+            port,
+        }) => Destination {
+            host: egress.host_at(address),
+            port,
+        },
         Ok(to) => to,
         Err(bad) => {
             let refusal = super::Refusal::new("host", bad.to_string(), "nothing");
@@ -201,5 +224,7 @@ async fn connect(
 fn has_body(request: &Request<Incoming>) -> bool {
     let headers = request.headers();
     headers.contains_key(http::header::TRANSFER_ENCODING)
-        || headers.get(http::header::CONTENT_LENGTH).is_some_and(|length| length != "0")
+        || headers
+            .get(http::header::CONTENT_LENGTH)
+            .is_some_and(|length| length != "0")
 }

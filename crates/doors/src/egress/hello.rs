@@ -89,10 +89,16 @@ fn message(bytes: &[u8]) -> Result<Cow<'_, [u8]>, Not> {
 fn record<'a>(rest: &mut &'a [u8]) -> Result<(&'a [u8], bool), Not> {
     let head = &rest[..rest.len().min(5)];
     let expected = [HANDSHAKE, 3];
-    if head.iter().zip(expected).any(|(byte, expected)| *byte != expected) {
+    if head
+        .iter()
+        .zip(expected)
+        .any(|(byte, expected)| *byte != expected)
+    {
         return Err(Not::Good);
     }
-    let [_, _, _, high, low] = *head else { return Err(Not::Whole) };
+    let [_, _, _, high, low] = *head else {
+        return Err(Not::Whole);
+    };
     let length = usize::from(u16::from_be_bytes([high, low]));
     if !(1..=LONGEST_RECORD).contains(&length) {
         return Err(Not::Good);
@@ -166,7 +172,11 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
 
 /// A number of so many bytes.
 fn number(rest: &mut &[u8], width: usize) -> Option<usize> {
-    Some(take(rest, width)?.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
+    Some(
+        take(rest, width)?
+            .iter()
+            .fold(0, |number, byte| number << 8 | usize::from(*byte)),
+    )
 }
 
 /// Bytes that say before them, in so many bytes, how many they are.

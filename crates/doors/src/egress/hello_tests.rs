@@ -4,17 +4,26 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, pki_types::ServerNam
 use std::sync::Arc;
 
 fn tls(name: &str) -> Hello {
-    Hello::Tls { name: Some(name.parse().unwrap()), hidden: false }
+    Hello::Tls {
+        name: Some(name.parse().unwrap()),
+        hidden: false,
+    }
 }
 
-const NAMELESS: Hello = Hello::Tls { name: None, hidden: false };
+const NAMELESS: Hello = Hello::Tls {
+    name: None,
+    hidden: false,
+};
 
 /// What a real client sends first.
 fn real(host: &str, with_name: bool) -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let mut config = builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
+    let mut config = builder
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
     config.enable_sni = with_name;
     let host = ServerName::try_from(host.to_owned()).unwrap();
     let mut client = ClientConnection::new(Arc::new(config), host).unwrap();
@@ -36,7 +45,10 @@ fn extension(kind: u16, value: &[u8]) -> Vec<u8> {
 /// A list of server names with these entries.
 fn names(entries: &[(u8, &str)]) -> Vec<u8> {
     let entry = |(kind, name): &(u8, &str)| [&[*kind][..], &counted(2, name.as_bytes())].concat();
-    extension(0, &counted(2, &entries.iter().flat_map(entry).collect::<Vec<_>>()))
+    extension(
+        0,
+        &counted(2, &entries.iter().flat_map(entry).collect::<Vec<_>>()),
+    )
 }
 
 fn named(name: &str) -> Vec<u8> {
@@ -49,7 +61,14 @@ fn grease() -> Vec<u8> {
 
 /// Version, random, session, suites with one that means nothing, no compression.
 fn opening() -> Vec<u8> {
-    [&[3, 3][..], &[7; 32], &counted(1, &[9; 32]), &counted(2, &[0x2a, 0x2a, 0x13, 1]), &[1, 0]].concat()
+    [
+        &[3, 3][..],
+        &[7; 32],
+        &counted(1, &[9; 32]),
+        &counted(2, &[0x2a, 0x2a, 0x13, 1]),
+        &[1, 0],
+    ]
+    .concat()
 }
 
 fn message(body: &[u8]) -> Vec<u8> {
@@ -62,7 +81,10 @@ fn hello(extensions: &[Vec<u8>]) -> Vec<u8> {
 
 /// In records of at most this size.
 fn records(message: &[u8], size: usize) -> Vec<u8> {
-    message.chunks(size).flat_map(|part| [&[22, 3, 1][..], &counted(2, part)].concat()).collect()
+    message
+        .chunks(size)
+        .flat_map(|part| [&[22, 3, 1][..], &counted(2, part)].concat())
+        .collect()
 }
 
 fn said(extensions: &[Vec<u8>]) -> Hello {
@@ -75,7 +97,11 @@ fn says_at_the_end(bytes: &[u8], expected: &Hello) {
         assert_eq!(read(&bytes[..end]), Hello::More, "at {end}");
     }
     assert_eq!(read(bytes), *expected);
-    assert_eq!(read(&[bytes, &[23, 3, 3, 0, 1, 0]].concat()), *expected, "early data follows");
+    assert_eq!(
+        read(&[bytes, &[23, 3, 3, 0, 1, 0]].concat()),
+        *expected,
+        "early data follows"
+    );
 }
 
 #[test]
@@ -88,14 +114,24 @@ fn a_real_client_is_understood_at_its_last_byte() {
 #[test]
 fn a_name_is_found_wherever_it_is() {
     let keys = extension(51, &[5; 1300]);
-    let far = hello(&[grease(), keys, extension(21, &[0; 17000]), named("xn--bcher-kva.example"), grease()]);
+    let far = hello(&[
+        grease(),
+        keys,
+        extension(21, &[0; 17000]),
+        named("xn--bcher-kva.example"),
+        grease(),
+    ]);
     says_at_the_end(&records(&far, 16 << 10), &tls("xn--bcher-kva.example"));
     let small = hello(&[grease(), named("a.example.com")]);
     for size in [small.len() / 15 + 1, 40, small.len() - 1] {
         says_at_the_end(&records(&small, size), &tls("a.example.com"));
     }
-    let first_is_tiny =
-        [records(&small[..1], 1), records(&small[1..3], 2), records(&small[3..], 4096)].concat();
+    let first_is_tiny = [
+        records(&small[..1], 1),
+        records(&small[1..3], 2),
+        records(&small[3..], 4096),
+    ]
+    .concat();
     says_at_the_end(&first_is_tiny, &tls("a.example.com"));
 }
 
@@ -109,8 +145,17 @@ fn a_message_without_extensions_names_nobody() {
 fn a_hidden_name_is_seen_to_be_hidden() {
     let hiding = extension(0xfe0d, &[0; 200]);
     let name = Some("outer.example".parse().unwrap());
-    assert_eq!(said(&[named("outer.example"), hiding.clone()]), Hello::Tls { name, hidden: true });
-    assert_eq!(said(&[hiding]), Hello::Tls { name: None, hidden: true });
+    assert_eq!(
+        said(&[named("outer.example"), hiding.clone()]),
+        Hello::Tls { name, hidden: true }
+    );
+    assert_eq!(
+        said(&[hiding]),
+        Hello::Tls {
+            name: None,
+            hidden: true
+        }
+    );
 }
 
 #[test]
@@ -135,7 +180,11 @@ fn a_name_that_two_could_read_differently_is_none() {
         extension(0, &[0, 4, 0, 0, 2, b'a']),
     ];
     for extension in bad {
-        assert_eq!(said(std::slice::from_ref(&extension)), Hello::Bad, "{extension:02x?}");
+        assert_eq!(
+            said(std::slice::from_ref(&extension)),
+            Hello::Bad,
+            "{extension:02x?}"
+        );
     }
 }
 
@@ -146,13 +195,32 @@ fn lengths_that_lie_and_other_messages_are_refused() {
     let trailing = message(&[&good[4..], b"x"].concat());
     let unfinished = message(&good[4..good.len() - 1]);
     let no_suites = message(&[&[3, 3][..], &[7; 32], &[0], &[0, 0], &[1, 0]].concat());
-    let long_session =
-        message(&[&[3, 3][..], &[7; 32], &counted(1, &[0; 33]), &[0, 2, 19, 1], &[1, 0]].concat());
-    for body in [trailing, unfinished, no_suites, long_session, message(&[]), message(&opening()[..20])] {
+    let long_session = message(
+        &[
+            &[3, 3][..],
+            &[7; 32],
+            &counted(1, &[0; 33]),
+            &[0, 2, 19, 1],
+            &[1, 0],
+        ]
+        .concat(),
+    );
+    for body in [
+        trailing,
+        unfinished,
+        no_suites,
+        long_session,
+        message(&[]),
+        message(&opening()[..20]),
+    ] {
         assert_eq!(read(&records(&body, 4096)), Hello::Bad, "{body:02x?}");
     }
     let many = hello(&[named("a.example"), extension(21, &[0; 40])]);
-    assert_eq!(read(&records(&many, 4)), Hello::Bad, "more records than anybody needs");
+    assert_eq!(
+        read(&records(&many, 4)),
+        Hello::Bad,
+        "more records than anybody needs"
+    );
     let start: [&[u8]; 8] = [
         &[22, 2],
         &[22, 3, 1, 0, 0],
@@ -170,7 +238,14 @@ fn lengths_that_lie_and_other_messages_are_refused() {
 
 #[test]
 fn what_does_not_begin_like_tls_is_plain() {
-    for plain in [&b"GET / HTTP/1.1"[..], b"SSH-2.0-x", b"\0", &[0x80, 46, 1, 3, 1], &[20, 4], &[255; 3]] {
+    for plain in [
+        &b"GET / HTTP/1.1"[..],
+        b"SSH-2.0-x",
+        b"\0",
+        &[0x80, 46, 1, 3, 1],
+        &[20, 4],
+        &[255; 3],
+    ] {
         assert_eq!(read(plain), Hello::Plain, "{plain:02x?}");
     }
     assert_eq!(read(&[]), Hello::More);
@@ -181,7 +256,10 @@ fn is_steady(bytes: &[u8]) {
     let mut before = Hello::More;
     for end in 0..=bytes.len() {
         let now = read(&bytes[..end]);
-        assert!(before == Hello::More || now == before, "at {end}: {before:?} became {now:?}");
+        assert!(
+            before == Hello::More || now == before,
+            "at {end}: {before:?} became {now:?}"
+        );
         before = now;
     }
 }

@@ -27,7 +27,10 @@ impl Internet {
         resolve: impl Fn(&str) -> Vec<IpAddr> + Send + Sync + 'static,
         locate: impl Fn(SocketAddr) -> SocketAddr + Send + Sync + 'static,
     ) -> Internet {
-        Internet { resolve: Arc::new(resolve), locate: Arc::new(locate) }
+        Internet {
+            resolve: Arc::new(resolve),
+            locate: Arc::new(locate),
+        }
     }
 
     pub(crate) fn resolve(&self, name: &str) -> Vec<IpAddr> {
@@ -60,7 +63,11 @@ fn resolve(name: &str) -> Vec<IpAddr> {
     }
     let found = (format!("{name}."), 0).to_socket_addrs();
     let mut addresses: Vec<IpAddr> = Vec::new();
-    for found in found.into_iter().flatten().map(|address| address.ip().to_canonical()) {
+    for found in found
+        .into_iter()
+        .flatten()
+        .map(|address| address.ip().to_canonical())
+    {
         if !addresses.contains(&found) && addresses.len() < MOST_ADDRESSES {
             addresses.push(found);
         }
@@ -70,11 +77,15 @@ fn resolve(name: &str) -> Vec<IpAddr> {
 
 fn in_hosts_file(name: &str) -> Vec<IpAddr> {
     let text = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let lines = text
+        .lines()
+        .map(|line| line.split('#').next().unwrap_or_default());
     let named = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let address: IpAddr = words.next()?.parse().ok()?;
-        words.any(|word| word.eq_ignore_ascii_case(name)).then(|| address.to_canonical())
+        words
+            .any(|word| word.eq_ignore_ascii_case(name))
+            .then(|| address.to_canonical())
     };
     lines.filter_map(named).take(MOST_ADDRESSES).collect()
 }

@@ -50,7 +50,13 @@ impl Spent {
 impl Meter {
     pub(crate) fn new(limits: &EgressLimits) -> Meter {
         let minute = Mutex::new((Instant::now(), 0));
-        Meter { limits: limits.clone(), minute, begun: 0.into(), sent: 0.into(), received: 0.into() }
+        Meter {
+            limits: limits.clone(),
+            minute,
+            begun: 0.into(),
+            sent: 0.into(),
+            received: 0.into(),
+        }
     }
 
     /// One more request or connection, if it may begin.
@@ -110,7 +116,10 @@ mod tests {
 
     #[test]
     fn a_minute_has_so_many_beginnings_and_the_next_has_them_again() {
-        let meter = Meter::new(&EgressLimits { per_minute: Some(2), ..EgressLimits::default() });
+        let meter = Meter::new(&EgressLimits {
+            per_minute: Some(2),
+            ..EgressLimits::default()
+        });
         let now = Instant::now();
         assert_eq!((meter.begin_at(now), meter.begin_at(now)), (Ok(()), Ok(())));
         assert_eq!(meter.begin_at(now), Err(Spent::PerMinute));
@@ -120,9 +129,18 @@ mod tests {
 
     #[test]
     fn bytes_beyond_the_limit_are_told_and_end_every_beginning() {
-        let meter = Meter::new(&EgressLimits { sent: Some(Size(10)), ..EgressLimits::default() });
-        assert_eq!((meter.count(Way::Out, 10), meter.count(Way::In, 1 << 40)), (Ok(()), Ok(())));
+        let meter = Meter::new(&EgressLimits {
+            sent: Some(Size(10)),
+            ..EgressLimits::default()
+        });
+        assert_eq!(
+            (meter.count(Way::Out, 10), meter.count(Way::In, 1 << 40)),
+            (Ok(()), Ok(()))
+        );
         assert_eq!(meter.begin(), Ok(()));
-        assert_eq!((meter.count(Way::Out, 1), meter.begin()), (Err(Spent::Sent), Err(Spent::Sent)));
+        assert_eq!(
+            (meter.count(Way::Out, 1), meter.begin()),
+            (Err(Spent::Sent), Err(Spent::Sent))
+        );
     }
 }

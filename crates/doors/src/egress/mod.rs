@@ -125,8 +125,12 @@ impl fmt::Debug for Egress {
 }
 
 fn most_connections() -> usize {
-    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(most / SHARE_OF_DESCRIPTORS).unwrap_or(MOST_CONNECTIONS).clamp(16, MOST_CONNECTIONS)
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .current
+        .unwrap_or(u64::MAX);
+    usize::try_from(most / SHARE_OF_DESCRIPTORS)
+        .unwrap_or(MOST_CONNECTIONS)
+        .clamp(16, MOST_CONNECTIONS)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -170,7 +174,8 @@ impl Egress {
     /// Serves programs that know of the door.
     pub fn serve(self: &Arc<Egress>, listener: TcpListener) -> Result<(), OpenError> {
         self.keep(
-            front::listen(self.clone(), front::Entrance::Proxy, listener).map_err(OpenError::Listener)?,
+            front::listen(self.clone(), front::Entrance::Proxy, listener)
+                .map_err(OpenError::Listener)?,
         );
         Ok(())
     }
@@ -182,8 +187,12 @@ impl Egress {
         redirected: bool,
     ) -> Result<(), OpenError> {
         self.keep(
-            front::listen(self.clone(), front::Entrance::Passing { redirected }, listener)
-                .map_err(OpenError::Listener)?,
+            front::listen(
+                self.clone(),
+                front::Entrance::Passing { redirected },
+                listener,
+            )
+            .map_err(OpenError::Listener)?,
         );
         Ok(())
     }
@@ -204,11 +213,19 @@ impl Egress {
 
     /// Adds a rule, until then if that is said. A rule that denies holds for what is under way, too.
     pub fn grant(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), NoChange> {
-        let verdict = if rule.mode == EgressMode::Deny { "deny" } else { "grant" };
-        self.books.note_change(verdict, &rule.host, &rule.name).map_err(|_| NoChange::Record)?;
+        let verdict = if rule.mode == EgressMode::Deny {
+            "deny"
+        } else {
+            "grant"
+        };
+        self.books
+            .note_change(verdict, &rule.host, &rule.name)
+            .map_err(|_| NoChange::Record)?;
         self.change(|rules| {
             let now = Instant::now();
-            rules.standing.retain(|standing| standing.until.is_none_or(|until| now < until));
+            rules
+                .standing
+                .retain(|standing| standing.until.is_none_or(|until| now < until));
             rules.standing.push(Standing::added(rule, until));
         })
     }
@@ -216,12 +233,17 @@ impl Egress {
     /// Takes away every rule for these hosts that lets something pass, and what was denied while the run went on; how many
     /// there were. What the run began with as denied stays so.
     pub fn revoke(&self, host: &HostPattern) -> Result<usize, NoChange> {
-        self.books.note_change("revoke", host, "").map_err(|_| NoChange::Record)?;
+        self.books
+            .note_change("revoke", host, "")
+            .map_err(|_| NoChange::Record)?;
         let mut count = 0;
         self.change(|rules| {
             let before = rules.standing.len();
-            let stays = |standing: &Standing| standing.rule.mode == EgressMode::Deny && !standing.is_added;
-            rules.standing.retain(|standing| standing.rule.host != *host || stays(standing));
+            let stays =
+                |standing: &Standing| standing.rule.mode == EgressMode::Deny && !standing.is_added;
+            rules
+                .standing
+                .retain(|standing| standing.rule.host != *host || stays(standing));
             count = before - rules.standing.len();
         })?;
         Ok(count)
@@ -245,7 +267,10 @@ impl Egress {
     pub fn rules(&self) -> Vec<RuleView> {
         let (rules, now) = (locked(&self.rules).clone(), Instant::now());
         let stands = |standing: &&Arc<Standing>| standing.until.is_none_or(|until| now < until);
-        let view = |standing: &Arc<Standing>| RuleView { rule: standing.rule.clone(), until: standing.until };
+        let view = |standing: &Arc<Standing>| RuleView {
+            rule: standing.rule.clone(),
+            until: standing.until,
+        };
         rules.standing.iter().filter(stands).map(view).collect()
     }
 
@@ -265,23 +290,40 @@ impl Egress {
     fn has_rules_by_name(&self) -> bool {
         let rules = locked(&self.rules).clone();
         let differs = |rule: &EgressRule| rule.mode == EgressMode::Deny || rule.looks_inside();
-        rules.standing.iter().any(|standing| differs(&standing.rule))
+        rules
+            .standing
+            .iter()
+            .any(|standing| differs(&standing.rule))
     }
 
     /// One more connection or request by these rules, if limits allow it.
     fn begin(&self, standing: &Standing) -> Result<(), Refusal> {
-        self.books.has_room().inspect_err(|_| self.books.note_limit())?;
+        self.books
+            .has_room()
+            .inspect_err(|_| self.books.note_limit())?;
         let begun = self.meter.begin().map_err(|spent| ("egress_limits", spent));
-        let begun =
-            begun.and_then(|()| standing.meter.begin().map_err(|spent| (&*standing.rule.name, spent)));
+        let begun = begun.and_then(|()| {
+            standing
+                .meter
+                .begin()
+                .map_err(|spent| (&*standing.rule.name, spent))
+        });
         begun.map_err(|(rule, spent)| self.spent(rule, spent))
     }
 
     /// Bytes that are about to pass; whether they may.
     fn count(&self, standing: &Standing, way: Way, bytes: usize) -> Result<(), Refusal> {
-        let whole = self.meter.count(way, bytes).map_err(|spent| ("egress_limits", spent));
-        let own = standing.meter.count(way, bytes).map_err(|spent| (&*standing.rule.name, spent));
-        whole.and(own).map_err(|(rule, spent)| self.spent(rule, spent))
+        let whole = self
+            .meter
+            .count(way, bytes)
+            .map_err(|spent| ("egress_limits", spent));
+        let own = standing
+            .meter
+            .count(way, bytes)
+            .map_err(|spent| (&*standing.rule.name, spent));
+        whole
+            .and(own)
+            .map_err(|(rule, spent)| self.spent(rule, spent))
     }
 
     fn spent(&self, rule: &str, spent: Spent) -> Refusal {

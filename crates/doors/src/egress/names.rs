@@ -45,15 +45,23 @@ struct Known {
 
 /// The n-th address of a range.
 fn address(range: &RangeInclusive<Ipv4Addr>, number: usize) -> Option<Ipv4Addr> {
-    let bits = range.start().to_bits().checked_add(u32::try_from(number).ok()?)?;
+    let bits = range
+        .start()
+        .to_bits()
+        .checked_add(u32::try_from(number).ok()?)?;
     Some(Ipv4Addr::from_bits(bits)).filter(|address| range.contains(address))
 }
 
 impl Names {
     /// The name that an address was made up for.
     pub(crate) fn name_of(&self, address: Ipv4Addr) -> Option<String> {
-        let number = address.to_bits().checked_sub(self.range.get()?.start().to_bits())? as usize;
-        locked(&self.known).names.get(number).map(|name| String::from(&**name))
+        let number = address
+            .to_bits()
+            .checked_sub(self.range.get()?.start().to_bits())? as usize;
+        locked(&self.known)
+            .names
+            .get(number)
+            .map(|name| String::from(&**name))
     }
 
     fn has(&self, name: &str) -> bool {
@@ -170,7 +178,11 @@ impl Egress {
         match self.may_ask(&Host::Name(name.clone())) {
             Err(refusal) => self.deny(&question, &name, &refusal),
             Ok(_) if !is_address => Heard::Answer(question.answer(Code::NoError, None)),
-            Ok(passage) => Heard::LookUp(LookUp { question, name, passage }),
+            Ok(passage) => Heard::LookUp(LookUp {
+                question,
+                name,
+                passage,
+            }),
         }
     }
 
@@ -181,12 +193,19 @@ impl Egress {
 
     /// Looks a name up that may be, so that one that does not exist has no address here either.
     async fn look_up(&self, asked: LookUp) -> Vec<u8> {
-        let LookUp { question, name, passage } = asked;
+        let LookUp {
+            question,
+            name,
+            passage,
+        } = asked;
         if let Err(refusal) = self.afford(&name, &passage) {
             self.books.refused("resolve", &name, &refusal);
             return question.answer(Code::Refused, None);
         }
-        let found = self.dialler.find(&Host::Name(name.clone()), passage.may_be_private()).await;
+        let found = self
+            .dialler
+            .find(&Host::Name(name.clone()), passage.may_be_private())
+            .await;
         let (code, address) = match found {
             Ok(found) => self.make_up(&name, &passage, &found),
             Err(NoWay::Refused(refusal)) => {
@@ -194,7 +213,10 @@ impl Egress {
                 (Code::NoSuchName, None)
             }
             Err(NoWay::Failed(why)) => {
-                let entry = Entry { detail: why.to_owned(), ..entry(&name, &passage, "failed") };
+                let entry = Entry {
+                    detail: why.to_owned(),
+                    ..entry(&name, &passage, "failed")
+                };
                 // Nothing comes of it.
                 _ = self.books.write(&entry);
                 (Code::NoSuchName, None)
@@ -214,9 +236,11 @@ impl Egress {
 
     fn make_up(&self, name: &str, passage: &Passage, found: &[IpAddr]) -> (Code, Option<Ipv4Addr>) {
         let Some((address, is_new)) = self.names.address_of(name) else {
-            let reason =
-                format!("this run has asked for {MOST_NAMES} names, and there are no more addresses");
-            self.books.refused("resolve", name, &Refusal::new("names", reason, "nothing"));
+            let reason = format!(
+                "this run has asked for {MOST_NAMES} names, and there are no more addresses"
+            );
+            self.books
+                .refused("resolve", name, &Refusal::new("names", reason, "nothing"));
             return (Code::ServerFailure, None);
         };
         let verdict = if passage.learned { "learn" } else { "allow" };

@@ -15,19 +15,39 @@ pub(crate) struct Door {
 
 impl Door {
     pub(crate) async fn open(test: &str, rules: Vec<EgressRule>) -> Door {
-        Door::limited(test, EgressGrant { rules, ..EgressGrant::default() }).await
+        Door::limited(
+            test,
+            EgressGrant {
+                rules,
+                ..EgressGrant::default()
+            },
+        )
+        .await
     }
 
     async fn limited(test: &str, grant: EgressGrant) -> Door {
-        let folder = std::env::temp_dir().join(format!("airlock-egress-{test}-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("airlock-egress-{test}-{}", std::process::id()));
         let ledger = Arc::new(Ledger::open(&folder, "run", Durability::Process).unwrap());
         let (settings, secrets) = (Settings::default(), Secrets::default());
-        Door { egress: Egress::open("run", &grant, &settings, &secrets, ledger).await.unwrap(), folder }
+        Door {
+            egress: Egress::open("run", &grant, &settings, &secrets, ledger)
+                .await
+                .unwrap(),
+            folder,
+        }
     }
 
     /// One that lets bytes pass to these.
     async fn to(test: &str, hosts: &[&str]) -> Door {
-        Door::open(test, hosts.iter().map(|host| EgressRule::from_option(host).unwrap()).collect()).await
+        Door::open(
+            test,
+            hosts
+                .iter()
+                .map(|host| EgressRule::from_option(host).unwrap())
+                .collect(),
+        )
+        .await
     }
 
     /// Someone who asks it.
@@ -42,7 +62,10 @@ impl Door {
 
     pub(crate) fn denied(&self) -> Vec<(String, String)> {
         let denials = self.egress.books.take_denials();
-        denials.into_iter().map(|denial| (denial.target, denial.allow_with)).collect()
+        denials
+            .into_iter()
+            .map(|denial| (denial.target, denial.allow_with))
+            .collect()
     }
 }
 
@@ -52,7 +75,8 @@ impl Drop for Door {
     }
 }
 
-const RANGE: RangeInclusive<Ipv4Addr> = Ipv4Addr::new(198, 18, 0, 1)..=Ipv4Addr::new(198, 19, 255, 254);
+const RANGE: RangeInclusive<Ipv4Addr> =
+    Ipv4Addr::new(198, 18, 0, 1)..=Ipv4Addr::new(198, 19, 255, 254);
 const AAAA: u16 = 28;
 /// Public, and never dialled here.
 const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(1, 2, 3, 4));
@@ -71,7 +95,8 @@ fn question(name: &str, kind: u16) -> Vec<u8> {
 /// How a question ended, and with which address.
 fn told(answer: &[u8]) -> (u8, Option<Ipv4Addr>) {
     let end = answer.len();
-    let address = (answer[7] == 1).then(|| Ipv4Addr::from(<[u8; 4]>::try_from(&answer[end - 4..]).unwrap()));
+    let address =
+        (answer[7] == 1).then(|| Ipv4Addr::from(<[u8; 4]>::try_from(&answer[end - 4..]).unwrap()));
     (answer[3] & 15, address)
 }
 
@@ -91,8 +116,15 @@ async fn an_allowed_name_has_an_address_that_leads_back_to_it() {
     let asker = door.asker(RANGE).await;
     let first = ask(&asker, "a.example", A).await.1.unwrap();
     let second = ask(&asker, "x.B.example", A).await.1.unwrap();
-    assert_eq!((first, second), ("198.18.0.1".parse().unwrap(), "198.18.0.2".parse().unwrap()));
-    assert_eq!(ask(&asker, "A.Example", A).await, (0, Some(first)), "the same again");
+    assert_eq!(
+        (first, second),
+        ("198.18.0.1".parse().unwrap(), "198.18.0.2".parse().unwrap())
+    );
+    assert_eq!(
+        ask(&asker, "A.Example", A).await,
+        (0, Some(first)),
+        "the same again"
+    );
     assert_eq!(ask(&asker, "a.example", AAAA).await, (0, None));
     assert_eq!(ask(&asker, "a.example", 65).await, (0, None));
     let names = &door.egress.names;
@@ -113,13 +145,33 @@ async fn a_denied_name_is_not_looked_up() {
         assert_eq!(ask(&asker, tunnelled, kind).await, (3, None));
     }
     assert_eq!(ask(&asker, "4.3.2.1.in-addr.arpa", PTR).await, (3, None));
-    assert_eq!(door.denied(), [(tunnelled.to_owned(), format!("--allow-host {tunnelled}"))]);
+    assert_eq!(
+        door.denied(),
+        [(tunnelled.to_owned(), format!("--allow-host {tunnelled}"))]
+    );
     // By the rules alone: whatever is to be looked up comes out of this as such, and nothing else is.
-    assert!(matches!(door.egress.hear(&question(tunnelled, A)), Heard::Answer(_)));
-    assert!(matches!(door.egress.hear(&question("a.example", A)), Heard::LookUp(_)), "the control");
-    assert!(matches!(door.egress.hear(&question("a.example", AAAA)), Heard::Answer(_)));
-    door.egress.grant(EgressRule::from_option("*").unwrap(), None).unwrap();
-    assert!(matches!(door.egress.hear(&question(tunnelled, A)), Heard::LookUp(_)), "the control");
+    assert!(matches!(
+        door.egress.hear(&question(tunnelled, A)),
+        Heard::Answer(_)
+    ));
+    assert!(
+        matches!(
+            door.egress.hear(&question("a.example", A)),
+            Heard::LookUp(_)
+        ),
+        "the control"
+    );
+    assert!(matches!(
+        door.egress.hear(&question("a.example", AAAA)),
+        Heard::Answer(_)
+    ));
+    door.egress
+        .grant(EgressRule::from_option("*").unwrap(), None)
+        .unwrap();
+    assert!(
+        matches!(door.egress.hear(&question(tunnelled, A)), Heard::LookUp(_)),
+        "the control"
+    );
 }
 
 #[tokio::test]
@@ -127,10 +179,15 @@ async fn a_name_that_is_private_or_does_not_exist_has_no_address() {
     let door = Door::to("private", &["*"]).await;
     let private = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     door.egress.dialler.remember("inside.example", &[private]);
-    door.egress.dialler.remember("outside.example", &[private, SOMEWHERE]);
+    door.egress
+        .dialler
+        .remember("outside.example", &[private, SOMEWHERE]);
     let asker = door.asker(RANGE).await;
     assert_eq!(ask(&asker, "inside.example", A).await, (3, None));
-    assert!(ask(&asker, "outside.example", A).await.1.is_some(), "the control");
+    assert!(
+        ask(&asker, "outside.example", A).await.1.is_some(),
+        "the control"
+    );
     // No such top-level name can be: RFC 6761.
     assert_eq!(ask(&asker, "nobody.invalid", A).await, (3, None));
     assert_eq!(ask(&asker, "127.1", A).await, (3, None));
@@ -162,7 +219,10 @@ async fn what_is_no_question_does_not_stop_the_door() {
     for noise in [&b""[..], b"x", &[0xff; 5000], &[0x80; 12]] {
         asker.send(noise).await.unwrap();
     }
-    assert_eq!(ask(&asker, "localhost", A).await, (0, Some(Ipv4Addr::LOCALHOST)));
+    assert_eq!(
+        ask(&asker, "localhost", A).await,
+        (0, Some(Ipv4Addr::LOCALHOST))
+    );
 }
 
 #[test]
@@ -175,7 +235,10 @@ fn addresses_run_out_and_are_never_somebody_elses() {
     assert_eq!(names.address_of("b.example"), Some((second, true)));
     assert_eq!(names.address_of("c.example"), None);
     assert_eq!(names.address_of("a.example"), Some((first, false)));
-    assert_eq!(address(&(Ipv4Addr::BROADCAST..=Ipv4Addr::BROADCAST), 1), None);
+    assert_eq!(
+        address(&(Ipv4Addr::BROADCAST..=Ipv4Addr::BROADCAST), 1),
+        None
+    );
     assert_eq!(names.name_of(Ipv4Addr::new(198, 18, 0, 0)), None);
 }
 
@@ -184,13 +247,24 @@ async fn the_number_of_names_has_a_bound_that_is_named() {
     let door = Door::to("bound", &["*"]).await;
     let asker = door.asker(RANGE).await;
     for number in 0..MOST_NAMES {
-        assert!(door.egress.names.address_of(&format!("n{number}.example")).is_some());
+        assert!(
+            door.egress
+                .names
+                .address_of(&format!("n{number}.example"))
+                .is_some()
+        );
     }
     door.egress.dialler.remember("late.example", &[SOMEWHERE]);
     door.egress.dialler.remember("n7.example", &[SOMEWHERE]);
     assert_eq!(ask(&asker, "late.example", A).await, (2, None));
-    assert_eq!(ask(&asker, "n7.example", A).await, (0, Some(Ipv4Addr::new(198, 18, 0, 8))));
-    assert_eq!(door.denied(), [("late.example".to_owned(), "nothing".to_owned())]);
+    assert_eq!(
+        ask(&asker, "n7.example", A).await,
+        (0, Some(Ipv4Addr::new(198, 18, 0, 8)))
+    );
+    assert_eq!(
+        door.denied(),
+        [("late.example".to_owned(), "nothing".to_owned())]
+    );
 }
 
 #[tokio::test]
@@ -213,11 +287,25 @@ async fn questions_end_with_their_door() {
 
 #[tokio::test]
 async fn names_that_are_looked_up_count_until_a_limit_is_spent() {
-    let by_number = EgressLimits { per_minute: Some(2), ..EgressLimits::default() };
-    let by_length = EgressLimits { sent: Some(spec::Size(20)), ..EgressLimits::default() };
+    let by_number = EgressLimits {
+        per_minute: Some(2),
+        ..EgressLimits::default()
+    };
+    let by_length = EgressLimits {
+        sent: Some(spec::Size(20)),
+        ..EgressLimits::default()
+    };
     for (test, limits) in [("per-minute", by_number), ("sent", by_length)] {
         let rules = vec![EgressRule::from_option("*").unwrap()];
-        let door = Door::limited(test, EgressGrant { rules, limits, ..EgressGrant::default() }).await;
+        let door = Door::limited(
+            test,
+            EgressGrant {
+                rules,
+                limits,
+                ..EgressGrant::default()
+            },
+        )
+        .await;
         for name in ["a1.example", "a2.example", "a3.example"] {
             door.egress.dialler.remember(name, &[SOMEWHERE]);
         }
@@ -225,10 +313,21 @@ async fn names_that_are_looked_up_count_until_a_limit_is_spent() {
         for name in ["a1.example", "a2.example", "a1.example"] {
             assert_eq!(ask(&asker, name, A).await.0, 0, "{name}");
         }
-        assert_eq!(ask(&asker, "a3.example", A).await, (5, None), "a third one is too many");
-        assert_eq!(ask(&asker, "a2.example", A).await.0, 0, "and what is known tells nobody anything");
+        assert_eq!(
+            ask(&asker, "a3.example", A).await,
+            (5, None),
+            "a third one is too many"
+        );
+        assert_eq!(
+            ask(&asker, "a2.example", A).await.0,
+            0,
+            "and what is known tells nobody anything"
+        );
         let denied = door.denied();
-        assert!(denied.len() == 1 && denied[0].1.contains(&test.replace('-', "_")), "{denied:?}");
+        assert!(
+            denied.len() == 1 && denied[0].1.contains(&test.replace('-', "_")),
+            "{denied:?}"
+        );
         assert!(door.egress.books.limit_hit());
     }
 }
@@ -238,15 +337,25 @@ async fn the_proxy_knows_whose_a_made_up_address_is() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = server.local_addr().unwrap().port();
-    let rule =
-        EgressRule { allow_private: true, ..EgressRule::from_option(&format!("a.example:{port}")).unwrap() };
+    let rule = EgressRule {
+        allow_private: true,
+        ..EgressRule::from_option(&format!("a.example:{port}")).unwrap()
+    };
     let door = Door::open("made-up", vec![rule]).await;
-    door.egress.dialler.remember("a.example", &["127.0.0.1".parse().unwrap()]);
-    let address = ask(&door.asker(RANGE).await, "a.example", A).await.1.unwrap();
+    door.egress
+        .dialler
+        .remember("a.example", &["127.0.0.1".parse().unwrap()]);
+    let address = ask(&door.asker(RANGE).await, "a.example", A)
+        .await
+        .1
+        .unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap())
+        .await
+        .unwrap();
     door.egress.serve(listener).unwrap();
-    let request = format!("GET http://{address}:{port}/ HTTP/1.1\r\nHost: {address}:{port}\r\n\r\n");
+    let request =
+        format!("GET http://{address}:{port}/ HTTP/1.1\r\nHost: {address}:{port}\r\n\r\n");
     client.write_all(request.as_bytes()).await.unwrap();
     let mut heard = [0; 64];
     let mut answer = [0; 64];

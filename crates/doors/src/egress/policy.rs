@@ -49,13 +49,23 @@ pub(crate) struct Passage {
 impl Standing {
     pub(crate) fn new(rule: EgressRule, until: Option<Instant>) -> Arc<Standing> {
         let meter = Meter::new(&rule.limits);
-        Arc::new(Standing { rule, until, is_added: false, meter })
+        Arc::new(Standing {
+            rule,
+            until,
+            is_added: false,
+            meter,
+        })
     }
 
     /// One that came while the run went on.
     pub(crate) fn added(rule: EgressRule, until: Option<Instant>) -> Arc<Standing> {
         let meter = Meter::new(&rule.limits);
-        Arc::new(Standing { rule, until, is_added: true, meter })
+        Arc::new(Standing {
+            rule,
+            until,
+            is_added: true,
+            meter,
+        })
     }
 
     fn stands(&self, now: Instant) -> bool {
@@ -66,7 +76,9 @@ impl Standing {
 impl Passage {
     /// Whether requests must be looked at.
     pub(crate) fn looks_inside(&self) -> bool {
-        self.rules.iter().any(|standing| standing.rule.looks_inside())
+        self.rules
+            .iter()
+            .any(|standing| standing.rule.looks_inside())
     }
 
     /// The one that is named where one is.
@@ -77,25 +89,46 @@ impl Passage {
 
     /// Whether the host may be one of the operator's own network.
     pub(crate) fn may_be_private(&self) -> bool {
-        self.rules.iter().all(|standing| standing.rule.allow_private)
+        self.rules
+            .iter()
+            .all(|standing| standing.rule.allow_private)
     }
 
     /// When the first of its rules falls.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.rules.iter().filter_map(|standing| standing.until).min()
+        self.rules
+            .iter()
+            .filter_map(|standing| standing.until)
+            .min()
     }
 }
 
 impl Refusal {
-    pub(crate) fn new(rule: &str, reason: impl Into<String>, allow_with: impl Into<String>) -> Refusal {
-        Refusal { rule: rule.to_owned(), reason: reason.into(), allow_with: allow_with.into() }
+    pub(crate) fn new(
+        rule: &str,
+        reason: impl Into<String>,
+        allow_with: impl Into<String>,
+    ) -> Refusal {
+        Refusal {
+            rule: rule.to_owned(),
+            reason: reason.into(),
+            allow_with: allow_with.into(),
+        }
     }
 }
 
 impl Rules {
     pub(crate) fn new(grant: &EgressGrant) -> Rules {
-        let standing = grant.rules.iter().map(|rule| Standing::new(rule.clone(), None)).collect();
-        Rules { standing, within: grant.within.clone(), learn: grant.learn }
+        let standing = grant
+            .rules
+            .iter()
+            .map(|rule| Standing::new(rule.clone(), None))
+            .collect();
+        Rules {
+            standing,
+            within: grant.within.clone(),
+            learn: grant.learn,
+        }
     }
 
     /// What they say of a destination now.
@@ -105,11 +138,18 @@ impl Rules {
         let about = || standing().filter(|standing| standing.rule.is_about(to));
         if let Some(denied) = about().find(|standing| standing.rule.mode == EgressMode::Deny) {
             let name = &denied.rule.name;
-            return Err(Refusal::new(name, format!("a rule denies {}: {name}", to.host), "nothing"));
+            return Err(Refusal::new(
+                name,
+                format!("a rule denies {}: {name}", to.host),
+                "nothing",
+            ));
         }
         let passage = match passage(about()) {
             Some(passage) => passage,
-            None if self.learn => Passage { rules: vec![learned(&to.host)], learned: true },
+            None if self.learn => Passage {
+                rules: vec![learned(&to.host)],
+                learned: true,
+            },
             None => return Err(no_rule(to, standing())),
         };
         if let Host::Address(ip) = to.host
@@ -118,7 +158,8 @@ impl Rules {
         {
             return Err(private(&to.host.to_string()));
         }
-        let is_within = |list: &Vec<HostPattern>| list.iter().any(|pattern| pattern.matches(&to.host));
+        let is_within =
+            |list: &Vec<HostPattern>| list.iter().any(|pattern| pattern.matches(&to.host));
         match self.within.iter().all(is_within) {
             true => Ok(passage),
             false => Err(Refusal::new(
@@ -140,8 +181,19 @@ impl Rules {
     /// What they say of a host whose address is asked for, before anybody says which port is wanted: one that may be
     /// reached is enough.
     pub(crate) fn judge_host(&self, host: &Host, now: Instant) -> Result<Passage, Refusal> {
-        let judge = |port| self.judge(&Destination { host: host.clone(), port }, now);
-        let about = self.standing.iter().filter(|standing| standing.rule.host.matches(host));
+        let judge = |port| {
+            self.judge(
+                &Destination {
+                    host: host.clone(),
+                    port,
+                },
+                now,
+            )
+        };
+        let about = self
+            .standing
+            .iter()
+            .filter(|standing| standing.rule.host.matches(host));
         let mut ports: BTreeSet<u16> = [443, SOME_PORT].into();
         for standing in about {
             match &standing.rule.ports {
@@ -171,11 +223,17 @@ fn passage<'a>(about: impl Iterator<Item = &'a Arc<Standing>>) -> Option<Passage
     if !rules.first()?.rule.looks_inside() {
         rules.truncate(1);
     }
-    Some(Passage { rules, learned: false })
+    Some(Passage {
+        rules,
+        learned: false,
+    })
 }
 
 fn learned(host: &Host) -> Arc<Standing> {
-    Standing::new(EgressRule::tunnel("--learn", HostPattern::Exactly(host.clone()), Ports::Any), None)
+    Standing::new(
+        EgressRule::tunnel("--learn", HostPattern::Exactly(host.clone()), Ports::Any),
+        None,
+    )
 }
 
 fn no_rule<'a>(to: &Destination, mut standing: impl Iterator<Item = &'a Arc<Standing>>) -> Refusal {
@@ -183,12 +241,15 @@ fn no_rule<'a>(to: &Destination, mut standing: impl Iterator<Item = &'a Arc<Stan
         true => format!("--allow-host {}", to.host),
         false => format!("--allow-host {to}"),
     };
-    match standing
-        .find(|standing| standing.rule.host.matches(&to.host) && standing.rule.mode != EgressMode::Deny)
-    {
+    match standing.find(|standing| {
+        standing.rule.host.matches(&to.host) && standing.rule.mode != EgressMode::Deny
+    }) {
         Some(other) => Refusal::new(
             &other.rule.name,
-            format!("the rule for {} does not name port {}: {}", to.host, to.port, other.rule.name),
+            format!(
+                "the rule for {} does not name port {}: {}",
+                to.host, to.port, other.rule.name
+            ),
             option,
         ),
         None => Refusal::new("no rule", format!("no rule allows {}", to.host), option),
@@ -202,7 +263,11 @@ fn refuse_metadata(host: &Host) -> Result<(), Refusal> {
         Host::Address(ip) => address::is_metadata(*ip),
     };
     match is_metadata {
-        true => Err(Refusal::new("metadata", format!("{host} is, or may be, a metadata service"), "nothing")),
+        true => Err(Refusal::new(
+            "metadata",
+            format!("{host} is, or may be, a metadata service"),
+            "nothing",
+        )),
         false => Ok(()),
     }
 }
@@ -224,18 +289,34 @@ mod tests {
     fn rules(rules: &[(&str, EgressMode)]) -> Rules {
         let rule = |(text, mode): &(&str, EgressMode)| {
             let (host, ports) = spec::host_and_ports(text).unwrap();
-            EgressRule { mode: mode.clone(), ..EgressRule::tunnel(*text, host, ports) }
+            EgressRule {
+                mode: mode.clone(),
+                ..EgressRule::tunnel(*text, host, ports)
+            }
         };
-        Rules::new(&EgressGrant { rules: rules.iter().map(rule).collect(), ..EgressGrant::default() })
+        Rules::new(&EgressGrant {
+            rules: rules.iter().map(rule).collect(),
+            ..EgressGrant::default()
+        })
     }
 
     fn inspect() -> EgressMode {
-        EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade: false }
+        EgressMode::Inspect {
+            allow: Vec::new(),
+            credential: None,
+            allow_upgrade: false,
+        }
     }
 
     fn judged(rules: &Rules, to: &str) -> Result<Vec<String>, String> {
-        let passage = rules.judge(&to.parse().unwrap(), Instant::now()).map_err(|refusal| refusal.rule)?;
-        Ok(passage.rules.iter().map(|standing| standing.rule.name.clone()).collect())
+        let passage = rules
+            .judge(&to.parse().unwrap(), Instant::now())
+            .map_err(|refusal| refusal.rule)?;
+        Ok(passage
+            .rules
+            .iter()
+            .map(|standing| standing.rule.name.clone())
+            .collect())
     }
 
     #[test]
@@ -254,18 +335,42 @@ mod tests {
         assert_eq!(judged(&rules, "y.b.a.com:443").unwrap(), ["*.b.a.com"]);
         assert_eq!(judged(&rules, "a.com:443").unwrap(), ["*"]);
         assert_eq!(judged(&rules, "EVIL.a.com.:443").unwrap_err(), "evil.a.com");
-        assert_eq!(judged(&rules, "a.com:22").unwrap_err(), "*", "a port must be named");
+        assert_eq!(
+            judged(&rules, "a.com:22").unwrap_err(),
+            "*",
+            "a port must be named"
+        );
     }
 
     #[test]
     fn private_and_metadata_addresses_are_refused_in_every_spelling() {
         let any = rules(&[("*", EgressMode::Tunnel)]);
-        for host in ["127.0.0.1", "0x7f.1", "[::1]", "[::ffff:10.0.0.1]", "192.168.1.1", "0", "[fe80::1]"] {
+        for host in [
+            "127.0.0.1",
+            "0x7f.1",
+            "[::1]",
+            "[::ffff:10.0.0.1]",
+            "192.168.1.1",
+            "0",
+            "[fe80::1]",
+        ] {
             let rule = judged(&any, &format!("{host}:443")).unwrap_err();
-            assert!(["private", "metadata"].contains(&rule.as_str()), "{host}: {rule}");
+            assert!(
+                ["private", "metadata"].contains(&rule.as_str()),
+                "{host}: {rule}"
+            );
         }
-        for host in ["169.254.169.254", "2852039166", "metadata.google.internal", "[fd00:ec2::254]"] {
-            assert_eq!(judged(&any, &format!("{host}:80")).unwrap_err(), "metadata", "{host}");
+        for host in [
+            "169.254.169.254",
+            "2852039166",
+            "metadata.google.internal",
+            "[fd00:ec2::254]",
+        ] {
+            assert_eq!(
+                judged(&any, &format!("{host}:80")).unwrap_err(),
+                "metadata",
+                "{host}"
+            );
         }
         assert!(judged(&any, "1.1.1.1:443").is_ok());
     }
@@ -285,8 +390,14 @@ mod tests {
         let judged = |host: &str| rules.judge_host(&host.parse().unwrap(), Instant::now());
         assert!(judged("a.com").is_ok() && judged("b.com").is_ok());
         assert_eq!(judged("c.com").unwrap_err().rule, "c.com");
-        assert_eq!(judged("x.a.com").unwrap_err().allow_with, "--allow-host x.a.com");
-        assert_eq!(judged("metadata.google.internal").unwrap_err().rule, "metadata");
+        assert_eq!(
+            judged("x.a.com").unwrap_err().allow_with,
+            "--allow-host x.a.com"
+        );
+        assert_eq!(
+            judged("metadata.google.internal").unwrap_err().rule,
+            "metadata"
+        );
     }
 
     #[test]
@@ -294,7 +405,9 @@ mod tests {
         let mut rules = Rules::default();
         let rule = EgressRule::from_option("a.com").unwrap();
         let now = Instant::now();
-        rules.standing.push(Standing::new(rule, Some(now + Duration::from_secs(60))));
+        rules
+            .standing
+            .push(Standing::new(rule, Some(now + Duration::from_secs(60))));
         let to = "a.com:443".parse().unwrap();
         assert!(rules.judge(&to, now).is_ok());
         assert!(rules.judge(&to, now + Duration::from_secs(61)).is_err());
@@ -309,8 +422,15 @@ mod tests {
             ..EgressGrant::default()
         };
         let rules = Rules::new(&grant);
-        assert!(judged(&rules, "x.a.com:443").is_ok() && judged(&rules, "z.com:443").unwrap() == ["--learn"]);
+        assert!(
+            judged(&rules, "x.a.com:443").is_ok()
+                && judged(&rules, "z.com:443").unwrap() == ["--learn"]
+        );
         assert_eq!(judged(&rules, "y.a.com:443").unwrap_err(), "allow_hosts");
-        assert_eq!(judged(&rules, "10.0.0.1:443").unwrap_err(), "private", "nothing private is learned");
+        assert_eq!(
+            judged(&rules, "10.0.0.1:443").unwrap_err(),
+            "private",
+            "nothing private is learned"
+        );
     }
 }

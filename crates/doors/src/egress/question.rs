@@ -45,7 +45,9 @@ const LARGEST: u16 = 1232;
 
 /// Reads a question. What is none is answered with the bytes in the error, or not at all if there are none.
 pub fn parse(bytes: &[u8]) -> Result<Question, Vec<u8>> {
-    let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else { return Err(Vec::new()) };
+    let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() else {
+        return Err(Vec::new());
+    };
     let [id_high, id_low, first, _, counts @ ..] = *head;
     let id = [id_high, id_low];
     // Answers are not answered: two who did that would never stop.
@@ -56,17 +58,32 @@ pub fn parse(bytes: &[u8]) -> Result<Question, Vec<u8>> {
     if first & 0x78 != 0 {
         return refuse(Code::NotImplemented);
     }
-    let [0, 1, 0, 0, 0, 0, 0, others @ (0 | 1)] = counts else { return refuse(Code::FormatError) };
-    let Some((host, kind, class, after)) = section(rest) else { return refuse(Code::FormatError) };
+    let [0, 1, 0, 0, 0, 0, 0, others @ (0 | 1)] = counts else {
+        return refuse(Code::FormatError);
+    };
+    let Some((host, kind, class, after)) = section(rest) else {
+        return refuse(Code::FormatError);
+    };
     let extended = others == 1;
-    if !(if extended { is_options(after) } else { after.is_empty() }) {
+    if !(if extended {
+        is_options(after)
+    } else {
+        after.is_empty()
+    }) {
         return refuse(Code::FormatError);
     }
     if class != INTERNET {
         return refuse(Code::Refused);
     }
     let section = rest[..rest.len() - after.len()].to_vec();
-    Ok(Question { host, kind, id, recursion_desired: first & 1 != 0, section, extended })
+    Ok(Question {
+        host,
+        kind,
+        id,
+        recursion_desired: first & 1 != 0,
+        section,
+        extended,
+    })
 }
 
 /// Name, kind and class, and what comes after them.
@@ -88,11 +105,13 @@ fn section(bytes: &[u8]) -> Option<Section<'_>> {
             name.push(b'.');
         }
         // A dot inside a label is not one between labels; with this it is no name of a host at all.
-        name.extend(
-            label
-                .iter()
-                .flat_map(|byte| if *byte == b'.' { &b"\\."[..] } else { std::slice::from_ref(byte) }),
-        );
+        name.extend(label.iter().flat_map(|byte| {
+            if *byte == b'.' {
+                &b"\\."[..]
+            } else {
+                std::slice::from_ref(byte)
+            }
+        }));
         rest = after;
         if bytes.len() - rest.len() >= LONGEST_NAME {
             return None;
@@ -126,7 +145,9 @@ fn answer_head(id: [u8; 2], recursion_desired: bool, code: Code, counts: [u8; 3]
     let first = 0x80 | u8::from(recursion_desired);
     // We do ask others, where we may.
     let second = 0x80 | code as u8;
-    vec![id[0], id[1], first, second, 0, questions, 0, answers, 0, 0, 0, others]
+    vec![
+        id[0], id[1], first, second, 0, questions, 0, answers, 0, 0, 0, others,
+    ]
 }
 
 impl Question {
@@ -146,7 +167,14 @@ impl Question {
         if self.extended {
             bytes.push(0);
             bytes.extend_from_slice(
-                &[OPTIONS.to_be_bytes(), LARGEST.to_be_bytes(), [0; 2], [0; 2], [0; 2]].concat(),
+                &[
+                    OPTIONS.to_be_bytes(),
+                    LARGEST.to_be_bytes(),
+                    [0; 2],
+                    [0; 2],
+                    [0; 2],
+                ]
+                .concat(),
             );
         }
         bytes
@@ -160,7 +188,20 @@ mod tests {
 
     /// A question as a resolver writes it.
     fn question(labels: &[&[u8]], kind: u16, more: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0xab, 0xcd, 1, 0x20, 0, 1, 0, 0, 0, 0, 0, u8::from(!more.is_empty())];
+        let mut bytes = vec![
+            0xab,
+            0xcd,
+            1,
+            0x20,
+            0,
+            1,
+            0,
+            0,
+            0,
+            0,
+            0,
+            u8::from(!more.is_empty()),
+        ];
         for label in labels {
             bytes.push(label.len() as u8);
             bytes.extend_from_slice(label);
@@ -181,15 +222,24 @@ mod tests {
         assert_eq!(asked.host, Ok("www.example.com".parse().unwrap()));
         assert_eq!(asked.kind, A);
         let answer = asked.answer(Code::NoError, Some(Ipv4Addr::new(198, 18, 0, 1)));
-        assert_eq!(answer[..12], [0xab, 0xcd, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 1]);
+        assert_eq!(
+            answer[..12],
+            [0xab, 0xcd, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 1]
+        );
         let section = bytes[12..bytes.len() - OPTION.len()].to_vec();
         let record = [0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 198, 18, 0, 1];
         let options = [0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0];
         assert_eq!(answer[12..], [&section[..], &record, &options].concat());
-        let plain = parse(&question(&[b"a", b"b"], 28, &[])).unwrap().answer(Code::NoSuchName, None);
+        let plain = parse(&question(&[b"a", b"b"], 28, &[]))
+            .unwrap()
+            .answer(Code::NoSuchName, None);
         assert_eq!(
             plain,
-            [&[0xab, 0xcd, 0x81, 0x83, 0, 1, 0, 0, 0, 0, 0, 0, 1][..], b"a\x01b\0\0\x1c\0\x01"].concat()
+            [
+                &[0xab, 0xcd, 0x81, 0x83, 0, 1, 0, 0, 0, 0, 0, 0, 1][..],
+                b"a\x01b\0\0\x1c\0\x01"
+            ]
+            .concat()
         );
     }
 
@@ -197,13 +247,30 @@ mod tests {
     fn what_is_no_name_of_a_host_is_known_not_to_be() {
         let good = parse(&question(&[b"_x-y", b"example"], A, &[])).unwrap();
         assert_eq!(good.host.unwrap().name(), Some("_x-y.example"));
-        let bad: [&[&[u8]]; 7] =
-            [&[b"a.b", b"c"], &[b"a\0", b"c"], &[b"\xc3\xa9"], &[b"*"], &[b"-a"], &[b"a\\"], &[]];
+        let bad: [&[&[u8]]; 7] = [
+            &[b"a.b", b"c"],
+            &[b"a\0", b"c"],
+            &[b"\xc3\xa9"],
+            &[b"*"],
+            &[b"-a"],
+            &[b"a\\"],
+            &[],
+        ];
         for labels in bad {
-            assert!(parse(&question(labels, A, &[])).unwrap().host.is_err(), "{labels:?}");
+            assert!(
+                parse(&question(labels, A, &[])).unwrap().host.is_err(),
+                "{labels:?}"
+            );
         }
         // An address is a host, and no name of one.
-        assert_eq!(parse(&question(&[b"127", b"1"], A, &[])).unwrap().host.unwrap().name(), None);
+        assert_eq!(
+            parse(&question(&[b"127", b"1"], A, &[]))
+                .unwrap()
+                .host
+                .unwrap()
+                .name(),
+            None
+        );
     }
 
     #[test]
@@ -220,7 +287,17 @@ mod tests {
         let refused = |code: u8| vec![0xab, 0xcd, 0x81, 0x80 | code, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(changed(2, 0x29), refused(4), "another operation");
         assert_eq!(changed(good.len() - 1, 3), refused(5), "another class");
-        for (at, byte) in [(5, 0), (5, 2), (7, 1), (9, 1), (11, 1), (11, 2), (4, 1), (12, 0xc0), (12, 64)] {
+        for (at, byte) in [
+            (5, 0),
+            (5, 2),
+            (7, 1),
+            (9, 1),
+            (11, 1),
+            (11, 2),
+            (4, 1),
+            (12, 0xc0),
+            (12, 64),
+        ] {
             assert_eq!(changed(at, byte), refused(1), "{byte} at {at}");
         }
         let long = [&[b'a'; 63][..]; 4];

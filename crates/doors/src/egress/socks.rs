@@ -51,7 +51,10 @@ enum Asked {
 }
 
 /// From the first byte until the connection is the client's. What comes behind the request is left where it is.
-pub(crate) async fn greet(egress: &Arc<Egress>, mut stream: TcpStream) -> Option<(TcpStream, Bytes, Opened)> {
+pub(crate) async fn greet(
+    egress: &Arc<Egress>,
+    mut stream: TcpStream,
+) -> Option<(TcpStream, Bytes, Opened)> {
     // Who breaks off has nobody to be told why.
     if !agree(&mut stream).await.ok()? {
         return None;
@@ -69,7 +72,10 @@ pub(crate) async fn greet(egress: &Arc<Egress>, mut stream: TcpStream) -> Option
         }
     };
     // From which address we dial is nobody's business inside.
-    stream.write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0]).await.ok()?;
+    stream
+        .write_all(&[VERSION, reply as u8, 0, 1, 0, 0, 0, 0, 0, 0])
+        .await
+        .ok()?;
     opened.map(|opened| (stream, Bytes::new(), opened))
 }
 

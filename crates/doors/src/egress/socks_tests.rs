@@ -22,9 +22,16 @@ async fn repeater() -> u16 {
 async fn door(test: &str, port: u16) -> (Door, SocketAddr) {
     let rule = |host: &str| {
         let host = HostPattern::Exactly(host.parse().unwrap());
-        EgressRule { allow_private: true, ..EgressRule::tunnel("own", host, Ports::These(vec![port])) }
+        EgressRule {
+            allow_private: true,
+            ..EgressRule::tunnel("own", host, Ports::These(vec![port]))
+        }
     };
-    let door = Door::open(test, vec![rule("localhost"), rule("127.0.0.1"), rule("::1")]).await;
+    let door = Door::open(
+        test,
+        vec![rule("localhost"), rule("127.0.0.1"), rule("::1")],
+    )
+    .await;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     door.egress.serve(listener).unwrap();
@@ -66,9 +73,11 @@ async fn repeats(client: &mut TcpStream, bytes: &[u8]) {
 async fn a_client_gets_where_the_rules_let_it() {
     let port = repeater().await;
     let (_door, at) = door("socks", port).await;
-    for request in
-        [by_name(b"LocalHost", port), by_name(b"127.0.0.1", port), by_address(1, &[127, 0, 0, 1], port)]
-    {
+    for request in [
+        by_name(b"LocalHost", port),
+        by_name(b"127.0.0.1", port),
+        by_address(1, &[127, 0, 0, 1], port),
+    ] {
         let (code, mut client) = asked(at, &request).await;
         assert_eq!(code, 0, "{request:?}");
         repeats(&mut client, b"hello").await;
@@ -85,13 +94,20 @@ async fn bytes_may_come_one_by_one_or_all_at_once() {
         slow.write_all(&[byte]).await.unwrap();
         tokio::task::yield_now().await;
     }
-    assert_eq!(read(&mut slow).await.unwrap(), [5, 0, 5, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(
+        read(&mut slow).await.unwrap(),
+        [5, 0, 5, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    );
     repeats(&mut slow, b"slow").await;
     let mut hasty = TcpStream::connect(at).await.unwrap();
     let all = [&[5, 1, 0][..], &by_name(b"localhost", port), b"hasty"].concat();
     hasty.write_all(&all).await.unwrap();
     let heard: [u8; 17] = read(&mut hasty).await.unwrap();
-    assert_eq!(heard[12..], *b"hasty", "what came behind the request is the server's");
+    assert_eq!(
+        heard[12..],
+        *b"hasty",
+        "what came behind the request is the server's"
+    );
 }
 
 #[tokio::test]
@@ -112,9 +128,17 @@ async fn what_the_rules_do_not_allow_is_refused_and_written_down() {
     for request in &refused {
         assert_eq!(asked(at, request).await.0, 2, "{request:?}");
     }
-    assert_eq!(asked(at, &by_name(b"localhost", port)).await.0, 0, "the control");
+    assert_eq!(
+        asked(at, &by_name(b"localhost", port)).await.0,
+        0,
+        "the control"
+    );
     assert_eq!(door.denied().len(), refused.len());
-    assert_eq!(asked(at, &by_name(b"localhost", 1)).await.0, 2, "another port");
+    assert_eq!(
+        asked(at, &by_name(b"localhost", 1)).await.0,
+        2,
+        "another port"
+    );
 }
 
 #[tokio::test]

@@ -123,15 +123,20 @@ async fn unless_silent(
 }
 
 /// One way, to its end, which is passed on.
-async fn pump(from: &TcpStream, to: &TcpStream, count: impl Fn(usize) -> bool) -> Result<(), Stopped> {
+async fn pump(
+    from: &TcpStream,
+    to: &TcpStream,
+    count: impl Fn(usize) -> bool,
+) -> Result<(), Stopped> {
     let broken = |_| Stopped::Broken;
     loop {
         from.readable().await.map_err(broken)?;
         let pipe = Pipe::take().await;
         loop {
             let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-            let moved =
-                from.try_io(Interest::READABLE, || Ok(splice(from, None, &pipe.write, None, PIECE, flags)?));
+            let moved = from.try_io(Interest::READABLE, || {
+                Ok(splice(from, None, &pipe.write, None, PIECE, flags)?)
+            });
             match moved {
                 Ok(0) => {
                     pipe.give_back();
@@ -156,7 +161,9 @@ async fn pump(from: &TcpStream, to: &TcpStream, count: impl Fn(usize) -> bool) -
 async fn drain(pipe: &Pipe, mut bytes: usize, to: &TcpStream) -> io::Result<()> {
     while bytes > 0 {
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        let moved = to.try_io(Interest::WRITABLE, || Ok(splice(&pipe.read, None, to, None, bytes, flags)?));
+        let moved = to.try_io(Interest::WRITABLE, || {
+            Ok(splice(&pipe.read, None, to, None, bytes, flags)?)
+        });
         match moved {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(moved) => bytes -= moved,
@@ -178,7 +185,9 @@ mod tests {
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         (near, listener.accept().await.unwrap().0)
     }
 
@@ -210,7 +219,10 @@ mod tests {
         assert_eq!(reading.await.unwrap(), whole);
         let mut last = String::new();
         client.read_to_string(&mut last).await.unwrap();
-        assert_eq!((last.as_str(), relaying.await.unwrap()), ("thanks", whole.len()));
+        assert_eq!(
+            (last.as_str(), relaying.await.unwrap()),
+            ("thanks", whole.len())
+        );
     }
 
     #[tokio::test]

@@ -25,20 +25,26 @@ pub fn of_day(day: Day) -> String {
 
 /// Whether a segment is that of a day.
 pub fn is_of_day(name: &str) -> bool {
-    let day = name.strip_prefix(OWNER).and_then(|rest| rest.strip_prefix('-'));
+    let day = name
+        .strip_prefix(OWNER)
+        .and_then(|rest| rest.strip_prefix('-'));
     day.is_some_and(|day| day.parse::<Day>().is_ok())
 }
 
 /// Whether the segment of a day may say what was spent today: it was written to since midnight, or at a time that is yet to
 /// come (a clock that was put back gives nothing back), or calls of it may be open.
 pub fn tells_of(folder: &Path, name: &str, today: Day) -> io::Result<bool> {
-    let Some(folder) = recover::existing(folder)? else { return Ok(false) };
+    let Some(folder) = recover::existing(folder)? else {
+        return Ok(false);
+    };
     let parts = folder.segments()?.remove(name).unwrap_or_default();
     tells(&folder, name, &parts, today)
 }
 
 fn tells(folder: &Folder, name: &str, parts: &[u32], today: Day) -> io::Result<bool> {
-    let Some(last) = parts.last() else { return Ok(false) };
+    let Some(last) = parts.last() else {
+        return Ok(false);
+    };
     let since = today.start().0.saturating_sub(MARGIN_MS);
     let is_young = *name >= *of_day(today) || folder.changed_ms(name, *last)? >= since;
     Ok(is_young || !recover::ends_in_peace(folder, name, parts)?)
@@ -48,13 +54,23 @@ fn tells(folder: &Folder, name: &str, parts: &[u32], today: Day) -> io::Result<b
 /// here. None may have a living owner.
 pub fn past(folder: &Path, names: &[String], today: Day) -> io::Result<Found> {
     let mut past = Found::default();
-    let Some(opened) = recover::existing(folder)? else { return Ok(past) };
-    for (name, parts) in opened.segments()?.iter().filter(|(name, _)| names.contains(name)) {
+    let Some(opened) = recover::existing(folder)? else {
+        return Ok(past);
+    };
+    for (name, parts) in opened
+        .segments()?
+        .iter()
+        .filter(|(name, _)| names.contains(name))
+    {
         if !tells(&opened, name, parts, today)? {
             continue;
         }
         let found = match recover::ends_in_peace(&opened, name, parts)? {
-            true => recover::replay(&opened, name, parts).map_err(io::Error::other)?.found,
+            true => {
+                recover::replay(&opened, name, parts)
+                    .map_err(io::Error::other)?
+                    .found
+            }
             // Closed when it is dropped, so that it is not lost again.
             false => {
                 let lock = segment_lock(&opened, name)?;
@@ -80,7 +96,13 @@ impl Found {
 impl Past {
     /// What is of today, or of a day that is yet to come, counts together.
     fn join(&mut self, other: &Past, today: Day) {
-        let of_today = |past: &Past| if past.day >= today.0 { past.day_money } else { Money::ZERO };
+        let of_today = |past: &Past| {
+            if past.day >= today.0 {
+                past.day_money
+            } else {
+                Money::ZERO
+            }
+        };
         let day_money = of_today(self).plus(of_today(other));
         let day = self.day.max(other.day);
         self.add(other);

@@ -34,9 +34,14 @@ impl Scratch {
             n
         };
         for &(at, money) in spent {
-            let of = put(at, "reserve", &|line| _ = line.text("tenant", "t").number("money", 1000));
+            let of = put(at, "reserve", &|line| {
+                _ = line.text("tenant", "t").number("money", 1000)
+            });
             put(at, "settle", &|line| {
-                _ = line.number("of", of).text("source", "final").number("money", money);
+                _ = line
+                    .number("of", of)
+                    .text("source", "final")
+                    .number("money", money);
             });
         }
         put(day.start().0, "close", &|_| ());
@@ -47,15 +52,26 @@ impl Scratch {
     }
 
     fn touch(&self, name: &str, changed_ms: u64) {
-        let file = fs::File::options().append(true).open(self.0.join(format!("{name}.jsonl"))).unwrap();
-        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_millis(changed_ms)).unwrap();
+        let file = fs::File::options()
+            .append(true)
+            .open(self.0.join(format!("{name}.jsonl")))
+            .unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_millis(changed_ms))
+            .unwrap();
     }
 
     fn of_today(&self, today: Day) -> io::Result<(Money, u64)> {
         let names: Vec<_> = super::super::segments(&self.0)?.into_keys().collect();
         let found = past(&self.0, &names, today)?;
         let past = found.tenants.get("t").copied().unwrap_or_default();
-        Ok((if past.day >= today.0 { past.day_money } else { Money::ZERO }, found.lost))
+        Ok((
+            if past.day >= today.0 {
+                past.day_money
+            } else {
+                Money::ZERO
+            },
+            found.lost,
+        ))
     }
 }
 
@@ -70,9 +86,14 @@ fn names_are_those_of_days_and_of_nothing_else() {
     assert_eq!(of_day(TODAY), "owner-2024-10-04");
     assert!(of_day(Day(9)) < of_day(Day(10)) && *of_day(Day(0)) > *OWNER);
     assert!(is_of_day("owner-2024-10-04"));
-    for other in
-        ["owner", "owner-", "owner-2024-02-30", "owner-2024-10-4", "run-2024-10-04", "owner2024-10-04"]
-    {
+    for other in [
+        "owner",
+        "owner-",
+        "owner-2024-02-30",
+        "owner-2024-10-4",
+        "run-2024-10-04",
+        "owner2024-10-04",
+    ] {
         assert!(!is_of_day(other), "{other}");
     }
 }
@@ -82,12 +103,23 @@ fn what_was_spent_today_is_in_the_segment_of_any_day_and_counts_together() {
     let scratch = Scratch::new("together");
     let midnight = TODAY.start().0;
     // A call over midnight; the day itself; and a clock that was wrong, and was put back.
-    scratch.write(Day(TODAY.0 - 1), &[(midnight - 9, 100), (midnight + 1, 5)], midnight + 1);
+    scratch.write(
+        Day(TODAY.0 - 1),
+        &[(midnight - 9, 100), (midnight + 1, 5)],
+        midnight + 1,
+    );
     scratch.write(TODAY, &[(midnight + 2, 7), (midnight + 3, 8)], midnight + 3);
     scratch.write(TODAY.next(), &[(midnight + DAY_MS, 30)], midnight + DAY_MS);
     assert_eq!(scratch.of_today(TODAY).unwrap(), (Money(50), 0));
-    assert_eq!(scratch.of_today(TODAY.next()).unwrap(), (Money(30), 0), "no day counts on the next");
-    assert_eq!(scratch.of_today(Day(TODAY.0 + 2)).unwrap(), (Money::ZERO, 0));
+    assert_eq!(
+        scratch.of_today(TODAY.next()).unwrap(),
+        (Money(30), 0),
+        "no day counts on the next"
+    );
+    assert_eq!(
+        scratch.of_today(Day(TODAY.0 + 2)).unwrap(),
+        (Money::ZERO, 0)
+    );
 }
 
 #[test]
@@ -107,33 +139,64 @@ fn a_day_that_is_over_is_not_read_and_one_that_may_not_be_is() {
         (midnight + 9 * DAY_MS, true),
     ] {
         scratch.touch(&of_day(old), changed);
-        assert_eq!(tells_of(&scratch.0, &of_day(old), TODAY).unwrap(), is_read, "{changed}");
-        assert_eq!(scratch.of_today(TODAY).is_err(), is_read, "what is read must be believed: {changed}");
+        assert_eq!(
+            tells_of(&scratch.0, &of_day(old), TODAY).unwrap(),
+            is_read,
+            "{changed}"
+        );
+        assert_eq!(
+            scratch.of_today(TODAY).is_err(),
+            is_read,
+            "what is read must be believed: {changed}"
+        );
     }
     // By its name alone: this time is wrong, or that one is.
     scratch.touch(&of_day(old), 0);
     assert!(scratch.of_today(old).is_err());
     fs::write(&file, &whole[..whole.trim_end().rfind('\n').unwrap() + 1]).unwrap();
     scratch.touch(&of_day(old), 0);
-    assert!(tells_of(&scratch.0, &of_day(old), TODAY).unwrap(), "it was not closed");
+    assert!(
+        tells_of(&scratch.0, &of_day(old), TODAY).unwrap(),
+        "it was not closed"
+    );
 }
 
 #[test]
 fn calls_that_a_dead_owner_left_open_are_lost_once() {
-    let (scratch, today) = (Scratch::new("dead"), Day::of(spec::Timestamp(journal::now())));
+    let (scratch, today) = (
+        Scratch::new("dead"),
+        Day::of(spec::Timestamp(journal::now())),
+    );
     for day in [Day(today.0 - 3), today] {
         let ledger = Ledger::open(&scratch.0, &of_day(day), Durability::Process).unwrap();
-        let call = Call { tenant: "t".into(), ..Call::default() };
+        let call = Call {
+            tenant: "t".into(),
+            ..Call::default()
+        };
         ledger.reserve(&call, Money(100), 1).unwrap();
         drop(ledger);
         scratch.touch(&of_day(day), 0);
     }
     assert_eq!(scratch.of_today(today).unwrap(), (Money(200), 2));
-    assert_eq!(super::super::recover(&scratch.0).unwrap().lost, 0, "nobody finds them again");
+    assert_eq!(
+        super::super::recover(&scratch.0).unwrap().lost,
+        0,
+        "nobody finds them again"
+    );
     for _ in 0..2 {
-        assert_eq!(scratch.of_today(today).unwrap(), (Money(200), 0), "they stay spent");
+        assert_eq!(
+            scratch.of_today(today).unwrap(),
+            (Money(200), 0),
+            "they stay spent"
+        );
     }
     let live = Ledger::open(&scratch.0, &of_day(today), Durability::Process).unwrap();
-    assert!(scratch.of_today(today).unwrap_err().to_string().ends_with("belongs to another process"));
+    assert!(
+        scratch
+            .of_today(today)
+            .unwrap_err()
+            .to_string()
+            .ends_with("belongs to another process")
+    );
     drop(live);
 }

@@ -90,7 +90,10 @@ impl journal::Numbered for Row<'_> {
 }
 
 /// Writes what a call used.
-pub(super) fn usage_of<'l, 'a>(line: &'l mut journal::Line<'a>, usage: &Usage) -> &'l mut journal::Line<'a> {
+pub(super) fn usage_of<'l, 'a>(
+    line: &'l mut journal::Line<'a>,
+    usage: &Usage,
+) -> &'l mut journal::Line<'a> {
     line.numbers(
         "usage",
         [
@@ -115,17 +118,38 @@ mod tests {
     #[test]
     fn what_is_written_is_read_as_the_same() {
         let mut buffer = Vec::new();
-        let usage = Usage { cache_read: 3, audio_out: u64::MAX, ..Usage::default() };
+        let usage = Usage {
+            cache_read: 3,
+            audio_out: u64::MAX,
+            ..Usage::default()
+        };
         let mut line = Line::begin(&mut buffer, 7, 8, "settle");
         let hostile = "a\"b\\c\n\u{0}\u{7f}ü😀";
-        line.text("model", hostile).number("money", 9).text("source", "final");
+        line.text("model", hostile)
+            .number("money", 9)
+            .text("source", "final");
         usage_of(&mut line, &usage).text("run", "");
         line.seal(&[1; 32]);
-        let follows = |hash| Reader::new(&buffer[..], Head { n: 6, hash, offset: 0 });
+        let follows = |hash| {
+            Reader::new(
+                &buffer[..],
+                Head {
+                    n: 6,
+                    hash,
+                    offset: 0,
+                },
+            )
+        };
         assert!(follows([2; 32]).next_record::<Row<'_>>().is_err());
         let mut reader = follows([1; 32]);
         let row: Row<'_> = reader.next_record().unwrap().unwrap();
-        assert_eq!((row.n, row.at, row.kind, row.money), (7, 8, Kind::Settle, 9));
-        assert_eq!((&*row.model, row.usage, row.source), (hostile, usage, Some(Source::Final)));
+        assert_eq!(
+            (row.n, row.at, row.kind, row.money),
+            (7, 8, Kind::Settle, 9)
+        );
+        assert_eq!(
+            (&*row.model, row.usage, row.source),
+            (hostile, usage, Some(Source::Final))
+        );
     }
 }

@@ -17,8 +17,8 @@ pub use journal::{Durability, Fault, Head, Problem};
 pub use line::{Kind, Row};
 pub use reader::Reader;
 pub use recover::{
-    Found, Past, Recovered, Retirable, Segments, believe, recover, remove_retired, retirable, segments,
-    set_aside, verify,
+    Found, Past, Recovered, Retirable, Segments, believe, recover, remove_retired, retirable,
+    segments, set_aside, verify,
 };
 
 use crate::usage::{Source, Usage};
@@ -141,9 +141,17 @@ impl Ledger {
         Ledger::open_with(folder, name, durability, LARGEST)
     }
 
-    fn open_with(folder: &Path, name: &str, durability: Durability, largest: u64) -> io::Result<Ledger> {
+    fn open_with(
+        folder: &Path,
+        name: &str,
+        durability: Durability,
+        largest: u64,
+    ) -> io::Result<Ledger> {
         if !journal::is_name(name) {
-            return Err(io::Error::other(format!("`{}` is no name for a ledger", name.escape_debug())));
+            return Err(io::Error::other(format!(
+                "`{}` is no name for a ledger",
+                name.escape_debug()
+            )));
         }
         let folder = Folder::make(folder)?;
         let lock = segment_lock(&folder, name)?;
@@ -261,7 +269,11 @@ impl Ledger {
 
     /// Writes what still waits. Without it that goes out with the next reservation.
     pub fn flush(&self) -> io::Result<()> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).writer.flush()
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .writer
+            .flush()
     }
 
     /// What was settled waits for company, but not long. Where nobody could do it later, it is written now.
@@ -303,9 +315,12 @@ impl Ledger {
 
     /// The chain goes on in the next file: its first line follows from the last of this one.
     fn next_file(&self, state: &mut State) -> io::Result<()> {
-        state.writer.next_file(&self.folder, &self.name, self.syncer.is_some())?;
+        state
+            .writer
+            .next_file(&self.folder, &self.name, self.syncer.is_some())?;
         let written = state.writer.write("open", false, |line| {
-            line.text("segment", &self.name).number("pid", u64::from(std::process::id()));
+            line.text("segment", &self.name)
+                .number("pid", u64::from(std::process::id()));
         });
         written.map(|_| ())
     }

@@ -70,15 +70,28 @@ pub type Segments = std::collections::BTreeMap<String, Vec<PathBuf>>;
 
 /// The segments of a folder; none if there is no folder.
 pub fn segments(folder: &Path) -> io::Result<Segments> {
-    let Some(folder) = existing(folder)? else { return Ok(Segments::new()) };
-    let paths = |name: &str, parts: Vec<u32>| parts.into_iter().map(|part| folder.path(name, part)).collect();
-    Ok(folder.segments()?.into_iter().map(|(name, parts)| (name.clone(), paths(&name, parts))).collect())
+    let Some(folder) = existing(folder)? else {
+        return Ok(Segments::new());
+    };
+    let paths = |name: &str, parts: Vec<u32>| {
+        parts
+            .into_iter()
+            .map(|part| folder.path(name, part))
+            .collect()
+    };
+    Ok(folder
+        .segments()?
+        .into_iter()
+        .map(|(name, parts)| (name.clone(), paths(&name, parts)))
+        .collect())
 }
 
 /// Settles what dead owners left, segment by segment, and closes them.
 pub fn recover(folder: &Path) -> io::Result<Recovered> {
     let mut recovered = Recovered::default();
-    let Some(opened) = existing(folder)? else { return Ok(recovered) };
+    let Some(opened) = existing(folder)? else {
+        return Ok(recovered);
+    };
     for (name, parts) in opened.segments()? {
         // One that cannot be read is named below, and keeps nobody from the others.
         if ends_in_peace(&opened, &name, &parts).unwrap_or(false) {
@@ -117,10 +130,19 @@ fn recover_segment(folder: &Path, name: &str) -> io::Result<Option<(u64, Money)>
 
 /// Whether a segment may be taken away: its owner said farewell before this time, every line of it is as it was written,
 /// and it ends where whoever asks has read to. Nobody can take it up while the answer lives.
-pub fn retirable(folder: &Path, name: &str, end: &Head, before_ms: u64) -> io::Result<Option<Retirable>> {
-    let Some(folder) = existing(folder)? else { return Ok(None) };
+pub fn retirable(
+    folder: &Path,
+    name: &str,
+    end: &Head,
+    before_ms: u64,
+) -> io::Result<Option<Retirable>> {
+    let Some(folder) = existing(folder)? else {
+        return Ok(None);
+    };
     let parts = folder.segments()?.remove(name).unwrap_or_default();
-    let Some(last) = parts.last() else { return Ok(None) };
+    let Some(last) = parts.last() else {
+        return Ok(None);
+    };
     // Most are younger, and need no reading.
     if folder.changed_ms(name, *last)? >= before_ms || !ends_in_peace(&folder, name, &parts)? {
         return Ok(None);
@@ -132,7 +154,12 @@ pub fn retirable(folder: &Path, name: &str, end: &Head, before_ms: u64) -> io::R
     let replay = replay(&folder, name, &parts).map_err(io::Error::other)?;
     let is_read = (replay.head.n, replay.head.hash) == (end.n, end.hash);
     let is_over = replay.open.is_empty() && !replay.torn && replay.last_ms < before_ms;
-    Ok((is_read && is_over).then(|| Retirable { folder, name: name.to_owned(), parts, _lock: lock }))
+    Ok((is_read && is_over).then(|| Retirable {
+        folder,
+        name: name.to_owned(),
+        parts,
+        _lock: lock,
+    }))
 }
 
 /// A segment that may be taken away.
@@ -147,22 +174,32 @@ pub struct Retirable {
 impl Retirable {
     /// Takes it away. The last file first: what is left after a crash is a beginning.
     pub fn remove(self) -> io::Result<()> {
-        self.parts.iter().rev().try_for_each(|part| self.folder.remove(&self.name, *part))?;
+        self.parts
+            .iter()
+            .rev()
+            .try_for_each(|part| self.folder.remove(&self.name, *part))?;
         self.folder.sync()
     }
 }
 
 /// Takes away what a crash has left of a segment that was being taken away.
 pub fn remove_retired(folder: &Path, name: &str) -> io::Result<()> {
-    let Some(folder) = existing(folder)? else { return Ok(()) };
+    let Some(folder) = existing(folder)? else {
+        return Ok(());
+    };
     let parts = folder.segments()?.remove(name).unwrap_or_default();
-    parts.iter().rev().try_for_each(|part| folder.remove(name, *part))?;
+    parts
+        .iter()
+        .rev()
+        .try_for_each(|part| folder.remove(name, *part))?;
     folder.sync()
 }
 
 /// Moves the files of a segment that nobody owns into a folder, which is made if absent; whether there were any.
 pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
-    let Some(folder) = existing(folder)? else { return Ok(false) };
+    let Some(folder) = existing(folder)? else {
+        return Ok(false);
+    };
     let parts = folder.segments()?.remove(name).unwrap_or_default();
     if parts.is_empty() {
         return Ok(false);
@@ -170,12 +207,20 @@ pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
     // Held until all are moved: nobody takes up a part of it.
     let lock = folder.make_file(name, 1)?;
     if !journal::lock(&lock)? {
-        return Err(io::Error::other(format!("the ledger `{name}` belongs to another process")));
+        return Err(io::Error::other(format!(
+            "the ledger `{name}` belongs to another process"
+        )));
     }
     std::os::unix::fs::DirBuilderExt::mode(std::fs::DirBuilder::new().recursive(true), 0o700)
         .create(place)?;
     // The last file first: what a crash leaves is a beginning.
-    for part in folder.segments()?.remove(name).unwrap_or_default().iter().rev() {
+    for part in folder
+        .segments()?
+        .remove(name)
+        .unwrap_or_default()
+        .iter()
+        .rev()
+    {
         let path = folder.path(name, *part);
         let file = path.file_name().ok_or(ErrorKind::InvalidInput)?;
         std::fs::rename(&path, place.join(file))?;
@@ -186,17 +231,26 @@ pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
 
 /// Reads every line of one segment; what is wrong with it. That it ends in half a line is not: whoever takes it over cuts it off.
 pub fn believe(folder: &Path, name: &str) -> io::Result<Option<Problem>> {
-    let Some(folder) = existing(folder)? else { return Ok(None) };
+    let Some(folder) = existing(folder)? else {
+        return Ok(None);
+    };
     let parts = folder.segments()?.remove(name).unwrap_or_default();
     Ok(replay(&folder, name, &parts).err())
 }
 
 /// Reads every line of every segment; what is wrong with them.
 pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
-    let Some(folder) = existing(folder)? else { return Ok(Vec::new()) };
+    let Some(folder) = existing(folder)? else {
+        return Ok(Vec::new());
+    };
     let mut problems = Vec::new();
     for (name, parts) in folder.segments()? {
-        let live = || folder.append(&name, 1).and_then(|file| journal::lock(&file)).is_ok_and(|free| !free);
+        let live = || {
+            folder
+                .append(&name, 1)
+                .and_then(|file| journal::lock(&file))
+                .is_ok_and(|free| !free)
+        };
         let before = live();
         match replay(&folder, &name, &parts) {
             // The owner of a live one is in the middle of a line.
@@ -228,8 +282,10 @@ pub(super) fn take(folder: Folder, name: &str, lock: File) -> io::Result<Ledger>
     if replay.torn {
         rustix::fs::ftruncate(&file, replay.head.offset)?;
     }
-    let state =
-        State { writer: Writer::new(super::CALLED, file, part, replay.head), open: replay.open.len() as u64 };
+    let state = State {
+        writer: Writer::new(super::CALLED, file, part, replay.head),
+        open: replay.open.len() as u64,
+    };
     let mut ledger = Ledger {
         folder,
         name: name.to_owned(),
@@ -290,20 +346,31 @@ pub(super) fn replay(folder: &Folder, name: &str, parts: &[u32]) -> Result<Repla
         found: Found::default(),
     };
     for (index, &part) in parts.iter().enumerate() {
-        let problem = |line, what| Problem { file: folder.path(name, part), line, what };
+        let problem = |line, what| Problem {
+            file: folder.path(name, part),
+            line,
+            what,
+        };
         if part as usize != index + 1 {
             return Err(problem(0, "the file before it is missing".to_owned()));
         }
-        let file = folder.read(name, part).map_err(|error| problem(0, error.to_string()))?;
+        let file = folder
+            .read(name, part)
+            .map_err(|error| problem(0, error.to_string()))?;
         let last = part as usize == parts.len();
-        replay.file(file, last).map_err(|what| problem(replay.line, what))?;
+        replay
+            .file(file, last)
+            .map_err(|what| problem(replay.line, what))?;
     }
     Ok(replay)
 }
 
 impl Replay {
     fn file(&mut self, file: File, last: bool) -> Result<(), String> {
-        let head = Head { offset: 0, ..self.head };
+        let head = Head {
+            offset: 0,
+            ..self.head
+        };
         let mut reader = Reader::new(BufReader::with_capacity(BUFFER, file), head);
         loop {
             let read = reader.next_row();
@@ -329,7 +396,10 @@ impl Replay {
         self.last_ms = self.last_ms.max(row.at);
         match row.kind {
             Kind::Open if row.segment != self.segment => {
-                return Err(format!("it belongs to the segment `{}`", row.segment.escape_debug()));
+                return Err(format!(
+                    "it belongs to the segment `{}`",
+                    row.segment.escape_debug()
+                ));
             }
             Kind::Reserve => {
                 let spent = Past {
@@ -344,11 +414,21 @@ impl Replay {
                     row.session.clone().into_owned(),
                     row.tenant.clone().into_owned(),
                 );
-                self.open.insert(row.n, Reserved { run, session, tenant, spent });
+                self.open.insert(
+                    row.n,
+                    Reserved {
+                        run,
+                        session,
+                        tenant,
+                        spent,
+                    },
+                );
             }
             Kind::Settle => {
-                let mut reserved =
-                    self.open.remove(&row.of).ok_or("it settles what is not reserved".to_owned())?;
+                let mut reserved = self
+                    .open
+                    .remove(&row.of)
+                    .ok_or("it settles what is not reserved".to_owned())?;
                 reserved.settle(row);
                 self.count(reserved);
             }
@@ -362,11 +442,19 @@ impl Replay {
 
     fn count(&mut self, reserved: Reserved) {
         if !reserved.tenant.is_empty() {
-            self.found.tenants.entry(reserved.tenant).or_default().add(&reserved.spent);
+            self.found
+                .tenants
+                .entry(reserved.tenant)
+                .or_default()
+                .add(&reserved.spent);
         }
         // A run that is its own session is over with its owner; of a server that serves for years there are many.
         if !reserved.session.is_empty() && reserved.session != reserved.run {
-            self.found.sessions.entry(reserved.session).or_default().add(&reserved.spent);
+            self.found
+                .sessions
+                .entry(reserved.session)
+                .or_default()
+                .add(&reserved.spent);
         }
         if self.segment.strip_prefix("run-") == Some(&reserved.run) {
             self.found.run.add(&reserved.spent);
@@ -409,13 +497,20 @@ impl Past {
 /// Whether the last line of a segment is its owner's farewell: then nothing is open. `verify` reads the rest.
 pub(super) fn ends_in_peace(folder: &Folder, name: &str, parts: &[u32]) -> io::Result<bool> {
     const LAST: u64 = 512;
-    let Some(&part) = parts.last() else { return Ok(true) };
+    let Some(&part) = parts.last() else {
+        return Ok(true);
+    };
     let mut file = folder.read(name, part)?;
     let size = folder.size(name, part)?;
     file.seek(SeekFrom::Start(size.saturating_sub(LAST)))?;
     let mut end = Vec::new();
     file.take(LAST).read_to_end(&mut end)?;
-    let Some(lines) = end.strip_suffix(b"\n") else { return Ok(false) };
-    let line = lines.rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+    let Some(lines) = end.strip_suffix(b"\n") else {
+        return Ok(false);
+    };
+    let line = lines
+        .rsplit(|&byte| byte == b'\n')
+        .next()
+        .unwrap_or_default();
     Ok(serde_json::from_slice::<Row<'_>>(line).is_ok_and(|row| row.kind == Kind::Close))
 }

@@ -6,7 +6,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Scratch {
-        let path = std::env::temp_dir().join(format!("airlock-ledger-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-ledger-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Scratch(path)
     }
@@ -20,7 +21,11 @@ impl Scratch {
     }
 
     fn problems(&self) -> Vec<String> {
-        verify(&self.0).unwrap().iter().map(Problem::to_string).collect()
+        verify(&self.0)
+            .unwrap()
+            .iter()
+            .map(Problem::to_string)
+            .collect()
     }
 }
 
@@ -31,12 +36,28 @@ impl Drop for Scratch {
 }
 
 fn call(tenant: &str) -> Call {
-    Call { run: "r".into(), tenant: tenant.into(), model: "gpt-4o".into(), attempt: 1, ..Call::default() }
+    Call {
+        run: "r".into(),
+        tenant: tenant.into(),
+        model: "gpt-4o".into(),
+        attempt: 1,
+        ..Call::default()
+    }
 }
 
 fn served(money: u64) -> Outcome {
-    let usage = Usage { input: 10, cache_read: 5, output: 20, ..Usage::default() };
-    Outcome { usage, source: Source::Final, status: 200, ..Outcome::unknown(Money(money), "complete") }
+    let usage = Usage {
+        input: 10,
+        cache_read: 5,
+        output: 20,
+        ..Usage::default()
+    };
+    Outcome {
+        usage,
+        source: Source::Final,
+        status: 200,
+        ..Outcome::unknown(Money(money), "complete")
+    }
 }
 
 /// Opens, serves two calls, closes.
@@ -54,17 +75,26 @@ fn what_was_spent_is_found_again_and_goes_on() {
     small(&scratch);
     let ledger = scratch.open();
     let past = ledger.found().tenants["t"];
-    assert_eq!((past.calls, past.money, past.tokens, past.cached_tokens), (2, Money(150), 70, 10));
+    assert_eq!(
+        (past.calls, past.money, past.tokens, past.cached_tokens),
+        (2, Money(150), 70, 10)
+    );
     assert_eq!(ledger.found().lost, 0);
     drop(ledger);
     assert_eq!(scratch.problems(), Vec::<String>::new());
     let kinds: Vec<Kind> = rows(&scratch.file(), |row| row.kind);
     use Kind::{Close, Open, Reserve, Settle};
-    assert_eq!(kinds, [Open, Reserve, Settle, Reserve, Settle, Close, Open, Close]);
+    assert_eq!(
+        kinds,
+        [Open, Reserve, Settle, Reserve, Settle, Close, Open, Close]
+    );
 }
 
 fn rows<T>(file: &Path, mut see: impl FnMut(&Row<'_>) -> T) -> Vec<T> {
-    let mut reader = Reader::new(io::BufReader::new(File::open(file).unwrap()), Head::default());
+    let mut reader = Reader::new(
+        io::BufReader::new(File::open(file).unwrap()),
+        Head::default(),
+    );
     let mut seen = Vec::new();
     while let Some(row) = reader.next_row().unwrap() {
         seen.push(see(&row));
@@ -81,13 +111,30 @@ fn a_reservation_that_nobody_settled_counts_in_full_and_does_not_stay_open() {
     ledger.reserve(&call("t"), Money(100), 50).unwrap();
     drop(ledger);
     let recovered = recover(&scratch.0).unwrap();
-    let expected = Recovered { segments: 1, lost: 1, lost_money: Money(100), ..Recovered::default() };
+    let expected = Recovered {
+        segments: 1,
+        lost: 1,
+        lost_money: Money(100),
+        ..Recovered::default()
+    };
     assert_eq!(recovered, expected);
-    assert_eq!(recover(&scratch.0).unwrap(), Recovered::default(), "it was closed");
-    let ends = rows(&scratch.file(), |row| (row.kind, row.source, row.ending.to_string(), row.money));
-    assert_eq!(ends[4], (Kind::Settle, Some(Source::Reserved), "lost".to_owned(), 100));
+    assert_eq!(
+        recover(&scratch.0).unwrap(),
+        Recovered::default(),
+        "it was closed"
+    );
+    let ends = rows(&scratch.file(), |row| {
+        (row.kind, row.source, row.ending.to_string(), row.money)
+    });
+    assert_eq!(
+        ends[4],
+        (Kind::Settle, Some(Source::Reserved), "lost".to_owned(), 100)
+    );
     let past = scratch.open().found().tenants["t"];
-    assert_eq!((past.calls, past.money, past.tokens), (2, Money(130), 35 + 50));
+    assert_eq!(
+        (past.calls, past.money, past.tokens),
+        (2, Money(130), 35 + 50)
+    );
 }
 
 #[test]
@@ -95,10 +142,21 @@ fn a_segment_with_a_living_owner_is_left_alone() {
     let scratch = Scratch::new("live");
     let ledger = scratch.open();
     ledger.reserve(&call("t"), Money(100), 50).unwrap();
-    assert_eq!(recover(&scratch.0).unwrap(), Recovered { live: 1, ..Recovered::default() });
-    let second = Ledger::open(&scratch.0, "owner", Durability::Process).unwrap_err().to_string();
+    assert_eq!(
+        recover(&scratch.0).unwrap(),
+        Recovered {
+            live: 1,
+            ..Recovered::default()
+        }
+    );
+    let second = Ledger::open(&scratch.0, "owner", Durability::Process)
+        .unwrap_err()
+        .to_string();
     assert!(second.ends_with("belongs to another process"), "{second}");
-    assert!(Ledger::open(&scratch.0, "run-1", Durability::Process).is_ok(), "another segment is free");
+    assert!(
+        Ledger::open(&scratch.0, "run-1", Durability::Process).is_ok(),
+        "another segment is free"
+    );
 }
 
 #[test]
@@ -109,9 +167,18 @@ fn a_change_of_any_byte_is_found() {
     let whole = fs::read(scratch.file()).unwrap();
     assert!(believed(&whole));
     for at in 0..whole.len() {
-        for put in [&[whole[at] ^ 1][..], b"\n", b" ", b"", &[whole[at], whole[at]]] {
+        for put in [
+            &[whole[at] ^ 1][..],
+            b"\n",
+            b" ",
+            b"",
+            &[whole[at], whole[at]],
+        ] {
             let changed = [&whole[..at], put, &whole[at + 1..]].concat();
-            assert!(changed == whole || !believed(&changed), "byte {at} became {put:?}");
+            assert!(
+                changed == whole || !believed(&changed),
+                "byte {at} became {put:?}"
+            );
             // The same through the file, now and then: it costs a thousand times as much.
             if at % 97 == 0 && changed != whole {
                 fs::write(scratch.file(), &changed).unwrap();
@@ -150,7 +217,10 @@ fn a_line_that_is_missing_doubled_or_moved_is_found_and_recovery_touches_nothing
             fs::write(scratch.file(), &changed).unwrap();
             let problems = recover(&scratch.0).unwrap().problems;
             assert_eq!(problems.len(), 1, "line {at}");
-            assert!(problems[0].line > 0 && problems == verify(&scratch.0).unwrap(), "{problems:?}");
+            assert!(
+                problems[0].line > 0 && problems == verify(&scratch.0).unwrap(),
+                "{problems:?}"
+            );
             assert_eq!(fs::read_to_string(scratch.file()).unwrap(), changed);
             assert!(Ledger::open(&scratch.0, "owner", Durability::Process).is_err());
         }
@@ -165,13 +235,27 @@ fn half_a_line_is_cut_off_and_the_rest_is_kept() {
     ledger.reserve(&call("t"), Money(10), 5).unwrap();
     drop(ledger);
     let whole = fs::read(scratch.file()).unwrap();
-    let line = |number: usize| whole.split_inclusive(|&byte| byte == b'\n').take(number).flatten().count();
+    let line = |number: usize| {
+        whole
+            .split_inclusive(|&byte| byte == b'\n')
+            .take(number)
+            .flatten()
+            .count()
+    };
     for length in line(2)..whole.len() {
         fs::write(scratch.file(), &whole[..length]).unwrap();
         let torn = length != line(2);
-        assert_eq!(verify(&scratch.0).unwrap().len(), usize::from(torn), "{length}");
+        assert_eq!(
+            verify(&scratch.0).unwrap().len(),
+            usize::from(torn),
+            "{length}"
+        );
         let recovered = recover(&scratch.0).unwrap();
-        assert_eq!((recovered.lost, recovered.lost_money), (1, Money(100)), "{length}");
+        assert_eq!(
+            (recovered.lost, recovered.lost_money),
+            (1, Money(100)),
+            "{length}"
+        );
         assert_eq!(scratch.problems(), Vec::<String>::new());
     }
 }
@@ -184,18 +268,31 @@ fn zeros_that_a_power_loss_left_at_the_end_are_cut_off_as_half_a_line_is() {
     drop(ledger);
     let whole = fs::read(scratch.file()).unwrap();
     let cases = [whole.len(), whole.len() - 1, whole.len() - 7];
-    for (length, zeros) in
-        cases.into_iter().flat_map(|length| [1, 4096, 300_000].map(|zeros| (length, zeros)))
+    for (length, zeros) in cases
+        .into_iter()
+        .flat_map(|length| [1, 4096, 300_000].map(|zeros| (length, zeros)))
     {
         let tail = [&whole[..length], &vec![0; zeros]].concat();
         fs::write(scratch.file(), &tail).unwrap();
-        assert_eq!(scratch.problems().len(), 1, "{length} and {zeros} zeros are no whole ledger");
-        assert_eq!(recover(&scratch.0).unwrap().problems, [], "{length} and {zeros} zeros");
+        assert_eq!(
+            scratch.problems().len(),
+            1,
+            "{length} and {zeros} zeros are no whole ledger"
+        );
+        assert_eq!(
+            recover(&scratch.0).unwrap().problems,
+            [],
+            "{length} and {zeros} zeros"
+        );
         assert_eq!(scratch.problems(), Vec::<String>::new());
         // With anything behind them they are no end.
         let changed = [&tail[..], b"x\n"].concat();
         fs::write(scratch.file(), &changed).unwrap();
-        assert_eq!(recover(&scratch.0).unwrap().problems.len(), 1, "{length} and {zeros} zeros");
+        assert_eq!(
+            recover(&scratch.0).unwrap().problems.len(),
+            1,
+            "{length} and {zeros} zeros"
+        );
         assert_eq!(fs::read(scratch.file()).unwrap(), changed);
     }
 }
@@ -210,7 +307,10 @@ fn a_long_ledger_goes_on_in_the_next_file_and_a_missing_file_is_found() {
     }
     drop(ledger);
     let parts = segments(&scratch.0).unwrap().remove("owner").unwrap();
-    assert!(parts.len() > 3 && parts[1].ends_with("owner~2.jsonl"), "{parts:?}");
+    assert!(
+        parts.len() > 3 && parts[1].ends_with("owner~2.jsonl"),
+        "{parts:?}"
+    );
     assert_eq!(scratch.problems(), Vec::<String>::new());
     assert_eq!(scratch.open().found().tenants["t"].money, Money(1400));
     for part in &parts[..parts.len() - 1] {
@@ -228,10 +328,15 @@ fn nobody_else_can_read_it_and_what_others_can_write_is_refused() {
     small(&scratch);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&scratch.0), mode(&scratch.file())), (0o700, 0o600));
-    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let set =
+        |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     for (path, open, shut) in [(&scratch.0, 0o770, 0o700), (&scratch.file(), 0o622, 0o600)] {
         set(path, open);
-        assert!(Ledger::open(&scratch.0, "owner", Durability::Process).is_err(), "{}", path.display());
+        assert!(
+            Ledger::open(&scratch.0, "owner", Durability::Process).is_err(),
+            "{}",
+            path.display()
+        );
         set(path, shut);
     }
     let elsewhere = scratch.0.join("elsewhere");
@@ -245,7 +350,10 @@ fn nobody_else_can_read_it_and_what_others_can_write_is_refused() {
         "the link is named, and keeps nobody from the rest"
     );
     for name in ["", "../up", ".hidden", "a~2", "a b"] {
-        assert!(Ledger::open(&scratch.0, name, Durability::Process).is_err(), "{name}");
+        assert!(
+            Ledger::open(&scratch.0, name, Durability::Process).is_err(),
+            "{name}"
+        );
     }
     assert_eq!(scratch.open().found().tenants["t"].money, Money(150));
 }
@@ -256,7 +364,10 @@ fn a_ledger_that_cannot_be_written_says_so_and_keeps_saying_it() {
     let ledger = scratch.open();
     ledger.state.lock().unwrap().writer.file = Arc::new(File::open(scratch.file()).unwrap());
     assert!(ledger.reserve(&call("t"), Money(1), 1).is_err());
-    let after = ledger.reserve(&call("t"), Money(1), 1).unwrap_err().to_string();
+    let after = ledger
+        .reserve(&call("t"), Money(1), 1)
+        .unwrap_err()
+        .to_string();
     assert!(after.contains("half a line"), "{after}");
 }
 
@@ -295,22 +406,39 @@ fn a_call_over_midnight_is_of_the_day_on_which_it_ended_as_in_memory() {
         hash = line.seal(&hash);
         text.extend(one);
     };
-    put(1, midnight - 5, "open", &|line| _ = line.text("segment", "owner"));
+    put(1, midnight - 5, "open", &|line| {
+        _ = line.text("segment", "owner")
+    });
     put(2, midnight - 4, "reserve", &|line| {
-        _ = line.text("run", "r").text("tenant", "t").number("money", 100)
+        _ = line
+            .text("run", "r")
+            .text("tenant", "t")
+            .number("money", 100)
     });
     put(3, midnight - 3, "reserve", &|line| {
-        _ = line.text("run", "r").text("tenant", "t").number("money", 100)
+        _ = line
+            .text("run", "r")
+            .text("tenant", "t")
+            .number("money", 100)
     });
     put(4, midnight - 2, "settle", &|line| {
-        _ = line.number("of", 2).text("source", "final").number("money", 7)
+        _ = line
+            .number("of", 2)
+            .text("source", "final")
+            .number("money", 7)
     });
     put(5, midnight + 1, "settle", &|line| {
-        _ = line.number("of", 3).text("source", "final").number("money", 40)
+        _ = line
+            .number("of", 3)
+            .text("source", "final")
+            .number("money", 40)
     });
     fs::write(scratch.file(), &text).unwrap();
     let past = scratch.open().found().tenants["t"];
-    assert_eq!((past.day, past.day_money, past.money), (20_000, Money(40), Money(47)));
+    assert_eq!(
+        (past.day, past.day_money, past.money),
+        (20_000, Money(40), Money(47))
+    );
 }
 
 #[test]
@@ -319,7 +447,9 @@ fn a_reservation_that_nobody_settled_is_of_the_day_on_which_it_was_found() {
     drop(scratch.open());
     let mut text = Vec::new();
     let mut line = Line::begin(&mut text, 1, 5, "reserve");
-    line.text("run", "r").text("tenant", "t").number("money", 100);
+    line.text("run", "r")
+        .text("tenant", "t")
+        .number("money", 100);
     line.seal(&[0; 32]);
     fs::write(scratch.file(), &text).unwrap();
     let first = scratch.open().found().tenants["t"];
@@ -329,7 +459,10 @@ fn a_reservation_that_nobody_settled_is_of_the_day_on_which_it_was_found() {
         (again.day, again.day_money),
         "as the line says that was written"
     );
-    assert!(first.day > 20_000 && first.day_money == Money(100), "{first:?}");
+    assert!(
+        first.day > 20_000 && first.day_money == Money(100),
+        "{first:?}"
+    );
 }
 
 #[test]
@@ -338,7 +471,10 @@ fn what_is_put_aside_is_whole_there_and_the_next_begins_anew() {
     small(&scratch);
     let text = fs::read(scratch.file()).unwrap();
     let owner = scratch.open();
-    assert!(set_aside(&scratch.0, "owner", &aside.0).is_err(), "it has an owner");
+    assert!(
+        set_aside(&scratch.0, "owner", &aside.0).is_err(),
+        "it has an owner"
+    );
     drop(owner);
     fs::write(scratch.file(), &text).unwrap();
     assert!(set_aside(&scratch.0, "owner", &aside.0).unwrap());

@@ -64,13 +64,22 @@ impl PriceBook {
         });
         let version = match (operator.is_empty(), &unknown) {
             (true, Unknown::Refuse) => BOOK.version.clone(),
-            _ => format!("{}+{}", BOOK.version, digest(format!("{operator:?}{unknown:?}").as_bytes())),
+            _ => format!(
+                "{}+{}",
+                BOOK.version,
+                digest(format!("{operator:?}{unknown:?}").as_bytes())
+            ),
         };
         let unknown = match unknown {
             Unknown::Refuse => None,
             Unknown::Ceiling(price) => Some(Arc::new(price)),
         };
-        PriceBook { operator, unknown, version, remembered: RwLock::default() }
+        PriceBook {
+            operator,
+            unknown,
+            version,
+            remembered: RwLock::default(),
+        }
     }
 
     /// What is written in each ledger row: which book, and which prices of the operator over it.
@@ -81,8 +90,14 @@ impl PriceBook {
     /// The price of a provider's model. The operator's patterns are matched against `provider/model` and `model`, the
     /// longest first; then the book. None is not free: it is refused, or the ceiling if the operator set one.
     pub fn price(&self, provider: &str, model: &str) -> Option<Arc<Price>> {
-        let remembered = self.remembered.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = remembered.get(provider).and_then(|models| models.get(model)) {
+        let remembered = self
+            .remembered
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = remembered
+            .get(provider)
+            .and_then(|models| models.get(model))
+        {
             return known.clone();
         }
         drop(remembered);
@@ -90,11 +105,17 @@ impl PriceBook {
         if model.len() > LONGEST_REMEMBERED {
             return found;
         }
-        let mut remembered = self.remembered.write().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = self
+            .remembered
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         if remembered.values().map(HashMap::len).sum::<usize>() >= MOST_REMEMBERED {
             remembered.clear();
         }
-        remembered.entry(provider.to_owned()).or_default().insert(model.to_owned(), found.clone());
+        remembered
+            .entry(provider.to_owned())
+            .or_default()
+            .insert(model.to_owned(), found.clone());
         found
     }
 
@@ -114,10 +135,13 @@ impl PriceBook {
 
 /// The first 12 hex digits of a SHA-256: enough to tell books apart.
 fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().take(6).fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    Sha256::digest(bytes)
+        .iter()
+        .take(6)
+        .fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
 }
 
 impl Shipped {
@@ -132,14 +156,20 @@ impl Shipped {
                 }
             }
         }
-        Ok(Shipped { version: format!("{}-{}", book.date, digest(text.as_bytes())), prices })
+        Ok(Shipped {
+            version: format!("{}-{}", book.date, digest(text.as_bytes())),
+            prices,
+        })
     }
 
     /// By the exact name, else by the name without the date of its snapshot. Nothing looser: `gpt-4o-audio-preview` costs
     /// many times what `gpt-4o` costs.
     fn price(&self, model: &str) -> Option<Arc<Price>> {
         let model = model.strip_prefix("models/").unwrap_or(model);
-        self.prices.get(model).or_else(|| self.prices.get(without_date(model)?)).cloned()
+        self.prices
+            .get(model)
+            .or_else(|| self.prices.get(without_date(model)?))
+            .cloned()
     }
 }
 
@@ -148,8 +178,8 @@ fn without_date(model: &str) -> Option<&str> {
     if let Some(name) = model.strip_suffix("-latest") {
         return Some(name);
     }
-    let name =
-        model.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '-' || letter == '@');
+    let name = model
+        .trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '-' || letter == '@');
     let end = &model[name.len()..];
     // The digits of a version (`claude-3-5-sonnet`, `o4-mini`) end before the date: cut at the last mark that leaves a date.
     let shapes: [&[usize]; 4] = [&[4, 2, 2], &[8], &[4], &[3]];
@@ -207,7 +237,9 @@ struct TierRow {
 }
 
 fn dollars(text: &str) -> Result<u64, String> {
-    text.parse::<Money>().map(|money| money.0).map_err(|error| error.to_string())
+    text.parse::<Money>()
+        .map(|money| money.0)
+        .map_err(|error| error.to_string())
 }
 
 fn maybe(text: &Option<String>) -> Result<Option<u64>, String> {
@@ -227,7 +259,11 @@ impl Row {
             tool_request: maybe(&self.tool_request)?,
             context: self.context,
             most_output: self.most_output,
-            tiers: self.tiers.iter().map(TierRow::tier).collect::<Result<_, _>>()?,
+            tiers: self
+                .tiers
+                .iter()
+                .map(TierRow::tier)
+                .collect::<Result<_, _>>()?,
         })
     }
 }

@@ -5,7 +5,11 @@ fn pattern(text: &str) -> ModelPattern {
 }
 
 fn flat(input: u64, output: u64) -> Price {
-    Price { input, output, ..Price::default() }
+    Price {
+        input,
+        output,
+        ..Price::default()
+    }
 }
 
 #[test]
@@ -15,19 +19,48 @@ fn the_shipped_book_can_be_read_and_every_row_is_sane() {
     for row in &book.prices {
         let (name, price) = (&row.names[0], row.price().unwrap());
         let embeds = name.contains("embed");
-        assert!(price.input > 0 && (price.output >= price.input || embeds), "{name}");
-        assert!(price.output <= 600_000_000_000, "{name} costs more than anything does");
-        assert!(price.cache_read.is_none_or(|read| read > 0 && read <= price.input), "{name}");
+        assert!(
+            price.input > 0 && (price.output >= price.input || embeds),
+            "{name}"
+        );
+        assert!(
+            price.output <= 600_000_000_000,
+            "{name} costs more than anything does"
+        );
+        assert!(
+            price
+                .cache_read
+                .is_none_or(|read| read > 0 && read <= price.input),
+            "{name}"
+        );
         let writes = [price.cache_write_5m, price.cache_write_1h];
-        assert!(writes.into_iter().flatten().all(|write| write >= price.input), "{name}");
-        assert!(price.most_output.zip(price.context).is_none_or(|(most, context)| most <= context), "{name}");
+        assert!(
+            writes
+                .into_iter()
+                .flatten()
+                .all(|write| write >= price.input),
+            "{name}"
+        );
+        assert!(
+            price
+                .most_output
+                .zip(price.context)
+                .is_none_or(|(most, context)| most <= context),
+            "{name}"
+        );
         assert!(price.tiers.is_sorted_by_key(|tier| tier.above), "{name}");
         assert!(
-            price.tiers.iter().all(|tier| tier.input >= price.input && tier.output >= price.output),
+            price
+                .tiers
+                .iter()
+                .all(|tier| tier.input >= price.input && tier.output >= price.output),
             "{name}"
         );
         let dated = |text: &str| text.len() == 7 && text.as_bytes()[4] == b'-';
-        assert!(dated(&row._since) && !row._source.is_empty() && !row._vendor.is_empty(), "{name}");
+        assert!(
+            dated(&row._since) && !row._source.is_empty() && !row._vendor.is_empty(),
+            "{name}"
+        );
     }
     Shipped::read(SHIPPED).unwrap();
 }
@@ -35,7 +68,11 @@ fn the_shipped_book_can_be_read_and_every_row_is_sane() {
 #[test]
 fn what_searches_unasked_for_a_fee_that_no_usage_shows_has_no_price() {
     let book = PriceBook::default();
-    for name in ["gpt-4o-search-preview", "gpt-4o-mini-search-preview", "gpt-4o-search-preview-2025-03-11"] {
+    for name in [
+        "gpt-4o-search-preview",
+        "gpt-4o-mini-search-preview",
+        "gpt-4o-search-preview-2025-03-11",
+    ] {
         assert!(book.price("openai", name).is_none(), "{name}");
     }
     assert!(book.price("openai", "gpt-4o-mini").is_some());
@@ -45,7 +82,12 @@ fn what_searches_unasked_for_a_fee_that_no_usage_shows_has_no_price() {
 fn the_version_changes_with_the_book_and_with_the_operators_prices() {
     let shipped = Shipped::read(SHIPPED).unwrap().version;
     assert_eq!(PriceBook::default().version(), shipped);
-    assert_ne!(Shipped::read(&SHIPPED.replacen("5.0", "5.5", 1)).unwrap().version, shipped);
+    assert_ne!(
+        Shipped::read(&SHIPPED.replacen("5.0", "5.5", 1))
+            .unwrap()
+            .version,
+        shipped
+    );
     let own = |input| PriceBook::with(vec![(pattern("x"), flat(input, 9))], Unknown::Refuse);
     let (one, other) = (own(1), own(2));
     assert!(one.version().starts_with(&format!("{shipped}+")) && one.version() != other.version());
@@ -70,7 +112,11 @@ fn a_dated_snapshot_has_the_price_of_its_name_and_nothing_else_has() {
         assert!(input(name).is_some(), "{name}");
         assert_eq!(input(snapshot), input(name), "{snapshot}");
     }
-    assert_eq!(input("gpt-4o-2024-05-13"), Some(5_000_000_000), "a snapshot with a price of its own");
+    assert_eq!(
+        input("gpt-4o-2024-05-13"),
+        Some(5_000_000_000),
+        "a snapshot with a price of its own"
+    );
     for unknown in [
         "gpt-4o-realtime-preview",
         "gpt-4o-",
@@ -105,7 +151,10 @@ fn the_operators_longest_pattern_wins_over_the_book_and_a_provider_can_be_named(
 fn a_model_without_a_price_is_refused_or_costs_the_ceiling_and_is_never_free() {
     assert_eq!(PriceBook::default().price("local", "unheard-of"), None);
     let ceiling = PriceBook::with(Vec::new(), Unknown::Ceiling(flat(7, 8)));
-    assert_eq!(ceiling.price("local", "unheard-of").as_deref(), Some(&flat(7, 8)));
+    assert_eq!(
+        ceiling.price("local", "unheard-of").as_deref(),
+        Some(&flat(7, 8))
+    );
 }
 
 #[test]
@@ -114,7 +163,13 @@ fn a_program_that_asks_for_endless_names_fills_no_memory() {
     for number in 0..5000 {
         assert_eq!(book.price("openai", &format!("model-{number}")), None);
     }
-    let kept = book.remembered.read().unwrap().values().map(HashMap::len).sum::<usize>();
+    let kept = book
+        .remembered
+        .read()
+        .unwrap()
+        .values()
+        .map(HashMap::len)
+        .sum::<usize>();
     assert!(kept <= MOST_REMEMBERED, "{kept}");
     assert!(book.price("openai", "gpt-4o").is_some());
 }

@@ -71,16 +71,24 @@ impl Price {
             (usage.reasoning, rates.output),
             (usage.audio_out, rates.audio_out),
         ];
-        let total =
-            parts.into_iter().fold(0_u128, |sum, (tokens, rate)| sum.saturating_add(product(tokens, rate)));
+        let total = parts.into_iter().fold(0_u128, |sum, (tokens, rate)| {
+            sum.saturating_add(product(tokens, rate))
+        });
         money(total).plus(self.tools(usage.tool_requests))
     }
 
     /// The most that so many input tokens can cost.
     pub fn worst_input(&self, tokens: u64) -> Money {
-        let reached = self.tiers.iter().filter(|tier| tier.above < tokens).map(|tier| self.in_tier(tier));
-        let dearest =
-            reached.chain([self.base()]).map(|rates| rates.dearest_input()).max().unwrap_or_default();
+        let reached = self
+            .tiers
+            .iter()
+            .filter(|tier| tier.above < tokens)
+            .map(|tier| self.in_tier(tier));
+        let dearest = reached
+            .chain([self.base()])
+            .map(|rates| rates.dearest_input())
+            .max()
+            .unwrap_or_default();
         money(product(tokens, dearest))
     }
 
@@ -101,7 +109,9 @@ impl Price {
     /// a cent if that is more: it must not be free.
     pub fn tools(&self, requests: u64) -> Money {
         const UNKNOWN: u64 = 10_000_000;
-        let piece = self.tool_request.unwrap_or_else(|| UNKNOWN.max(self.output / 1000));
+        let piece = self
+            .tool_request
+            .unwrap_or_else(|| UNKNOWN.max(self.output / 1000));
         Money(requests.saturating_mul(piece))
     }
 
@@ -135,8 +145,11 @@ impl Price {
     }
 
     fn rates(&self, input_tokens: u64) -> Rates {
-        let reached =
-            self.tiers.iter().filter(|tier| tier.above < input_tokens).max_by_key(|tier| tier.above);
+        let reached = self
+            .tiers
+            .iter()
+            .filter(|tier| tier.above < input_tokens)
+            .max_by_key(|tier| tier.above);
         reached.map_or_else(|| self.base(), |tier| self.in_tier(tier))
     }
 
@@ -155,12 +168,16 @@ impl Price {
 
     fn in_tier(&self, tier: &Tier) -> Rates {
         let base = self.base();
-        let cache_write_5m = tier.cache_write_5m.unwrap_or(tier.input.max(base.cache_write_5m));
+        let cache_write_5m = tier
+            .cache_write_5m
+            .unwrap_or(tier.input.max(base.cache_write_5m));
         Rates {
             input: tier.input,
             cache_read: tier.cache_read.unwrap_or(tier.input),
             cache_write_5m,
-            cache_write_1h: tier.cache_write_1h.unwrap_or(cache_write_5m.max(base.cache_write_1h)),
+            cache_write_1h: tier
+                .cache_write_1h
+                .unwrap_or(cache_write_5m.max(base.cache_write_1h)),
             audio_in: tier.input.max(base.audio_in),
             output: tier.output,
             audio_out: tier.output.max(base.audio_out),
@@ -170,13 +187,21 @@ impl Price {
     /// In any tier: how long the input really was is known when it is too late.
     fn dearest_output(&self) -> u64 {
         let tiers = self.tiers.iter().map(|tier| self.in_tier(tier));
-        tiers.chain([self.base()]).map(|rates| rates.output.max(rates.audio_out)).max().unwrap_or_default()
+        tiers
+            .chain([self.base()])
+            .map(|rates| rates.output.max(rates.audio_out))
+            .max()
+            .unwrap_or_default()
     }
 }
 
 impl Rates {
     fn dearest_input(&self) -> u64 {
-        self.input.max(self.cache_read).max(self.cache_write_5m).max(self.cache_write_1h).max(self.audio_in)
+        self.input
+            .max(self.cache_read)
+            .max(self.cache_write_5m)
+            .max(self.cache_write_1h)
+            .max(self.audio_in)
     }
 }
 

@@ -45,12 +45,18 @@ pub(super) struct Attempt<'a> {
 }
 
 fn stop(fault: Fault) -> Failed {
-    Failed { fault, next: Next::Stop }
+    Failed {
+        fault,
+        next: Next::Stop,
+    }
 }
 
 impl Attempt<'_> {
     pub(super) async fn carry_out(&self) -> Result<Response<Outgoing>, Failed> {
-        let target = self.path().ok_or(Failed { fault: fault::no_such_path(), next: Next::Elsewhere })?;
+        let target = self.path().ok_or(Failed {
+            fault: fault::no_such_path(),
+            next: Next::Elsewhere,
+        })?;
         let bill = self.reserve().await?;
         let (request, strips) = self.request(target, bill.allowed);
         let (wire, answered) = match self.send(request).await {
@@ -61,7 +67,11 @@ impl Attempt<'_> {
                     false => bill.everything("no_answer"),
                 }
                 let late = self.asked.end.is_some_and(|end| end <= Instant::now());
-                let next = if late { Next::Stop } else { Next::Again { after: None } };
+                let next = if late {
+                    Next::Stop
+                } else {
+                    Next::Again { after: None }
+                };
                 return Err(Failed { fault, next });
             }
         };
@@ -78,7 +88,10 @@ impl Attempt<'_> {
                 "unknown_price",
                 "[prices] in the configuration",
             );
-            Failed { fault: fault::price_unknown(), next: Next::Elsewhere }
+            Failed {
+                fault: fault::price_unknown(),
+                next: Next::Elsewhere,
+            }
         })?;
         let worst = match operation.is_free() {
             false => Worst::of(operation, self.asked.body.len(), ask, price.clone()),
@@ -86,20 +99,37 @@ impl Attempt<'_> {
         };
         let worst = worst.ok_or_else(|| stop(fault::unbounded_input()))?;
         let mut allowed = None;
-        let reserved = self.session.doors.till.reserve(&self.session.account, self.call(), |room| {
-            allowed = worst.within(room);
-            allowed.map(|allowed| allowed.claim)
-        });
+        let reserved =
+            self.session
+                .doors
+                .till
+                .reserve(&self.session.account, self.call(), |room| {
+                    allowed = worst.within(room);
+                    allowed.map(|allowed| allowed.claim)
+                });
         let hold = reserved.await.map_err(|refused| {
             if matches!(refused, Refused::Spent { .. }) {
                 self.session.note_budget();
             }
             stop(fault::refused(&refused))
         })?;
-        let allowed = allowed.unwrap_or(Allowed { claim: hold.claim, cap: None, cut: None, limited: false });
+        let allowed = allowed.unwrap_or(Allowed {
+            claim: hold.claim,
+            cap: None,
+            cut: None,
+            limited: false,
+        });
         let asked = self.asked.body.len() as u64;
         let (price, most_input) = (worst.price().clone(), worst.input());
-        Ok(Bill { hold, price, allowed, asked, most_input, began: self.asked.began, status: 0 })
+        Ok(Bill {
+            hold,
+            price,
+            allowed,
+            asked,
+            most_input,
+            began: self.asked.began,
+            status: 0,
+        })
     }
 
     fn price(&self) -> Option<Arc<Price>> {
@@ -107,7 +137,12 @@ impl Attempt<'_> {
             // The node's own server sends no bill.
             Kind::Inference => Some(Arc::default()),
             Kind::Llm if self.asked.route.operation.is_free() => Some(Arc::default()),
-            Kind::Llm => self.session.doors.catalogue.prices.price(&self.target.provider, &self.target.model),
+            Kind::Llm => self
+                .session
+                .doors
+                .catalogue
+                .prices
+                .price(&self.target.provider, &self.target.model),
         }
     }
 
@@ -146,7 +181,9 @@ impl Attempt<'_> {
         let chat = asked.route.operation == Operation::Chat;
         let ask_usage = chat && asked.ask.stream && !asked.ask.wants_usage && provider.ask_usage;
         let change = Change {
-            model: named.filter(|name| *name != self.target.model).map(|_| self.target.model.as_str()),
+            model: named
+                .filter(|name| *name != self.target.model)
+                .map(|_| self.target.model.as_str()),
             cap: allowed.cap,
             cap_name: provider.output_cap,
             ask_usage,
@@ -159,12 +196,16 @@ impl Attempt<'_> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = asked.head.method.clone();
         *request.uri_mut() = target;
-        *request.headers_mut() = headers::upstream(self.upstream, self.session, &asked.head.headers);
+        *request.headers_mut() =
+            headers::upstream(self.upstream, self.session, &asked.head.headers);
         (request, ask_usage)
     }
 
     /// Sends it on a connection that lives. The flag of an error says that nothing went out.
-    async fn send(&self, request: Request<Full<Bytes>>) -> Result<(Wire, Response<Incoming>), (Fault, bool)> {
+    async fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<(Wire, Response<Incoming>), (Fault, bool)> {
         let unreachable = |why: NoConnection| (fault::unreachable(why), true);
         for _ in 0..MOST_STALE {
             let (mut wire, kept) = self.upstream.connect().await.map_err(unreachable)?;
@@ -183,7 +224,9 @@ impl Attempt<'_> {
     /// How long the head of the answer is waited for.
     fn patience(&self) -> Duration {
         let most = self.upstream.provider.patience.first_byte;
-        self.asked.end.map_or(most, |end| most.min(end.saturating_duration_since(Instant::now())))
+        self.asked.end.map_or(most, |end| {
+            most.min(end.saturating_duration_since(Instant::now()))
+        })
     }
 
     /// Decides what an answer is by its head.
@@ -209,14 +252,24 @@ impl Attempt<'_> {
             return Err(stop(fault::redirected()));
         }
         if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
-            return Err(Failed { fault: fault::credentials(), next: Next::Elsewhere });
+            return Err(Failed {
+                fault: fault::credentials(),
+                next: Next::Elsewhere,
+            });
         }
         let after = headers::retry_after(&head.headers);
         if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
-            let clamped =
-                after.map(|after| after.min(self.upstream.provider.patience.retry_after).as_secs().max(1));
+            let clamped = after.map(|after| {
+                after
+                    .min(self.upstream.provider.patience.retry_after)
+                    .as_secs()
+                    .max(1)
+            });
             let fault = fault::upstream_status(status, clamped);
-            return Err(Failed { fault, next: Next::Again { after } });
+            return Err(Failed {
+                fault,
+                next: Next::Again { after },
+            });
         }
         // About the request itself: the provider's own words help most.
         let text = error_text(&mut wire, &mut body).await;
@@ -240,7 +293,10 @@ impl Attempt<'_> {
         (head, body): (http::response::Parts, Incoming),
         strips: bool,
     ) -> Result<Response<Outgoing>, Failed> {
-        let encoded = head.headers.get(header::CONTENT_ENCODING).is_some_and(|value| value != "identity");
+        let encoded = head
+            .headers
+            .get(header::CONTENT_ENCODING)
+            .is_some_and(|value| value != "identity");
         if encoded {
             bill.everything("encoded");
             return Err(stop(fault::encoded()));
@@ -250,8 +306,8 @@ impl Attempt<'_> {
         let strips = strips && kind == TapKind::Events;
         // Last words may have to be put behind a part of anything but one document.
         let length = body.size_hint().exact().filter(|_| kind == TapKind::Whole);
-        let delimited =
-            body.size_hint().exact().is_some() || head.headers.contains_key(header::TRANSFER_ENCODING);
+        let delimited = body.size_hint().exact().is_some()
+            || head.headers.contains_key(header::TRANSFER_ENCODING);
         let tap = Tap::new(operation, kind, strips);
         let flow = Flow {
             upstream: self.upstream.clone(),

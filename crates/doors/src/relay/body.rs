@@ -21,7 +21,10 @@ const LONGEST_UNREAD: Duration = Duration::from_millis(500);
 type Room<'a> = Option<SemaphorePermit<'a>>;
 
 /// The whole body, within bounds of size and time, and the room that it takes.
-pub(super) async fn read<'a>(session: &'a Session, body: &mut Incoming) -> Result<(Bytes, Room<'a>), Fault> {
+pub(super) async fn read<'a>(
+    session: &'a Session,
+    body: &mut Incoming,
+) -> Result<(Bytes, Room<'a>), Fault> {
     let bounds = &session.doors.catalogue.bounds;
     let announced = body.size_hint().exact();
     if body.is_end_stream() {
@@ -30,14 +33,23 @@ pub(super) async fn read<'a>(session: &'a Session, body: &mut Incoming) -> Resul
     if announced.is_some_and(|length| length > bounds.body) {
         return Err(fault::body_too_large(bounds.body));
     }
-    let room = session.bodies.acquire_many(units(announced.unwrap_or(bounds.body)));
-    let room = timeout(bounds.body_time, room).await.map_err(|_| fault::no_room())?;
+    let room = session
+        .bodies
+        .acquire_many(units(announced.unwrap_or(bounds.body)));
+    let room = timeout(bounds.body_time, room)
+        .await
+        .map_err(|_| fault::no_room())?;
     let read = timeout(bounds.body_time, collect(body, announced, bounds.body));
     let body = read.await.unwrap_or_else(|_| Err(fault::body_too_slow()))?;
     let mut room = room.ok();
     // One that did not say how long it is took room for the longest.
     if let Some(room) = &mut room {
-        drop(room.split(room.num_permits().saturating_sub(units(body.len() as u64) as usize)));
+        drop(
+            room.split(
+                room.num_permits()
+                    .saturating_sub(units(body.len() as u64) as usize),
+            ),
+        );
     }
     Ok((body, room))
 }
@@ -46,8 +58,12 @@ pub(super) async fn read<'a>(session: &'a Session, body: &mut Incoming) -> Resul
 async fn collect(body: &mut Incoming, announced: Option<u64>, most: u64) -> Result<Bytes, Fault> {
     let (mut first, mut all) = (Bytes::new(), BytesMut::new());
     while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { return Err(fault::bad_body("it broke off")) };
-        let Ok(data) = frame.into_data() else { continue };
+        let Ok(frame) = frame else {
+            return Err(fault::bad_body("it broke off"));
+        };
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
         if (first.len() + all.len() + data.len()) as u64 > most {
             return Err(fault::body_too_large(most));
         }

@@ -10,28 +10,54 @@ use crate::{
 use http::{HeaderValue, Response, StatusCode, header};
 
 fn fault(status: u16, code: &'static str, message: impl Into<String>) -> Fault {
-    Fault { status, code, message: message.into(), retry: false, retry_after: None }
+    Fault {
+        status,
+        code,
+        message: message.into(),
+        retry: false,
+        retry_after: None,
+    }
 }
 
 pub(crate) fn no_such_path() -> Fault {
-    fault(404, "not_found", "This path is not served here. The door forwards model calls and nothing else.")
+    fault(
+        404,
+        "not_found",
+        "This path is not served here. The door forwards model calls and nothing else.",
+    )
 }
 
 pub(crate) fn too_many_connections() -> Fault {
     let message = "The session has too many connections open (limit `connections`).";
-    Fault { retry: true, retry_after: Some(1), ..fault(429, "rate_limit_error", message) }
+    Fault {
+        retry: true,
+        retry_after: Some(1),
+        ..fault(429, "rate_limit_error", message)
+    }
 }
 
 pub(crate) fn head_too_large(most: usize) -> Fault {
-    fault(431, "request_too_large", format!("The head of the request is larger than {most} bytes."))
+    fault(
+        431,
+        "request_too_large",
+        format!("The head of the request is larger than {most} bytes."),
+    )
 }
 
 pub(super) fn wrong_method() -> Fault {
-    fault(405, "method_not_allowed", "This path is served here, but not with this method.")
+    fault(
+        405,
+        "method_not_allowed",
+        "This path is served here, but not with this method.",
+    )
 }
 
 pub(super) fn unauthorized() -> Fault {
-    fault(401, "authentication_error", "The session token is missing or not valid here.")
+    fault(
+        401,
+        "authentication_error",
+        "The session token is missing or not valid here.",
+    )
 }
 
 pub(super) fn ended() -> Fault {
@@ -45,28 +71,53 @@ pub(super) fn other_dialect(speaks: Dialect) -> Fault {
         Dialect::Gemini => "Gemini's API (/v1beta/models/MODEL:generateContent)",
         Dialect::Ollama => "Ollama's API (/api/chat, /api/generate)",
     };
-    fault(404, "not_found", format!("The provider behind this door speaks {words}."))
+    fault(
+        404,
+        "not_found",
+        format!("The provider behind this door speaks {words}."),
+    )
 }
 
 pub(super) fn bad_body(why: &str) -> Fault {
-    fault(400, "invalid_request_error", format!("The request body was refused: {why}."))
+    fault(
+        400,
+        "invalid_request_error",
+        format!("The request body was refused: {why}."),
+    )
 }
 
 pub(super) fn body_too_large(most: u64) -> Fault {
-    fault(413, "request_too_large", format!("The request body is larger than {most} bytes."))
+    fault(
+        413,
+        "request_too_large",
+        format!("The request body is larger than {most} bytes."),
+    )
 }
 
 pub(super) fn body_too_slow() -> Fault {
-    fault(408, "request_timeout", "The request body did not arrive in time.")
+    fault(
+        408,
+        "request_timeout",
+        "The request body did not arrive in time.",
+    )
 }
 
 pub(super) fn no_room() -> Fault {
-    let message = "The session has so many large requests under way that there is no room for this one yet.";
-    Fault { retry: true, retry_after: Some(1), ..fault(429, "rate_limit_error", message) }
+    let message =
+        "The session has so many large requests under way that there is no room for this one yet.";
+    Fault {
+        retry: true,
+        retry_after: Some(1),
+        ..fault(429, "rate_limit_error", message)
+    }
 }
 
 pub(super) fn model_refused() -> Fault {
-    fault(403, "permission_error", "This model may not be used here (rule `allow_models`).")
+    fault(
+        403,
+        "permission_error",
+        "This model may not be used here (rule `allow_models`).",
+    )
 }
 
 pub(super) fn server_tools_refused() -> Fault {
@@ -97,21 +148,37 @@ pub(super) fn unbounded_input() -> Fault {
 
 pub(super) fn refused(refused: &Refused) -> Fault {
     match refused {
-        Refused::Spent { limit, left, resets_in } => {
+        Refused::Spent {
+            limit,
+            left,
+            resets_in,
+        } => {
             let left = left
                 .map(|left| format!(" {left} USD are left, too little for this call."))
                 .unwrap_or_default();
-            let anew = resets_in.map(|wait| format!(" It begins anew in {wait} s.")).unwrap_or_default();
-            fault(402, "budget_exceeded", format!("The budget is spent (limit `{limit}`).{left}{anew}"))
+            let anew = resets_in
+                .map(|wait| format!(" It begins anew in {wait} s."))
+                .unwrap_or_default();
+            fault(
+                402,
+                "budget_exceeded",
+                format!("The budget is spent (limit `{limit}`).{left}{anew}"),
+            )
         }
         Refused::Busy { limit, wait } => Fault {
             retry: true,
             retry_after: Some(*wait),
-            ..fault(429, "rate_limit_error", format!("Too much at once (limit `{limit}`)."))
+            ..fault(
+                429,
+                "rate_limit_error",
+                format!("Too much at once (limit `{limit}`)."),
+            )
         },
-        Refused::Ledger(_) => {
-            fault(503, "ledger_unavailable", "The ledger cannot be written, so nothing may be spent.")
-        }
+        Refused::Ledger(_) => fault(
+            503,
+            "ledger_unavailable",
+            "The ledger cannot be written, so nothing may be spent.",
+        ),
     }
 }
 
@@ -124,21 +191,36 @@ pub(super) fn unreachable(why: NoConnection) -> Fault {
     };
     Fault {
         retry: true,
-        ..fault(502, "upstream_unreachable", format!("The model provider cannot be reached: {why}."))
+        ..fault(
+            502,
+            "upstream_unreachable",
+            format!("The model provider cannot be reached: {why}."),
+        )
     }
 }
 
 pub(super) fn lost() -> Fault {
     let message = "The connection to the model provider broke before an answer came.";
-    Fault { retry: true, ..fault(502, "upstream_unreachable", message) }
+    Fault {
+        retry: true,
+        ..fault(502, "upstream_unreachable", message)
+    }
 }
 
 pub(super) fn first_byte_late() -> Fault {
-    Fault { retry: true, ..fault(504, "upstream_timeout", "The model provider did not answer in time.") }
+    Fault {
+        retry: true,
+        ..fault(
+            504,
+            "upstream_timeout",
+            "The model provider did not answer in time.",
+        )
+    }
 }
 
 pub(super) fn credentials() -> Fault {
-    let message = "The model provider refused the credential of this door. The operator has to mend it.";
+    let message =
+        "The model provider refused the credential of this door. The operator has to mend it.";
     fault(502, "upstream_credentials", message)
 }
 
@@ -151,11 +233,19 @@ pub(super) fn no_credential() -> Fault {
 }
 
 pub(super) fn redirected() -> Fault {
-    fault(502, "upstream_redirect", "The model provider answered with a redirect, which is not followed.")
+    fault(
+        502,
+        "upstream_redirect",
+        "The model provider answered with a redirect, which is not followed.",
+    )
 }
 
 pub(super) fn encoded() -> Fault {
-    fault(502, "upstream_encoding", "The model provider sent an encoded answer, which cannot be metered.")
+    fault(
+        502,
+        "upstream_encoding",
+        "The model provider sent an encoded answer, which cannot be metered.",
+    )
 }
 
 pub(super) fn upstream_status(status: StatusCode, retry_after: Option<u64>) -> Fault {
@@ -173,15 +263,33 @@ pub(super) fn upstream_status(status: StatusCode, retry_after: Option<u64>) -> F
 // In the middle of a stream.
 
 pub(super) fn cut() -> Fault {
-    fault(402, "budget_exceeded", "The money reserved for this call is spent; the stream was cut.")
+    fault(
+        402,
+        "budget_exceeded",
+        "The money reserved for this call is spent; the stream was cut.",
+    )
 }
 
 pub(super) fn broken() -> Fault {
-    Fault { retry: true, ..fault(502, "upstream_unreachable", "The connection to the model provider broke.") }
+    Fault {
+        retry: true,
+        ..fault(
+            502,
+            "upstream_unreachable",
+            "The connection to the model provider broke.",
+        )
+    }
 }
 
 pub(super) fn stalled() -> Fault {
-    Fault { retry: true, ..fault(504, "upstream_timeout", "The model provider stopped sending.") }
+    Fault {
+        retry: true,
+        ..fault(
+            504,
+            "upstream_timeout",
+            "The model provider stopped sending.",
+        )
+    }
 }
 
 pub(super) fn revoked() -> Fault {
@@ -193,12 +301,21 @@ pub(crate) fn response(dialect: Option<Dialect>, fault: &Fault) -> Response<Outg
     let mut response = Response::new(Outgoing::whole(answer(dialect, fault)));
     *response.status_mut() = StatusCode::from_u16(fault.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert("x-should-retry", HeaderValue::from_static(if fault.retry { "true" } else { "false" }));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    headers.insert(
+        "x-should-retry",
+        HeaderValue::from_static(if fault.retry { "true" } else { "false" }),
+    );
     headers.insert("x-airlock-error", HeaderValue::from_static(fault.code));
     if let Some(wait) = fault.retry_after {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(wait));
-        headers.insert("retry-after-ms", HeaderValue::from(wait.saturating_mul(1000)));
+        headers.insert(
+            "retry-after-ms",
+            HeaderValue::from(wait.saturating_mul(1000)),
+        );
     }
     response
 }

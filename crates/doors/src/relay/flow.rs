@@ -59,19 +59,21 @@ pub(super) enum Step {
 
 impl Flow {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
-        self.wire.poll_piece(&mut self.body, cx).map(|piece| match piece {
-            Piece::Data(data) => Step::Data(self.pass(data)),
-            Piece::End => {
-                // What waited belongs to what may be whole.
-                let passed = self.unheld();
-                let rest = self.rest(passed);
-                match self.delimited || self.tap.is_complete() {
-                    true => Step::End(rest),
-                    false => Step::Broken,
+        self.wire
+            .poll_piece(&mut self.body, cx)
+            .map(|piece| match piece {
+                Piece::Data(data) => Step::Data(self.pass(data)),
+                Piece::End => {
+                    // What waited belongs to what may be whole.
+                    let passed = self.unheld();
+                    let rest = self.rest(passed);
+                    match self.delimited || self.tap.is_complete() {
+                        true => Step::End(rest),
+                        false => Step::Broken,
+                    }
                 }
-            }
-            Piece::Broken => Step::Broken,
-        })
+                Piece::Broken => Step::Broken,
+            })
     }
 
     fn pass(&mut self, data: Bytes) -> Bytes {
@@ -89,9 +91,15 @@ impl Flow {
 
     /// What the search for the credential held back.
     fn unheld(&mut self) -> Bytes {
-        let Some(reflection) = self.upstream.reflection() else { return Bytes::new() };
+        let Some(reflection) = self.upstream.reflection() else {
+            return Bytes::new();
+        };
         let held = self.scrub.rest(reflection);
-        if held.is_empty() { held } else { self.tap.feed(held) }
+        if held.is_empty() {
+            held
+        } else {
+            self.tap.feed(held)
+        }
     }
 
     fn rest(&mut self, passed: Bytes) -> Bytes {
@@ -110,8 +118,13 @@ impl Flow {
 
     /// More has come than was paid for.
     pub(super) fn is_spent(&self) -> bool {
-        let Some(cut) = self.bill.allowed.cut else { return false };
-        self.tap.least_output().max(self.tap.output_bytes() / MOST_BYTES_A_TOKEN) > cut
+        let Some(cut) = self.bill.allowed.cut else {
+            return false;
+        };
+        self.tap
+            .least_output()
+            .max(self.tap.output_bytes() / MOST_BYTES_A_TOKEN)
+            > cut
     }
 
     /// The real bill. The connection is kept if the answer was read to its end.
@@ -150,12 +163,26 @@ impl Flow {
         let mut usage = said.unwrap_or_default();
         if usage.input_tokens() == 0 {
             let read = self.bill.asked.div_ceil(bytes_a_token).max(1);
-            usage.input = if bytes_a_token == 1 { read.max(self.bill.most_input) } else { read };
+            usage.input = if bytes_a_token == 1 {
+                read.max(self.bill.most_input)
+            } else {
+                read
+            };
         }
         // What was said before the end leaves out what passed since.
-        let seen = self.tap.least_output().max(self.tap.output_bytes().div_ceil(bytes_a_token));
+        let seen = self
+            .tap
+            .least_output()
+            .max(self.tap.output_bytes().div_ceil(bytes_a_token));
         usage.output += seen.saturating_sub(usage.output_tokens());
-        (usage, if said.is_some() { Source::Partial } else { Source::Estimated })
+        (
+            usage,
+            if said.is_some() {
+                Source::Partial
+            } else {
+                Source::Estimated
+            },
+        )
     }
 }
 
@@ -190,7 +217,10 @@ impl Bill {
 
     /// It was asked and did not answer: it may have done everything that was asked.
     pub(super) fn everything(self, ending: &str) {
-        let usage = Usage { input: self.allowed.claim.tokens, ..Usage::default() };
+        let usage = Usage {
+            input: self.allowed.claim.tokens,
+            ..Usage::default()
+        };
         self.settle(usage, Source::Reserved, ending);
     }
 

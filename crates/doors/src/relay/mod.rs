@@ -84,7 +84,12 @@ pub(crate) async fn serve(
     }
     let (head, mut body) = request.into_parts();
     if token::is_anothers(&head, session.terms.token.as_ref()) {
-        session.denied("token", "a token of another session", "token_listener_mismatch", "nothing");
+        session.denied(
+            "token",
+            "a token of another session",
+            "token_listener_mismatch",
+            "nothing",
+        );
         return unauthorized_at(&head);
     }
     // hyper lets the chunked length win over the other; nobody gets to argue about where the next request begins.
@@ -96,7 +101,9 @@ pub(crate) async fn serve(
         answered = answer_or_refuse(&session, line, head, &mut body) => answered,
     };
     if ambiguous {
-        response.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+        response
+            .headers_mut()
+            .insert(header::CONNECTION, http::HeaderValue::from_static("close"));
     }
     response
 }
@@ -104,7 +111,10 @@ pub(crate) async fn serve(
 /// One answer to every credential that is not good here, whatever is wrong with it.
 pub(crate) fn unauthorized_at(head: &Parts) -> Response<Outgoing> {
     let route = route(&head.method, head.uri.path(), head.uri.query());
-    refusal(route.ok().and_then(|route| route.dialect), &fault::unauthorized())
+    refusal(
+        route.ok().and_then(|route| route.dialect),
+        &fault::unauthorized(),
+    )
 }
 
 async fn answer_or_refuse(
@@ -145,16 +155,26 @@ async fn answer(
     let refused = |fault| (Some(speaks), fault);
     // Held until the answer begins: so long the body may have to be sent again.
     let (body, _room) = body::read(session, body).await.map_err(refused)?;
-    let ask = ask(route.operation, &body).map_err(|bad| refused(fault::bad_body(&bad.to_string())))?;
+    let ask =
+        ask(route.operation, &body).map_err(|bad| refused(fault::bad_body(&bad.to_string())))?;
     if let (Some(named), Some((other, _))) = (&route.model, &ask.model)
         && named != other
     {
-        return Err(refused(fault::bad_body("it names another model than the path")));
+        return Err(refused(fault::bad_body(
+            "it names another model than the path",
+        )));
     }
     let began = Instant::now();
-    let end =
-        (session.kind == Kind::Inference).then(|| began + session.doors.catalogue.bounds.inference_time);
-    let asked = Asked { route, head, body, ask, began, end };
+    let end = (session.kind == Kind::Inference)
+        .then(|| began + session.doors.catalogue.bounds.inference_time);
+    let asked = Asked {
+        route,
+        head,
+        body,
+        ask,
+        began,
+        end,
+    };
     carry_out(session, line, &asked).await.map_err(refused)
 }
 
@@ -171,10 +191,20 @@ async fn carry_out(
     let named = asked.ask.model.as_ref().map(|(model, _)| model.as_str());
     let model = asked.route.model.as_deref().or(named);
     let targets = match model {
-        None if !asked.route.operation.is_free() => return Err(fault::bad_body("it names no model")),
-        None => vec![Target { provider: provider.name.clone(), model: String::new() }],
+        None if !asked.route.operation.is_free() => {
+            return Err(fault::bad_body("it names no model"));
+        }
+        None => vec![Target {
+            provider: provider.name.clone(),
+            model: String::new(),
+        }],
         Some(model) => session.targets(model).ok_or_else(|| {
-            session.denied("model", model, "allow_models", &format!("--allow-model '{model}'"));
+            session.denied(
+                "model",
+                model,
+                "allow_models",
+                &format!("--allow-model '{model}'"),
+            );
             fault::model_refused()
         })?,
     };
@@ -201,7 +231,14 @@ async fn carry_out(
         let mut tries = 0;
         loop {
             number += 1;
-            let attempt = Attempt { session, line: &line, asked, target, upstream: &upstream, number };
+            let attempt = Attempt {
+                session,
+                line: &line,
+                asked,
+                target,
+                upstream: &upstream,
+                number,
+            };
             let failed = match attempt.carry_out().await {
                 Ok(response) => return Ok(response),
                 Err(failed) => failed,
@@ -264,7 +301,10 @@ impl Body for Outgoing {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
             Outgoing::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Outgoing::Passage(passage) => Pin::new(passage.as_mut()).poll_frame(cx),

@@ -20,7 +20,10 @@ pub(super) fn answer(session: &Session, head: &Parts) -> Option<Response<Outgoin
 
 fn json(value: &serde_json::Value) -> Response<Outgoing> {
     let mut response = Response::new(Outgoing::whole(value.to_string()));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     response
 }
 
@@ -31,7 +34,9 @@ fn health(session: &Session) -> Response<Outgoing> {
 /// So that an agent can plan.
 fn budget(session: &Session) -> Response<Outgoing> {
     let (used, budget) = (session.used(), &session.terms.budget);
-    let left = budget.money.map(|money| money.minus(used.money).minus(used.held).to_string());
+    let left = budget
+        .money
+        .map(|money| money.minus(used.money).minus(used.held).to_string());
     json(&serde_json::json!({
         "calls": used.calls,
         "input_tokens": used.input_tokens,

@@ -71,10 +71,22 @@ impl Passage {
         end: Option<Instant>,
     ) -> Passage {
         let (idle, now) = (flow.upstream.provider.patience.idle, Instant::now());
-        let alarm = Box::pin(sleep_until(end.map_or(now + idle, |end| end.min(now + idle))));
+        let alarm = Box::pin(sleep_until(
+            end.map_or(now + idle, |end| end.min(now + idle)),
+        ));
         line.is_busy(true);
         let (flow, state) = (Some(flow), State::Streaming);
-        Passage { session, line, flow, idle, end, last: now, alarm, state, length }
+        Passage {
+            session,
+            line,
+            flow,
+            idle,
+            end,
+            last: now,
+            alarm,
+            state,
+            length,
+        }
     }
 
     /// What can be passed on now. Says how it goes on by the state it leaves.
@@ -130,7 +142,11 @@ impl Passage {
             flow.settle(ending, false);
         }
         // Into one document nothing can be put.
-        self.state = if words.is_empty() { State::Cut } else { State::Failing(words) };
+        self.state = if words.is_empty() {
+            State::Cut
+        } else {
+            State::Failing(words)
+        };
     }
 
     /// The end of a broken answer: words in the program's dialect, time to get out, then no proper end.
@@ -153,7 +169,10 @@ impl Body for Passage {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
         loop {
             match this.state {
@@ -186,7 +205,9 @@ impl Drop for Passage {
     /// The reader left, or was made to.
     fn drop(&mut self) {
         self.line.is_busy(false);
-        let Some(mut flow) = self.flow.take() else { return };
+        let Some(mut flow) = self.flow.take() else {
+            return;
+        };
         // Where the length is known, nobody asks for what comes behind the last byte.
         if flow.is_read() {
             return flow.settle("complete", true);
@@ -241,13 +262,18 @@ impl Joined {
             return;
         }
         if self.all.is_empty() {
-            self.all.reserve(JOINED.min(4 * (self.first.len() + piece.len())));
+            self.all
+                .reserve(JOINED.min(4 * (self.first.len() + piece.len())));
             self.all.extend_from_slice(&std::mem::take(&mut self.first));
         }
         self.all.extend_from_slice(&piece);
     }
 
     fn take(self) -> Bytes {
-        if self.all.is_empty() { self.first } else { self.all.freeze() }
+        if self.all.is_empty() {
+            self.first
+        } else {
+            self.all.freeze()
+        }
     }
 }

@@ -52,12 +52,20 @@ pub(super) struct Allowed {
 }
 
 fn writes(operation: Operation) -> bool {
-    !matches!(operation, Operation::Embeddings | Operation::GeminiEmbed | Operation::OllamaEmbed)
+    !matches!(
+        operation,
+        Operation::Embeddings | Operation::GeminiEmbed | Operation::OllamaEmbed
+    )
 }
 
 impl Worst {
     /// Of a request; none if its input cannot be bounded.
-    pub(super) fn of(operation: Operation, body: usize, ask: &Ask, price: Arc<Price>) -> Option<Worst> {
+    pub(super) fn of(
+        operation: Operation,
+        body: usize,
+        ask: &Ask,
+        price: Arc<Price>,
+    ) -> Option<Worst> {
         // No tokenizer makes more tokens than there are bytes; what lies beyond the body can fill the whole context.
         // Pictures are counted beside the context by some, and many texts are embedded at once.
         let text = match (ask.refers_beyond || ask.server_tools, price.context) {
@@ -65,17 +73,37 @@ impl Worst {
             (false, Some(context)) if writes(operation) => context.min(body as u64),
             (false, _) => body as u64,
         };
-        let picture = if price.input <= CHEAP { PICTURE_OF_CHEAP } else { PICTURE };
+        let picture = if price.input <= CHEAP {
+            PICTURE_OF_CHEAP
+        } else {
+            PICTURE
+        };
         let tools = if ask.tools { TOOL_WORDS } else { 0 };
-        let input = text.saturating_add(ask.pictures.saturating_mul(picture)).saturating_add(tools);
-        let fees = if ask.server_tools { price.tools(SERVER_TOOL_USES) } else { Money::ZERO };
+        let input = text
+            .saturating_add(ask.pictures.saturating_mul(picture))
+            .saturating_add(tools);
+        let fees = if ask.server_tools {
+            price.tools(SERVER_TOOL_USES)
+        } else {
+            Money::ZERO
+        };
         let output = writes(operation).then(|| {
             let most = price.most_output.unwrap_or(USUAL_MOST_OUTPUT);
-            let said =
-                ask.cap.as_ref().map(|cap| cap.tokens.min(price.most_output.unwrap_or(LONGEST_OUTPUT)));
-            Output { wanted: said.unwrap_or(most), choices: ask.choices.max(1) }
+            let said = ask
+                .cap
+                .as_ref()
+                .map(|cap| cap.tokens.min(price.most_output.unwrap_or(LONGEST_OUTPUT)));
+            Output {
+                wanted: said.unwrap_or(most),
+                choices: ask.choices.max(1),
+            }
         });
-        Some(Worst { price, input, fees, output })
+        Some(Worst {
+            price,
+            input,
+            fees,
+            output,
+        })
     }
 
     /// What may be claimed, given the room there is; nothing if it is too little.
@@ -87,11 +115,23 @@ impl Worst {
         };
         let limited = room.money.is_some() || room.tokens.is_some();
         let Some(Output { wanted, choices }) = self.output else {
-            let claim = Claim { money: input, tokens: self.input };
-            return fits(&claim).then_some(Allowed { claim, cap: None, cut: None, limited });
+            let claim = Claim {
+                money: input,
+                tokens: self.input,
+            };
+            return fits(&claim).then_some(Allowed {
+                claim,
+                cap: None,
+                cut: None,
+                limited,
+            });
         };
-        let payable = room.money.map_or(u64::MAX, |money| self.payable(money, input) / choices);
-        let countable = room.tokens.map_or(u64::MAX, |tokens| tokens.saturating_sub(self.input) / choices);
+        let payable = room
+            .money
+            .map_or(u64::MAX, |money| self.payable(money, input) / choices);
+        let countable = room.tokens.map_or(u64::MAX, |tokens| {
+            tokens.saturating_sub(self.input) / choices
+        });
         let most = wanted.min(payable).min(countable);
         if most < wanted.min(LEAST_OUTPUT) {
             return None;
@@ -102,7 +142,12 @@ impl Worst {
             tokens: self.input.saturating_add(output),
         };
         let limit = |value: u64| limited.then_some(value);
-        fits(&claim).then_some(Allowed { claim, cap: limit(most), cut: limit(output), limited })
+        fits(&claim).then_some(Allowed {
+            claim,
+            cap: limit(most),
+            cut: limit(output),
+            limited,
+        })
     }
 
     fn payable(&self, money: Money, input: Money) -> u64 {

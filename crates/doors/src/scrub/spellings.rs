@@ -16,7 +16,9 @@ const IN_ADDRESSES: [&[u8]; 3] = [b"-._~", b"-._~/", b"-._~!'()*"];
 pub(super) fn of(text: &[u8]) -> Vec<Text> {
     let mut all = base64_anywhere(text);
     for digits in [UPPER, LOWER] {
-        all.push(Zeroizing::new(text.iter().flat_map(|byte| hex(*byte, digits)).collect()));
+        all.push(Zeroizing::new(
+            text.iter().flat_map(|byte| hex(*byte, digits)).collect(),
+        ));
         all.extend(IN_ADDRESSES.map(|plain| percent(text, plain, digits)));
         for escaped in IN_JSON {
             let solidus = [b"/".to_vec(), b"\\/".to_vec(), unicode(b'/', digits)];
@@ -37,15 +39,19 @@ fn base64_anywhere(text: &[u8]) -> Vec<Text> {
         // The first characters also carry what stood before, the last what comes behind.
         let first = [0, 2, 3][before];
         let last = encoded.len() - usize::from(!(before + text.len()).is_multiple_of(3));
-        all.push(Zeroizing::new(encoded.get(first..last).unwrap_or_default().to_vec()));
+        all.push(Zeroizing::new(
+            encoded.get(first..last).unwrap_or_default().to_vec(),
+        ));
     }
     let swap = |byte: &u8| match byte {
         b'+' => b'-',
         b'/' => b'_',
         other => *other,
     };
-    let for_addresses: Vec<Text> =
-        all.iter().map(|form| Zeroizing::new(form.iter().map(swap).collect())).collect();
+    let for_addresses: Vec<Text> = all
+        .iter()
+        .map(|form| Zeroizing::new(form.iter().map(swap).collect()))
+        .collect();
     all.extend(for_addresses);
     all
 }
@@ -55,7 +61,10 @@ fn base64(text: &[u8]) -> Text {
 }
 
 fn hex(byte: u8, digits: &[u8; 16]) -> [u8; 2] {
-    [digits[usize::from(byte >> 4)], digits[usize::from(byte & 15)]]
+    [
+        digits[usize::from(byte >> 4)],
+        digits[usize::from(byte & 15)],
+    ]
 }
 
 fn unicode(byte: u8, digits: &[u8; 16]) -> Vec<u8> {

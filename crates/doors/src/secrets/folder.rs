@@ -56,30 +56,44 @@ impl Folder {
         };
         let found = rustix::fs::fstat(&handle).map_err(|error| unusable(path, &error.into()))?;
         if found.st_uid != geteuid().as_raw() && !geteuid().is_root() {
-            return Err(unusable(path, &io::Error::other("it belongs to somebody else")));
+            return Err(unusable(
+                path,
+                &io::Error::other("it belongs to somebody else"),
+            ));
         }
         if found.st_mode & 0o077 != 0 {
             let shown = path.display();
             let message = format!("the folder of secrets `{shown}` is open to others");
             return Err(SecretsError::new(message, format!("chmod 700 {shown}")));
         }
-        Ok(Some(Folder { handle, path: path.to_owned() }))
+        Ok(Some(Folder {
+            handle,
+            path: path.to_owned(),
+        }))
     }
 
     /// The same, and made if it is not there.
     pub(super) fn make(path: &Path) -> Result<Folder, SecretsError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| unusable(path, &error))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(|error| unusable(path, &error))?;
         Folder::open(path)?.ok_or_else(|| unusable(path, &Errno::NOENT.into()))
     }
 
     pub(super) fn read(&self, name: &Id) -> Result<Option<Vec<u8>>, SecretsError> {
-        let Some((mut file, about)) = self.file(&record(name))? else { return Ok(None) };
-        let bytes = read_whole(&mut file, about.len()).map_err(|error| self.failed("read", &error))?;
+        let Some((mut file, about)) = self.file(&record(name))? else {
+            return Ok(None);
+        };
+        let bytes =
+            read_whole(&mut file, about.len()).map_err(|error| self.failed("read", &error))?;
         Ok(Some(bytes.to_vec()))
     }
 
     pub(super) fn write(&self, name: &Id, sealed: &[u8]) -> Result<(), SecretsError> {
-        self.put(&record(name), sealed, RenameFlags::empty()).map_err(|error| self.failed("write", &error))
+        self.put(&record(name), sealed, RenameFlags::empty())
+            .map_err(|error| self.failed("write", &error))
     }
 
     pub(super) fn list(&self) -> Result<Vec<Stored>, SecretsError> {
@@ -87,14 +101,27 @@ impl Folder {
         let mut stored = Vec::new();
         for entry in Dir::read_from(&self.handle).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let name = entry.file_name().to_str().ok().and_then(|name| name.strip_suffix(END));
-            let Some(name) = name.and_then(|name| Id::new(name).ok()) else { continue };
+            let name = entry
+                .file_name()
+                .to_str()
+                .ok()
+                .and_then(|name| name.strip_suffix(END));
+            let Some(name) = name.and_then(|name| Id::new(name).ok()) else {
+                continue;
+            };
             // Removed in between: it is not there.
-            let Some((_, about)) = self.file(&record(&name))? else { continue };
-            let set_at = about.modified().map_err(|error| self.failed("list", &error))?;
+            let Some((_, about)) = self.file(&record(&name))? else {
+                continue;
+            };
+            let set_at = about
+                .modified()
+                .map_err(|error| self.failed("list", &error))?;
             stored.push(Stored { name, set_at });
             if stored.len() > MOST {
-                return Err(self.failed("list", &io::Error::other(format!("there are more than {MOST}"))));
+                return Err(self.failed(
+                    "list",
+                    &io::Error::other(format!("there are more than {MOST}")),
+                ));
             }
         }
         stored.sort_by(|one, other| one.name.cmp(&other.name));
@@ -103,7 +130,10 @@ impl Folder {
 
     pub(super) fn remove(&self, name: &Id) -> Result<bool, SecretsError> {
         match rustix::fs::unlinkat(&self.handle, record(name), AtFlags::empty()) {
-            Ok(()) => self.sync().map(|()| true).map_err(|error| self.failed("remove", &error)),
+            Ok(()) => self
+                .sync()
+                .map(|()| true)
+                .map_err(|error| self.failed("remove", &error)),
             Err(Errno::NOENT) => Ok(false),
             Err(error) => Err(self.failed("remove", &error.into())),
         }
@@ -111,7 +141,9 @@ impl Folder {
 
     /// The master key that lies here, if one does.
     pub(super) fn key(&self) -> Result<Option<Key>, SecretsError> {
-        let Some((mut file, about)) = self.file(KEY)? else { return Ok(None) };
+        let Some((mut file, about)) = self.file(KEY)? else {
+            return Ok(None);
+        };
         let shown = self.path.join(KEY);
         let shown = shown.display();
         if let Some(why) = exposed(about.uid(), about.mode(), Guard::Owner, false) {
@@ -120,20 +152,26 @@ impl Folder {
                 format!("chmod 600 {shown}"),
             ));
         }
-        let bytes = read_whole(&mut file, about.len()).map_err(|error| self.failed("read", &error))?;
+        let bytes =
+            read_whole(&mut file, about.len()).map_err(|error| self.failed("read", &error))?;
         raw_or_text(&bytes).map(Some).ok_or_else(|| {
             let hint = "bring the file back, or remove it and all secrets, and set them anew";
-            SecretsError::new(format!("`{shown}` is no master key: it must have 32 bytes"), hint)
+            SecretsError::new(
+                format!("`{shown}` is no master key: it must have 32 bytes"),
+                hint,
+            )
         })
     }
 
     /// Keeps a new master key here, unless somebody was faster: then theirs counts.
     pub(super) fn keep_key(&self, key: &Key) -> Result<Key, SecretsError> {
         match self.put(KEY, key.as_slice(), RenameFlags::NOREPLACE) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(self.failed("write", &error)),
-            Ok(()) | Err(_) => self
-                .key()?
-                .ok_or_else(|| self.failed("read", &io::Error::other("the master key is gone again"))),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(self.failed("write", &error))
+            }
+            Ok(()) | Err(_) => self.key()?.ok_or_else(|| {
+                self.failed("read", &io::Error::other("the master key is gone again"))
+            }),
         }
     }
 
@@ -144,12 +182,15 @@ impl Folder {
             Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(self.failed("open", &error.into())),
         };
-        let about = file.metadata().map_err(|error| self.failed("open", &error))?;
+        let about = file
+            .metadata()
+            .map_err(|error| self.failed("open", &error))?;
         match about.is_file() && about.len() <= seal::LONGEST {
             true => Ok(Some((file, about))),
-            false => {
-                Err(self.failed("open", &io::Error::other(format!("`{name}` is not a file of this store"))))
-            }
+            false => Err(self.failed(
+                "open",
+                &io::Error::other(format!("`{name}` is not a file of this store")),
+            )),
         }
     }
 
@@ -163,12 +204,26 @@ impl Folder {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::openat(&self.handle, &fresh, flags, Mode::RUSR | Mode::WUSR)?);
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(rustix::fs::openat(
+            &self.handle,
+            &fresh,
+            flags,
+            Mode::RUSR | Mode::WUSR,
+        )?);
         let moved = file
             .write_all(bytes)
             .and_then(|()| file.sync_all())
-            .and_then(|()| Ok(rustix::fs::renameat_with(&self.handle, &fresh, &self.handle, name, how)?));
+            .and_then(|()| {
+                Ok(rustix::fs::renameat_with(
+                    &self.handle,
+                    &fresh,
+                    &self.handle,
+                    name,
+                    how,
+                )?)
+            });
         if moved.is_err() {
             // The reason for that is told; that the rest stays behind would hide it.
             let _ = rustix::fs::unlinkat(&self.handle, &fresh, AtFlags::empty());
@@ -195,6 +250,12 @@ fn record(name: &Id) -> String {
 }
 
 fn unusable(path: &Path, error: &io::Error) -> SecretsError {
-    let message = format!("cannot use the folder of secrets `{}`: {error}", path.display());
-    SecretsError::new(message, "choose a state folder of your own with --state DIR")
+    let message = format!(
+        "cannot use the folder of secrets `{}`: {error}",
+        path.display()
+    );
+    SecretsError::new(
+        message,
+        "choose a state folder of your own with --state DIR",
+    )
 }

@@ -53,7 +53,10 @@ impl MasterKey {
             None => {
                 let mut key = Zeroizing::new([0; 32]);
                 SystemRandom::new().fill(key.as_mut_slice()).map_err(|_| {
-                    SecretsError::new("the kernel gave no random numbers for a master key", "try again")
+                    SecretsError::new(
+                        "the kernel gave no random numbers for a master key",
+                        "try again",
+                    )
                 })?;
                 folder.keep_key(&key)
             }
@@ -82,8 +85,9 @@ fn of_keyring(description: &str) -> Result<Key, SecretsError> {
         )
     };
     let search = |ring| KeyRing::from_special_id(ring, false)?.search(description);
-    let found =
-        search(KeyRingIdentifier::Session).or_else(|_| search(KeyRingIdentifier::User)).map_err(failed)?;
+    let found = search(KeyRingIdentifier::Session)
+        .or_else(|_| search(KeyRingIdentifier::User))
+        .map_err(failed)?;
     let mut buffer = Zeroizing::new([0; 128]);
     let size = found.read(&mut *buffer).map_err(failed)?;
     let bytes = buffer.get(..size).unwrap_or_default();
@@ -109,15 +113,20 @@ fn decode(text: &[u8]) -> Option<Key> {
         return Some(key);
     }
     let bare = text.strip_suffix(b"=").unwrap_or(text);
-    let alphabet =
-        if bare.iter().any(|byte| b"-_".contains(byte)) { &alphabet::URL_SAFE } else { &alphabet::STANDARD };
+    let alphabet = if bare.iter().any(|byte| b"-_".contains(byte)) {
+        &alphabet::URL_SAFE
+    } else {
+        &alphabet::STANDARD
+    };
     let engine = GeneralPurpose::new(
         alphabet,
         PAD.with_decode_padding_mode(base64::engine::DecodePaddingMode::RequireNone),
     );
     // The decoder wants room for a group more than there is.
     let mut room = Zeroizing::new([0; 36]);
-    let size = (bare.len() == 43).then(|| engine.decode_slice(bare, room.as_mut_slice()).ok()).flatten()?;
+    let size = (bare.len() == 43)
+        .then(|| engine.decode_slice(bare, room.as_mut_slice()).ok())
+        .flatten()?;
     key.copy_from_slice(room.get(..size).filter(|bytes| bytes.len() == 32)?);
     Some(key)
 }
@@ -136,7 +145,10 @@ mod tests {
         let (ring, key) = match put {
             Ok(both) => both,
             Err(error) => {
-                assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "prerequisite: a keyring: {error}");
+                assert!(
+                    std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+                    "prerequisite: a keyring: {error}"
+                );
                 return eprintln!("NOT TESTED: no keyring here: {error}");
             }
         };
@@ -165,19 +177,39 @@ mod tests {
             })
             .collect();
         assert_ne!(url, &encoded[..43], "the alphabets differ in this key");
-        for text in [hex.as_bytes(), hex.to_uppercase().as_bytes(), &encoded, &encoded[..43], &url] {
-            assert_eq!(decode(text).as_deref(), Some(&key), "{}", String::from_utf8_lossy(text));
+        for text in [
+            hex.as_bytes(),
+            hex.to_uppercase().as_bytes(),
+            &encoded,
+            &encoded[..43],
+            &url,
+        ] {
+            assert_eq!(
+                decode(text).as_deref(),
+                Some(&key),
+                "{}",
+                String::from_utf8_lossy(text)
+            );
             let line = [text, b"\n"].concat();
             assert_eq!(raw_or_text(&line).as_deref(), Some(&key));
         }
         assert_eq!(raw_or_text(&key).as_deref(), Some(&key));
         let raw_with_line_break = [&key[..], b"\n"].concat();
-        for bad in
-            [&b""[..], b"short", &key[..31], &raw_with_line_break, &encoded[..42], &hex.as_bytes()[..63]]
-        {
+        for bad in [
+            &b""[..],
+            b"short",
+            &key[..31],
+            &raw_with_line_break,
+            &encoded[..42],
+            &hex.as_bytes()[..63],
+        ] {
             assert_eq!(raw_or_text(bad).as_deref(), None, "{} bytes", bad.len());
         }
-        assert_eq!(decode(&[b'a'; 32]).as_deref(), None, "a word of 32 letters is no key");
+        assert_eq!(
+            decode(&[b'a'; 32]).as_deref(),
+            None,
+            "a word of 32 letters is no key"
+        );
         assert_eq!(decode(&[b'g'; 64]).as_deref(), None);
     }
 }

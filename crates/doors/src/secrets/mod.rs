@@ -64,7 +64,10 @@ pub struct SecretsError {
 
 impl SecretsError {
     fn new(message: impl Into<String>, hint: impl Into<String>) -> SecretsError {
-        SecretsError { message: message.into(), hint: hint.into() }
+        SecretsError {
+            message: message.into(),
+            hint: hint.into(),
+        }
     }
 }
 
@@ -155,18 +158,27 @@ impl Secrets {
         if !self.list()?.iter().any(|stored| stored.name == id) {
             let mut fresh = Zeroizing::new([0; 32]);
             SystemRandom::new().fill(&mut fresh[..]).map_err(|_| {
-                SecretsError::new("no key could be made", "try again; the kernel gave no random numbers")
+                SecretsError::new(
+                    "no key could be made",
+                    "try again; the kernel gave no random numbers",
+                )
             })?;
             let text = STANDARD.encode(&fresh[..]).into_bytes();
-            let text = Secret::new(text).map_err(|bad| SecretsError::new(bad.to_string(), "try again"))?;
+            let text =
+                Secret::new(text).map_err(|bad| SecretsError::new(bad.to_string(), "try again"))?;
             self.set(name, &text)?;
         }
         let kept = self.stored(name)?;
         let bytes = STANDARD.decode(kept.expose()).ok().map(Zeroizing::new);
-        let key = bytes.and_then(|bytes| <[u8; 32]>::try_from(&bytes[..]).ok()).map(Zeroizing::new);
+        let key = bytes
+            .and_then(|bytes| <[u8; 32]>::try_from(&bytes[..]).ok())
+            .map(Zeroizing::new);
         key.ok_or_else(|| {
             let hint = format!("remove it, to have another one made: airlock secrets rm {id}");
-            SecretsError::new(format!("the secret `{id}` is Airlock's own, and was changed"), hint)
+            SecretsError::new(
+                format!("the secret `{id}` is Airlock's own, and was changed"),
+                hint,
+            )
         })
     }
 
@@ -200,7 +212,10 @@ fn check_header(secret: &Secret, source: &KeySource) -> Result<(), SecretsError>
             KeySource::File(path) => format!("the file `{}`", path.display()),
             KeySource::Vault { path, .. } => format!("`{}` of the Vault", path.escape_debug()),
         };
-        SecretsError::new(format!("{place} is no key: {bad}"), "put the key, and nothing else, there")
+        SecretsError::new(
+            format!("{place} is no key: {bad}"),
+            "put the key, and nothing else, there",
+        )
     })
 }
 
@@ -253,8 +268,16 @@ fn guarded(path: &Path, guard: Guard) -> Result<Zeroizing<Vec<u8>>, SecretsError
     if about.len() > LONGEST_FILE {
         return Err(failed(&"it is longer than 64 KiB"));
     }
-    if let Some(why) = exposed(about.uid(), about.mode(), guard, path.starts_with(SERVICE_SECRETS)) {
-        return Err(SecretsError::new(format!("`{shown}` {why}"), format!("chmod 600 {shown}")));
+    if let Some(why) = exposed(
+        about.uid(),
+        about.mode(),
+        guard,
+        path.starts_with(SERVICE_SECRETS),
+    ) {
+        return Err(SecretsError::new(
+            format!("`{shown}` {why}"),
+            format!("chmod 600 {shown}"),
+        ));
     }
     read_whole(&mut file, about.len()).map_err(|error| failed(&error))
 }
@@ -268,7 +291,9 @@ fn exposed(owner: u32, mode: u32, guard: Guard, of_service: bool) -> Option<&'st
     match (mode & 0o777, guard) {
         (mode, _) if mode & 0o022 != 0 => Some("can be changed by others"),
         (mode, Guard::Owner) if mode & 0o077 != 0 => Some("can be read by others"),
-        (mode, Guard::Service) if mode & 0o007 != 0 && !of_service => Some("can be read by everyone"),
+        (mode, Guard::Service) if mode & 0o007 != 0 && !of_service => {
+            Some("can be read by everyone")
+        }
         (mode, Guard::Service) if mode & 0o070 != 0 && !by_root => Some("can be read by its group"),
         _ => None,
     }

@@ -19,7 +19,10 @@ pub(super) const LONGEST: u64 = (64 << 10) + (HEAD + TAG) as u64;
 
 pub(super) fn seal(key: &Key, name: &Id, value: &Secret) -> Result<Vec<u8>, SecretsError> {
     encrypt(key, name, value).map_err(|Unspecified| {
-        SecretsError::new("the secret could not be encrypted", "try again; the kernel gave no random numbers")
+        SecretsError::new(
+            "the secret could not be encrypted",
+            "try again; the kernel gave no random numbers",
+        )
     })
 }
 
@@ -55,7 +58,8 @@ fn decrypt(key: &Key, name: &Id, sealed: Vec<u8>) -> Result<Zeroizing<Vec<u8>>, 
     let (VERSION, nonce) = (head[0], Nonce::try_assume_unique_for_key(&head[1..])?) else {
         return Err(Unspecified);
     };
-    let plain = cipher(key)?.open_in_place(nonce, Aad::from(bound_to(name)), &mut sealed[HEAD..])?;
+    let plain =
+        cipher(key)?.open_in_place(nonce, Aad::from(bound_to(name)), &mut sealed[HEAD..])?;
     Ok(Zeroizing::new(plain.to_vec()))
 }
 
@@ -103,7 +107,10 @@ mod tests {
 
     #[test]
     fn the_same_secret_twice_is_not_the_same_record() {
-        let (key, secret) = (Zeroizing::new([7; 32]), Secret::new(b"sk-canary".to_vec()).unwrap());
+        let (key, secret) = (
+            Zeroizing::new([7; 32]),
+            Secret::new(b"sk-canary".to_vec()).unwrap(),
+        );
         let [one, two] = [(); 2].map(|()| seal(&key, &id("a"), &secret).unwrap());
         assert_ne!(one, two);
         assert!(!one.windows(9).any(|part| part == b"sk-canary"));

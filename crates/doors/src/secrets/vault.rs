@@ -49,22 +49,38 @@ impl Vault {
         path: &str,
         field: &str,
     ) -> Result<Secret, SecretsError> {
-        let host = self.address.authority().map_or("", |authority| authority.as_str());
+        let host = self
+            .address
+            .authority()
+            .map_or("", |authority| authority.as_str());
         let failed = |why: &str, hint: &str| {
-            SecretsError::new(format!("the Vault at `{host}` did not give `{path}`: {why}"), hint)
+            SecretsError::new(
+                format!("the Vault at `{host}` did not give `{path}`: {why}"),
+                hint,
+            )
         };
         let asked = tokio::time::timeout(PATIENCE, self.ask(token, path)).await;
-        let (status, body) =
-            asked.unwrap_or(Err(Cow::Borrowed("it took longer than 10 seconds"))).map_err(|why| {
-                failed(&why, "look at [vault] in the configuration, and whether it is reachable from here")
+        let (status, body) = asked
+            .unwrap_or(Err(Cow::Borrowed("it took longer than 10 seconds")))
+            .map_err(|why| {
+                failed(
+                    &why,
+                    "look at [vault] in the configuration, and whether it is reachable from here",
+                )
             })?;
         match status {
             StatusCode::OK => {}
             StatusCode::FORBIDDEN => {
-                return Err(failed("the token is refused", "its policy must allow to read this path"));
+                return Err(failed(
+                    "the token is refused",
+                    "its policy must allow to read this path",
+                ));
             }
             StatusCode::NOT_FOUND => {
-                return Err(failed("there is no such secret", "mend the path, or [vault] mount"));
+                return Err(failed(
+                    "there is no such secret",
+                    "mend the path, or [vault] mount",
+                ));
             }
             other if other.is_redirection() => {
                 return Err(failed(
@@ -72,7 +88,12 @@ impl Vault {
                     "name the active node as address",
                 ));
             }
-            other => return Err(failed(&format!("it answered {other}"), "look at the log of the Vault")),
+            other => {
+                return Err(failed(
+                    &format!("it answered {other}"),
+                    "look at the log of the Vault",
+                ));
+            }
         }
         let found = pick(&body, field).ok_or_else(|| {
             failed(
@@ -84,7 +105,11 @@ impl Vault {
             .map_err(|bad| failed(&bad.to_string(), "write it to the Vault anew"))
     }
 
-    async fn ask(&self, token: &Secret, path: &str) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Reason> {
+    async fn ask(
+        &self,
+        token: &Secret,
+        path: &str,
+    ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Reason> {
         let request = self.request(token, path)?;
         let host = self.address.host().unwrap_or_default();
         let plain = match self.address.scheme_str() {
@@ -92,23 +117,39 @@ impl Vault {
             Some("http") if self.allow_plain_http => true,
             _ => return Err(Cow::Borrowed("its address is not https")),
         };
-        let socket = connect(host, self.address.port_u16().unwrap_or(if plain { 80 } else { 443 })).await?;
+        let socket = connect(
+            host,
+            self.address
+                .port_u16()
+                .unwrap_or(if plain { 80 } else { 443 }),
+        )
+        .await?;
         if plain {
             return exchange(socket, request).await;
         }
-        let config = tls::client_config(self.ca.as_deref()).map_err(|error| Cow::Owned(error.to_string()))?;
+        let config = tls::client_config(self.ca.as_deref())
+            .map_err(|error| Cow::Owned(error.to_string()))?;
         let name = host.trim_matches(['[', ']']).to_owned();
-        let name = name.try_into().map_err(|_| Cow::Borrowed("its name cannot be verified"))?;
+        let name = name
+            .try_into()
+            .map_err(|_| Cow::Borrowed("its name cannot be verified"))?;
         let stream = TlsConnector::from(config).connect(name, socket).await;
-        exchange(stream.map_err(|error| told("no verified connection", &error))?, request).await
+        exchange(
+            stream.map_err(|error| told("no verified connection", &error))?,
+            request,
+        )
+        .await
     }
 
     fn request(&self, token: &Secret, path: &str) -> Result<Request<Empty<bytes::Bytes>>, Reason> {
         let bad = |_| Cow::Borrowed("no request can be made of its path, token or namespace");
-        let mut secret =
-            HeaderValue::from_bytes(token.expose()).map_err(|_| Cow::Borrowed("the token is no header"))?;
+        let mut secret = HeaderValue::from_bytes(token.expose())
+            .map_err(|_| Cow::Borrowed("the token is no header"))?;
         secret.set_sensitive(true);
-        let authority = self.address.authority().map_or("", |authority| authority.as_str());
+        let authority = self
+            .address
+            .authority()
+            .map_or("", |authority| authority.as_str());
         let mut request = Request::get(format!("/v1/{}/data/{path}", self.mount))
             .header(header::HOST, authority)
             .header("x-vault-token", secret)
@@ -123,8 +164,9 @@ impl Vault {
 /// The operator named the host, so that it may be private; a metadata service it is not.
 async fn connect(host: &str, port: u16) -> Result<TcpStream, Reason> {
     let host = host.trim_matches(['[', ']']);
-    let addresses =
-        tokio::net::lookup_host((host, port)).await.map_err(|error| told("its name is unknown", &error))?;
+    let addresses = tokio::net::lookup_host((host, port))
+        .await
+        .map_err(|error| told("its name is unknown", &error))?;
     let mut last = Cow::Borrowed("its name has no address that may be dialled");
     for address in addresses.filter(|address| !address::is_metadata(address.ip())) {
         match TcpStream::connect(address).await {
@@ -140,15 +182,17 @@ async fn exchange(
     request: Request<Empty<bytes::Bytes>>,
 ) -> Result<(StatusCode, Zeroizing<Vec<u8>>), Reason> {
     let broken = |error: hyper::Error| Cow::Owned(format!("the connection broke: {error}"));
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(broken)?;
     let answer = async {
         let answer = sender.send_request(request).await.map_err(broken)?;
         let status = answer.status();
         let mut body = Zeroizing::new(Vec::with_capacity(LONGEST_ANSWER));
         let mut pieces = Limited::new(answer.into_body(), LONGEST_ANSWER);
         while let Some(piece) = pieces.frame().await {
-            let piece = piece.map_err(|error| Cow::Owned(format!("its answer cannot be read: {error}")))?;
+            let piece =
+                piece.map_err(|error| Cow::Owned(format!("its answer cannot be read: {error}")))?;
             if let Ok(mut bytes) = piece.into_data() {
                 body.extend_from_slice(bytes.chunk());
                 bytes.advance(bytes.remaining());

@@ -18,23 +18,36 @@ pub(super) struct Clock {
 impl Clock {
     pub(super) fn real() -> Clock {
         let start = Instant::now();
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         Clock::new(wall, move || start.elapsed())
     }
 
-    pub(super) fn new(wall: Duration, elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Clock {
-        Clock { wall, elapsed: Box::new(elapsed) }
+    pub(super) fn new(
+        wall: Duration,
+        elapsed: impl Fn() -> Duration + Send + Sync + 'static,
+    ) -> Clock {
+        Clock {
+            wall,
+            elapsed: Box::new(elapsed),
+        }
     }
 
     pub(super) fn now(&self) -> Now {
         let elapsed = (self.elapsed)();
-        Now { elapsed, seconds: self.wall.saturating_add(elapsed).as_secs() }
+        Now {
+            elapsed,
+            seconds: self.wall.saturating_add(elapsed).as_secs(),
+        }
     }
 }
 
 impl fmt::Debug for Clock {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Clock").field("wall", &self.wall).finish_non_exhaustive()
+        out.debug_struct("Clock")
+            .field("wall", &self.wall)
+            .finish_non_exhaustive()
     }
 }
 
@@ -68,7 +81,11 @@ pub(super) struct Bucket {
 
 impl Bucket {
     pub(super) fn new(rate: u64, now: Now) -> Bucket {
-        Bucket { rate, level: u128::from(rate) * NANOS_A_MINUTE, filled: now.elapsed }
+        Bucket {
+            rate,
+            level: u128::from(rate) * NANOS_A_MINUTE,
+            filled: now.elapsed,
+        }
     }
 
     /// The most that can be taken at once.
@@ -79,7 +96,10 @@ impl Bucket {
     pub(super) fn fill(&mut self, now: Now) {
         let passed = now.elapsed.saturating_sub(self.filled).as_nanos();
         let full = u128::from(self.rate) * NANOS_A_MINUTE;
-        self.level = self.level.saturating_add(passed.saturating_mul(u128::from(self.rate))).min(full);
+        self.level = self
+            .level
+            .saturating_add(passed.saturating_mul(u128::from(self.rate)))
+            .min(full);
         self.filled = self.filled.max(now.elapsed);
     }
 
@@ -91,11 +111,16 @@ impl Bucket {
     }
 
     pub(super) fn take(&mut self, amount: u64) {
-        self.level = self.level.saturating_sub(u128::from(amount) * NANOS_A_MINUTE);
+        self.level = self
+            .level
+            .saturating_sub(u128::from(amount) * NANOS_A_MINUTE);
     }
 
     pub(super) fn give_back(&mut self, amount: u64) {
         let full = u128::from(self.rate) * NANOS_A_MINUTE;
-        self.level = self.level.saturating_add(u128::from(amount) * NANOS_A_MINUTE).min(full);
+        self.level = self
+            .level
+            .saturating_add(u128::from(amount) * NANOS_A_MINUTE)
+            .min(full);
     }
 }

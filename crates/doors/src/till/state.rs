@@ -38,8 +38,15 @@ impl Tight {
     /// Why a call does not fit; `money` is what is left of it.
     pub(super) fn refusal(&self, money: Option<Money>) -> Refused {
         match self.held {
-            true => Refused::Busy { limit: self.limit, wait: 1 },
-            false => Refused::Spent { limit: self.limit, left: money, resets_in: self.resets_in },
+            true => Refused::Busy {
+                limit: self.limit,
+                wait: 1,
+            },
+            false => Refused::Spent {
+                limit: self.limit,
+                left: money,
+                resets_in: self.resets_in,
+            },
         }
     }
 }
@@ -47,7 +54,10 @@ impl Tight {
 impl State {
     pub(super) fn new(terms: Terms, past: Past, now: Now) -> State {
         let bucket = |rate: Option<u64>| rate.map(|rate| Bucket::new(rate, now));
-        let (requests, tokens_bucket) = (bucket(terms.requests_per_minute), bucket(terms.tokens_per_minute));
+        let (requests, tokens_bucket) = (
+            bucket(terms.requests_per_minute),
+            bucket(terms.tokens_per_minute),
+        );
         let used = Used {
             calls: past.calls,
             input_tokens: past.input_tokens,
@@ -58,7 +68,11 @@ impl State {
             held: Money::ZERO,
         };
         // A day that is yet to come was written under a clock that was wrong: it was spent today.
-        let day_money = if past.day >= now.day() { past.day_money } else { Money::ZERO };
+        let day_money = if past.day >= now.day() {
+            past.day_money
+        } else {
+            Money::ZERO
+        };
         State {
             terms,
             handles: 0,
@@ -94,12 +108,20 @@ impl State {
         if now.day() > self.day {
             (self.day, self.day_money) = (now.day(), Money::ZERO);
         }
-        self.requests.iter_mut().chain(&mut self.tokens_bucket).for_each(|bucket| bucket.fill(now));
+        self.requests
+            .iter_mut()
+            .chain(&mut self.tokens_bucket)
+            .for_each(|bucket| bucket.fill(now));
     }
 
     pub(super) fn day(&self, now: Now) -> Day {
         let (limit, spent, held) = (self.terms.day, self.day_money, self.used.held);
-        Day { limit, spent, held, resets_in: now.until_tomorrow() }
+        Day {
+            limit,
+            spent,
+            held,
+            resets_in: now.until_tomorrow(),
+        }
     }
 
     /// The tightest limit of money.
@@ -131,7 +153,9 @@ impl State {
     /// The tightest limit of tokens.
     pub(super) fn tokens(&self) -> Option<Tight> {
         let total = self.terms.budget.tokens.map(|limit| Tight {
-            left: limit.saturating_sub(self.tokens).saturating_sub(self.held_tokens),
+            left: limit
+                .saturating_sub(self.tokens)
+                .saturating_sub(self.held_tokens),
             limit: self.terms.level.name("tokens", "tokens", "tenant_tokens"),
             held: self.held_tokens > 0 && limit > self.tokens,
             resets_in: None,
@@ -151,26 +175,59 @@ impl State {
 
     /// Requests that are spent for good.
     pub(super) fn spent_requests(&self) -> Option<Refused> {
-        let limit = self.terms.level.name("requests", "requests", "tenant_requests");
-        let spent = self.terms.budget.requests.is_some_and(|most| self.used.calls >= most);
-        spent.then_some(Refused::Spent { limit, left: None, resets_in: None })
+        let limit = self
+            .terms
+            .level
+            .name("requests", "requests", "tenant_requests");
+        let spent = self
+            .terms
+            .budget
+            .requests
+            .is_some_and(|most| self.used.calls >= most);
+        spent.then_some(Refused::Spent {
+            limit,
+            left: None,
+            resets_in: None,
+        })
     }
 
     /// What passes by itself.
     pub(super) fn busy(&self, claim: Claim) -> Option<Refused> {
         let level = self.terms.level;
         let busy = |limit, wait| (wait > 0).then_some(Refused::Busy { limit, wait });
-        let crowded = self.terms.budget.concurrent.is_some_and(|most| self.held_calls >= most);
-        busy(level.name("concurrent", "concurrent", "tenant_concurrent"), u64::from(crowded))
-            .or_else(|| {
-                let limit =
-                    level.name("requests_per_minute", "requests_per_minute", "tenant_requests_per_minute");
-                busy(limit, self.requests.as_ref().map_or(0, |bucket| bucket.wait(1)))
-            })
-            .or_else(|| {
-                let limit = level.name("tokens_per_minute", "tokens_per_minute", "tenant_tokens_per_minute");
-                busy(limit, self.tokens_bucket.as_ref().map_or(0, |bucket| bucket.wait(claim.tokens)))
-            })
+        let crowded = self
+            .terms
+            .budget
+            .concurrent
+            .is_some_and(|most| self.held_calls >= most);
+        busy(
+            level.name("concurrent", "concurrent", "tenant_concurrent"),
+            u64::from(crowded),
+        )
+        .or_else(|| {
+            let limit = level.name(
+                "requests_per_minute",
+                "requests_per_minute",
+                "tenant_requests_per_minute",
+            );
+            busy(
+                limit,
+                self.requests.as_ref().map_or(0, |bucket| bucket.wait(1)),
+            )
+        })
+        .or_else(|| {
+            let limit = level.name(
+                "tokens_per_minute",
+                "tokens_per_minute",
+                "tenant_tokens_per_minute",
+            );
+            busy(
+                limit,
+                self.tokens_bucket
+                    .as_ref()
+                    .map_or(0, |bucket| bucket.wait(claim.tokens)),
+            )
+        })
     }
 
     pub(super) fn hold(&mut self, claim: Claim) {
@@ -207,10 +264,17 @@ impl State {
     pub(super) fn settle(&mut self, claim: Claim, outcome: &Outcome) {
         self.release(claim);
         let usage = &outcome.usage;
-        let tokens = if outcome.source == Source::Reserved { claim.tokens } else { usage.tokens() };
+        let tokens = if outcome.source == Source::Reserved {
+            claim.tokens
+        } else {
+            usage.tokens()
+        };
         self.tokens = self.tokens.saturating_add(tokens);
         self.used.input_tokens = self.used.input_tokens.saturating_add(usage.input_tokens());
-        self.used.output_tokens = self.used.output_tokens.saturating_add(usage.output_tokens());
+        self.used.output_tokens = self
+            .used
+            .output_tokens
+            .saturating_add(usage.output_tokens());
         self.used.cached_tokens = self.used.cached_tokens.saturating_add(usage.cache_read);
         self.used.money = self.used.money.plus(outcome.money);
         self.used.overrun = self.used.overrun.plus(outcome.overrun);

@@ -97,27 +97,46 @@ impl fmt::Debug for Upstream {
 
 impl Upstream {
     /// Puts the credential into place. Nothing is dialled.
-    pub(crate) fn new(provider: Arc<Provider>, key: Option<Secret>) -> Result<Upstream, UpstreamError> {
+    pub(crate) fn new(
+        provider: Arc<Provider>,
+        key: Option<Secret>,
+    ) -> Result<Upstream, UpstreamError> {
         let name = provider.name.clone();
-        let bad = |why| UpstreamError::Base { provider: name.clone(), why };
+        let bad = |why| UpstreamError::Base {
+            provider: name.clone(),
+            why,
+        };
         let base = &provider.base;
         let plain = match base.scheme() {
             Some(scheme) if *scheme == Scheme::HTTPS => false,
             Some(scheme) if *scheme == Scheme::HTTP && provider.allow_plain_http => true,
-            _ => return Err(bad("it must begin with https:// (or http:// with allow_plain_http)")),
+            _ => {
+                return Err(bad(
+                    "it must begin with https:// (or http:// with allow_plain_http)",
+                ));
+            }
         };
         let authority = base.authority().ok_or_else(|| bad("it names no host"))?;
         if authority.as_str().contains('@') || base.query().is_some() {
             return Err(bad("it must be a plain address without user and query"));
         }
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+        let host = authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
         let port = base.port_u16().unwrap_or(if plain { 80 } else { 443 });
         let tls = match plain {
             true => None,
             false => {
-                let config = tls::client_config(provider.ca.as_deref())
-                    .map_err(|error| UpstreamError::Tls { provider: name.clone(), source: error.into() })?;
-                let server = ServerName::try_from(host.clone()).map_err(|_| bad("its host is not a name"))?;
+                let config = tls::client_config(provider.ca.as_deref()).map_err(|error| {
+                    UpstreamError::Tls {
+                        provider: name.clone(),
+                        source: error.into(),
+                    }
+                })?;
+                let server = ServerName::try_from(host.clone())
+                    .map_err(|_| bad("its host is not a name"))?;
                 Some((config, server))
             }
         };
@@ -126,12 +145,30 @@ impl Upstream {
             HeaderValue::from_str(authority.as_str()).map_err(|_| bad("its host is not a name"))?;
         headers.insert(HOST, host_header);
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("airlock/", env!("CARGO_PKG_VERSION"))));
-        let reflection = key.map(|key| credential(&provider, key, &mut headers)).transpose()?;
+        headers.insert(
+            USER_AGENT,
+            HeaderValue::from_static(concat!("airlock/", env!("CARGO_PKG_VERSION"))),
+        );
+        let reflection = key
+            .map(|key| credential(&provider, key, &mut headers))
+            .transpose()?;
         // Both ways of writing it are common: with and without the version that our paths begin with.
-        let prefix = base.path().trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let prefix = base
+            .path()
+            .trim_end_matches('/')
+            .trim_end_matches("/v1")
+            .to_owned();
         let idle = Mutex::default();
-        Ok(Upstream { provider, headers, reflection, prefix, tls, host, port, idle })
+        Ok(Upstream {
+            provider,
+            headers,
+            reflection,
+            prefix,
+            tls,
+            host,
+            port,
+            idle,
+        })
     }
 
     /// The headers of every request.
@@ -206,11 +243,15 @@ impl Upstream {
 
     async fn secure(&self, stream: TcpStream) -> Result<Wire, NoConnection> {
         // Without it the small writes of a request wait for acknowledgements that wait for them.
-        stream.set_nodelay(true).map_err(|_| NoConnection::Refused)?;
+        stream
+            .set_nodelay(true)
+            .map_err(|_| NoConnection::Refused)?;
         let io = match &self.tls {
             None => Io::Plain(stream),
             Some((config, server)) => {
-                let secured = TlsConnector::from(config.clone()).connect(server.clone(), stream).await;
+                let secured = TlsConnector::from(config.clone())
+                    .connect(server.clone(), stream)
+                    .await;
                 Io::Tls(Box::new(secured.map_err(|_| NoConnection::Tls)?))
             }
         };
@@ -223,7 +264,10 @@ fn credential(
     key: Secret,
     headers: &mut HeaderMap,
 ) -> Result<Reflection, UpstreamError> {
-    let bad = |source| UpstreamError::Key { provider: provider.name.clone(), source };
+    let bad = |source| UpstreamError::Key {
+        provider: provider.name.clone(),
+        source,
+    };
     key.check_header().map_err(bad)?;
     let (name, before): (HeaderName, &[u8]) = match provider.dialect {
         Dialect::OpenAi | Dialect::Ollama => (AUTHORIZATION, b"Bearer "),

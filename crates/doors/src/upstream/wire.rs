@@ -59,7 +59,12 @@ where
         let mut builder = Builder::new();
         builder.max_headers(MOST_HEADERS).max_buf_size(READ_BUFFER);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-        Ok(Wire { connection: Box::pin(connection), sender, ended: false, idle_since: Instant::now() })
+        Ok(Wire {
+            connection: Box::pin(connection),
+            sender,
+            ended: false,
+            idle_since: Instant::now(),
+        })
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) {
@@ -78,7 +83,10 @@ where
     }
 
     /// Sends a request and waits for the head of the answer.
-    pub(crate) async fn send(&mut self, request: Request<B>) -> Result<Response<Incoming>, NoAnswer<B>> {
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<B>,
+    ) -> Result<Response<Incoming>, NoAnswer<B>> {
         let answer = self.sender.try_send_request(request);
         let mut answer = pin!(answer);
         poll_fn(|cx| {
@@ -111,7 +119,9 @@ where
             }
         }
         match Pin::new(&mut *body).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => Poll::Ready(Piece::Data(frame.into_data().unwrap_or_default())),
+            Poll::Ready(Some(Ok(frame))) => {
+                Poll::Ready(Piece::Data(frame.into_data().unwrap_or_default()))
+            }
             Poll::Ready(Some(Err(_))) => Poll::Ready(Piece::Broken),
             Poll::Ready(None) => Poll::Ready(Piece::End),
             Poll::Pending => Poll::Pending,

@@ -29,20 +29,28 @@ pub(super) fn all(state: &Path, report: &Report) -> Result<Vec<String>, BackupEr
 pub(super) fn database(state: &Path, report: &Report) -> Result<bool, BackupError> {
     let said = report.about.as_ref().and_then(|about| about.schema);
     if said.is_some() != state.join(DATABASE).exists() {
-        return Err(BackupError::Archive("its database is not what it says of it".to_owned()));
+        return Err(BackupError::Archive(
+            "its database is not what it says of it".to_owned(),
+        ));
     }
     let Some(said) = said else { return Ok(false) };
     let found = store::copy::schema(state).map_err(damaged)?;
     if found != Some(said) {
-        return Err(BackupError::Archive(format!("its database is not of schema {said}, as it says")));
+        return Err(BackupError::Archive(format!(
+            "its database is not of schema {said}, as it says"
+        )));
     }
     // Before anything is written: a trigger would do what its maker wants.
     if let Some(odd) = store::copy::foreign(state).map_err(damaged)? {
-        return Err(BackupError::Archive(format!("its database has what no Airlock made: {odd}")));
+        return Err(BackupError::Archive(format!(
+            "its database has what no Airlock made: {odd}"
+        )));
     }
     match store::copy::check(state).map_err(damaged)?.first() {
         None => Ok(true),
-        Some(wrong) => Err(BackupError::Archive(format!("its database is damaged: {wrong}"))),
+        Some(wrong) => Err(BackupError::Archive(format!(
+            "its database is damaged: {wrong}"
+        ))),
     }
 }
 
@@ -61,7 +69,12 @@ pub(super) fn told(state: &Path, wrong: &store::audit::Wrong) -> String {
     match wrong {
         store::audit::Wrong::Problem(problem) => {
             let name = problem.file.strip_prefix(state).unwrap_or(&problem.file);
-            format!("`{}`, line {}: {}", name.display(), problem.line, problem.what)
+            format!(
+                "`{}`, line {}: {}",
+                name.display(),
+                problem.line,
+                problem.what
+            )
         }
         store::audit::Wrong::Read(error) => format!("the audit cannot be read: {error}"),
     }

@@ -113,7 +113,9 @@ impl BackupError {
     /// What to do about it.
     pub fn hint(&self) -> &'static str {
         match self {
-            BackupError::File { .. } => "look whether the folder is yours, and whether its disk is full",
+            BackupError::File { .. } => {
+                "look whether the folder is yours, and whether its disk is full"
+            }
             BackupError::Database(error) => error.hint(),
             BackupError::Output(_) => "look whether its disk is full, or choose another place",
             BackupError::Archive(_) => "nothing was restored; use another backup",
@@ -146,9 +148,15 @@ impl Entry<'_> {
 /// Opens what lies in a folder, never out of it and never through a link.
 fn beneath(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let mode = if flags.contains(OFlags::CREATE) {
+        Mode::RUSR | Mode::WUSR
+    } else {
+        Mode::empty()
+    };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    Ok(rustix::io::retry_on_intr(|| rustix::fs::openat2(&folder, name, flags, mode, resolve))?)
+    Ok(rustix::io::retry_on_intr(|| {
+        rustix::fs::openat2(&folder, name, flags, mode, resolve)
+    })?)
 }
 
 fn hexadecimal(hash: &[u8]) -> String {

@@ -2,7 +2,8 @@
 //! the same order, and nothing else is there.
 
 use super::{
-    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, PARTS, Report, STATE, hexadecimal, tar::MODE,
+    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, PARTS, Report, STATE, hexadecimal,
+    tar::MODE,
 };
 use image::tar::{Input, Kind, Tar, TarError};
 use sha2::{Digest, Sha256};
@@ -86,9 +87,19 @@ fn torn(error: TarError) -> BackupError {
 impl<R: Input> Reading<R> {
     /// The next entry's path and size: always a plain file.
     fn next(&mut self) -> Result<(String, u64), BackupError> {
-        let Some(header) = self.tar.next().map_err(torn)? else { return wrong("it ends without a manifest") };
-        let Ok(path) = String::from_utf8(header.path) else { return wrong("a path is not UTF-8") };
-        let shown = || path.chars().take(200).collect::<String>().escape_debug().to_string();
+        let Some(header) = self.tar.next().map_err(torn)? else {
+            return wrong("it ends without a manifest");
+        };
+        let Ok(path) = String::from_utf8(header.path) else {
+            return wrong("a path is not UTF-8");
+        };
+        let shown = || {
+            path.chars()
+                .take(200)
+                .collect::<String>()
+                .escape_debug()
+                .to_string()
+        };
         match header.kind {
             Kind::File => {}
             Kind::Folder | Kind::HardLink | Kind::SymbolicLink | Kind::Special => {
@@ -131,7 +142,12 @@ impl<R: Input> Reading<R> {
     }
 
     fn note(&mut self, path: &str, size: u64, hash: &[u8; 32]) {
-        let line = Entry { path, size, sha256: hexadecimal(hash) }.line();
+        let line = Entry {
+            path,
+            size,
+            sha256: hexadecimal(hash),
+        }
+        .line();
         self.manifest.update(line.as_bytes());
         self.length += line.len() as u64;
     }
@@ -151,9 +167,15 @@ impl<R: Input> Reading<R> {
             return wrong(format!("`{ABOUT}` does not say what it must"));
         };
         if about.format != FORMAT {
-            return wrong(format!("its form is {}, and this Airlock knows {FORMAT}", about.format));
+            return wrong(format!(
+                "its form is {}, and this Airlock knows {FORMAT}",
+                about.format
+            ));
         }
-        if about.schema.is_some_and(|schema| schema > store::copy::newest_schema()) {
+        if about
+            .schema
+            .is_some_and(|schema| schema > store::copy::newest_schema())
+        {
             return wrong("a newer Airlock made it; restore it with that one");
         }
         self.report.about = Some(about);
@@ -210,9 +232,17 @@ impl<R: Input> Reading<R> {
 
 /// The path below the state folder, if it is one that a backup may have.
 pub(super) fn placed(path: &str) -> Result<&str, String> {
-    let shown = || path.chars().take(200).collect::<String>().escape_debug().to_string();
+    let shown = || {
+        path.chars()
+            .take(200)
+            .collect::<String>()
+            .escape_debug()
+            .to_string()
+    };
     let bad = |why: &str| Err(format!("`{}` {why}", shown()));
-    let Some(below) = path.strip_prefix(STATE) else { return bad("is not of a state folder") };
+    let Some(below) = path.strip_prefix(STATE) else {
+        return bad("is not of a state folder");
+    };
     if path.len() > LONGEST_PATH {
         return bad("is too long");
     }

@@ -33,7 +33,10 @@ pub fn restore(
 ) -> Result<Report, BackupError> {
     let (state, is_disk) = look(state)?;
     let draft = Draft::new(&state, is_disk)?;
-    let mut unpacking = Unpacking { folder: draft.folder()?, file: None };
+    let mut unpacking = Unpacking {
+        folder: draft.folder()?,
+        file: None,
+    };
     let mut report = check(input, &mut unpacking)?;
     report.problems = judge::all(&draft.path, &report)?;
     report.held = hold(&draft.path, &report, waiting, now_ms)?;
@@ -46,8 +49,14 @@ pub fn restore(
 /// Reads all of an archive, and judges its database as a restore would, in a folder of its own below this one. Nothing stays.
 pub fn examine(input: impl Input, scratch: &Path) -> Result<Report, BackupError> {
     // Of one that is killed it stays, as with everybody's who works there.
-    let draft = Draft::at(scratch.join(format!("airlock-check-{}", crate::fresh_id())), false)?;
-    let mut database = OnlyDatabase(Unpacking { folder: draft.folder()?, file: None });
+    let draft = Draft::at(
+        scratch.join(format!("airlock-check-{}", crate::fresh_id())),
+        false,
+    )?;
+    let mut database = OnlyDatabase(Unpacking {
+        folder: draft.folder()?,
+        file: None,
+    });
     let report = check(input, &mut database)?;
     judge::database(&draft.path, &report)?;
     Ok(report)
@@ -55,7 +64,10 @@ pub fn examine(input: impl Input, scratch: &Path) -> Result<Report, BackupError>
 
 /// Where it is behind all links, and whether a disk of its own; unless something is there that must not be lost.
 fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
-    let taken = |why| BackupError::Taken { path: state.to_owned(), why };
+    let taken = |why| BackupError::Taken {
+        path: state.to_owned(),
+        why,
+    };
     let place = match state.canonicalize() {
         Ok(place) => place,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -69,9 +81,13 @@ fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
     let failed = |error| BackupError::file("open", state)(error);
     let is_disk = is_disk(&place).map_err(failed)?;
     for entry in fs::read_dir(&place).map_err(failed)? {
-        let name = entry.map_err(|error| BackupError::file("open", state)(error))?.file_name();
+        let name = entry
+            .map_err(|error| BackupError::file("open", state)(error))?
+            .file_name();
         if name == store::copy::RESTORING {
-            return Err(taken("has `.restoring`: a restore is under way, or was killed"));
+            return Err(taken(
+                "has `.restoring`: a restore is under way, or was killed",
+            ));
         }
         // Some file systems make it by themselves.
         if !(is_disk && name == "lost+found") {
@@ -83,10 +99,14 @@ fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
 
 /// Whether another folder cannot take its place: something is mounted there.
 fn is_disk(folder: &Path) -> io::Result<bool> {
-    let found = |path: &Path| rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    let found =
+        |path: &Path| rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
     let (this, above) = (found(folder)?, found(&folder.join(".."))?);
     let device = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor);
-    Ok(device(&this) != device(&above) || this.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    Ok(
+        device(&this) != device(&above)
+            || this.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+    )
 }
 
 /// Holds what waited, and leaves word for the first start, which writes it into the audit.
@@ -103,13 +123,18 @@ fn hold(
     };
     let about = match held {
         // The second line is the moment of their ends, by which the first start finds them.
-        Some(held) => format!("backup of {made}; jobs={} notices={}\n{now_ms}", held.jobs, held.notices),
+        Some(held) => format!(
+            "backup of {made}; jobs={} notices={}\n{now_ms}",
+            held.jobs, held.notices
+        ),
         None => format!("backup of {made}; resumed"),
     };
     let path = state.join(store::copy::RESTORED);
     let mut options = fs::OpenOptions::new();
     std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
-    let written = options.open(&path).and_then(|mut file| file.write_all(about.as_bytes()));
+    let written = options
+        .open(&path)
+        .and_then(|mut file| file.write_all(about.as_bytes()));
     written.map_err(BackupError::file("write", path))?;
     Ok(held)
 }
@@ -125,7 +150,11 @@ impl Draft {
     fn new(state: &Path, is_within: bool) -> Result<Draft, BackupError> {
         let mut name = state.file_name().unwrap_or_default().to_owned();
         name.push(store::copy::RESTORING);
-        let path = if is_within { state.join(store::copy::RESTORING) } else { state.with_file_name(name) };
+        let path = if is_within {
+            state.join(store::copy::RESTORING)
+        } else {
+            state.with_file_name(name)
+        };
         if let Some(above) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(above);
             made.map_err(BackupError::file("make", above))?;
@@ -135,10 +164,15 @@ impl Draft {
 
     fn at(path: PathBuf, is_within: bool) -> Result<Draft, BackupError> {
         match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Draft { path, is_within, stays: false }),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(BackupError::Taken { path, why: "is there: a restore is under way, or was killed" })
-            }
+            Ok(()) => Ok(Draft {
+                path,
+                is_within,
+                stays: false,
+            }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(BackupError::Taken {
+                path,
+                why: "is there: a restore is under way, or was killed",
+            }),
             Err(error) => Err(BackupError::file("make", path)(error)),
         }
     }
@@ -171,7 +205,9 @@ impl Draft {
         let mut names = names.collect::<io::Result<Vec<_>>>()?;
         names.sort_by_key(|name| name == "airlock.db");
         self.stays = true;
-        names.iter().try_for_each(|name| fs::rename(self.path.join(name), state.join(name)))?;
+        names
+            .iter()
+            .try_for_each(|name| fs::rename(self.path.join(name), state.join(name)))?;
         let folder = File::open(state)?;
         folder.sync_all()?;
         fs::remove_dir(&self.path)?;
@@ -197,7 +233,9 @@ struct Unpacking {
 impl Unpacking {
     fn parent(&self, path: &str) -> io::Result<OwnedFd> {
         let mut folder = beneath(&self.folder, ".", OFlags::DIRECTORY)?;
-        let Some((above, _)) = path.rsplit_once('/') else { return Ok(folder) };
+        let Some((above, _)) = path.rsplit_once('/') else {
+            return Ok(folder);
+        };
         for name in above.split('/') {
             match rustix::fs::mkdirat(&folder, name, Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
@@ -212,7 +250,11 @@ impl Unpacking {
         let parent = self.parent(path)?;
         let name = path.rsplit('/').next().unwrap_or(path);
         // A file that a folder has to be made for, or the other way round, is refused by the kernel.
-        Ok(File::from(beneath(&parent, name, OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY)?))
+        Ok(File::from(beneath(
+            &parent,
+            name,
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY,
+        )?))
     }
 }
 
@@ -225,7 +267,9 @@ impl Sink for Unpacking {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
         match &mut self.file {
-            Some((file, path)) => file.write_all(bytes).map_err(BackupError::file("write", path.clone())),
+            Some((file, path)) => file
+                .write_all(bytes)
+                .map_err(BackupError::file("write", path.clone())),
             None => Ok(()),
         }
     }

@@ -16,7 +16,11 @@ struct Place(PathBuf);
 impl Place {
     fn new() -> Place {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("airlock-backup-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-backup-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let place = Place(std::env::temp_dir().join(name));
         fs::create_dir(&place.0).unwrap();
         place
@@ -60,13 +64,29 @@ impl Drop for Place {
 fn spend(state: &Path, segment: &str, calls: usize) {
     let ledger = Ledger::open(&state.join("ledger"), segment, Durability::Process).unwrap();
     for _ in 0..calls {
-        let n = ledger.reserve(&Call { run: "one".into(), ..Call::default() }, Money(7), 1).unwrap();
-        ledger.settle(n, &Outcome::unknown(Money(7), "complete")).unwrap();
+        let n = ledger
+            .reserve(
+                &Call {
+                    run: "one".into(),
+                    ..Call::default()
+                },
+                Money(7),
+                1,
+            )
+            .unwrap();
+        ledger
+            .settle(n, &Outcome::unknown(Money(7), "complete"))
+            .unwrap();
     }
 }
 
 fn taken(state: &Path) -> (Vec<u8>, Report) {
-    let of = Backup { state, version: "0.0.0", now_ms: 1, artifacts: true };
+    let of = Backup {
+        state,
+        version: "0.0.0",
+        now_ms: 1,
+        artifacts: true,
+    };
     let mut archive = Vec::new();
     let report = backup(&of, &mut archive, &mut |_, _| {}).unwrap();
     (archive, report)
@@ -95,7 +115,13 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
     let (archive, report) = taken(&state);
     let restored = place.at("restored");
     let mut told = restore(&archive[..], &restored, Waiting::Held, 2).unwrap();
-    assert_eq!(told.held.take(), Some(store::copy::Held { jobs: 0, notices: 0 }));
+    assert_eq!(
+        told.held.take(),
+        Some(store::copy::Held {
+            jobs: 0,
+            notices: 0
+        })
+    );
     assert_eq!(told, report);
     assert_eq!((told.files, told.problems.len()), (8, 0));
     assert_eq!(
@@ -114,9 +140,21 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
             "secrets/name.secret",
         ]
     );
-    assert_eq!(fs::read_to_string(restored.join("audit/audit.jsonl")).unwrap(), "whole\n");
-    let mode = |path: &str| fs::metadata(restored.join(path)).unwrap().permissions().mode() & 0o7777;
-    assert_eq!((mode("."), mode("secrets"), mode("secrets/name.secret")), (0o700, 0o700, 0o600));
+    assert_eq!(
+        fs::read_to_string(restored.join("audit/audit.jsonl")).unwrap(),
+        "whole\n"
+    );
+    let mode = |path: &str| {
+        fs::metadata(restored.join(path))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o7777
+    };
+    assert_eq!(
+        (mode("."), mode("secrets"), mode("secrets/name.secret")),
+        (0o700, 0o700, 0o600)
+    );
     assert_eq!(Books::open(&restored).unwrap().verify().unwrap(), []);
     assert!(!archive.windows(14).any(|bytes| bytes == b"the master key"));
     assert_eq!(files(&state.join("backup")), Vec::<String>::new());
@@ -142,7 +180,9 @@ fn a_folder_that_is_in_use_is_backed_up_so_that_the_database_never_knows_more_th
             assert_eq!(report.problems, Vec::<String>::new());
             let restored = place.at(&format!("restored-{round}"));
             assert_eq!(
-                restore(&archive[..], &restored, Waiting::Held, 2).unwrap().problems,
+                restore(&archive[..], &restored, Waiting::Held, 2)
+                    .unwrap()
+                    .problems,
                 Vec::<String>::new()
             );
         }
@@ -159,7 +199,13 @@ fn a_ledger_that_was_changed_is_backed_up_as_it_is_and_named() {
     fs::write(&ledger, text.replacen("\"money\":7", "\"money\":8", 1)).unwrap();
     let (archive, report) = taken(&state);
     assert_eq!(report.problems.len(), 1);
-    assert_eq!(restore(&archive[..], &place.at("restored"), Waiting::Held, 2).unwrap().problems.len(), 1);
+    assert_eq!(
+        restore(&archive[..], &place.at("restored"), Waiting::Held, 2)
+            .unwrap()
+            .problems
+            .len(),
+        1
+    );
 }
 
 #[test]
@@ -173,10 +219,20 @@ fn a_folder_of_somebody_elses_is_refused_and_nothing_is_left_in_it() {
     }
     let before = files(&state);
     std::os::unix::fs::chown(&state, Some(12345), None).unwrap();
-    let of = Backup { state: &state, version: "0.0.0", now_ms: 1, artifacts: true };
-    let refused = backup(&of, Vec::new(), &mut |_, _| {}).unwrap_err().to_string();
+    let of = Backup {
+        state: &state,
+        version: "0.0.0",
+        now_ms: 1,
+        artifacts: true,
+    };
+    let refused = backup(&of, Vec::new(), &mut |_, _| {})
+        .unwrap_err()
+        .to_string();
     assert!(refused.contains("belongs to user 12345"), "{refused}");
-    assert_eq!((files(&state), state.join("backup").exists()), (before, false));
+    assert_eq!(
+        (files(&state), state.join("backup").exists()),
+        (before, false)
+    );
     std::os::unix::fs::chown(&state, Some(0), None).unwrap();
     assert!(backup(&of, Vec::new(), &mut |_, _| {}).is_ok());
 }
@@ -187,13 +243,23 @@ fn an_audit_is_looked_at_when_it_is_backed_up_and_when_it_is_restored() {
     let state = place.state();
     let audit = store::audit::Audit::open(&state).unwrap();
     for _ in 0..3 {
-        audit.note(&store::audit::Entry { what: "run.accept", ..Default::default() }).unwrap();
+        audit
+            .note(&store::audit::Entry {
+                what: "run.accept",
+                ..Default::default()
+            })
+            .unwrap();
     }
     drop(audit);
     let restored = place.at("restored");
     let (archive, report) = taken(&state);
     assert_eq!(report.problems, Vec::<String>::new());
-    assert!(restore(&archive[..], &restored, Waiting::Held, 2).unwrap().problems.is_empty());
+    assert!(
+        restore(&archive[..], &restored, Waiting::Held, 2)
+            .unwrap()
+            .problems
+            .is_empty()
+    );
     assert_eq!(store::audit::verify(&restored, None).unwrap().lines, 3);
     let file = state.join("audit/server.jsonl");
     let text = fs::read_to_string(&file).unwrap();
@@ -239,18 +305,38 @@ fn tidy(state: &Path) {
 fn no_file_of_the_audit_goes_while_a_backup_is_read() {
     let place = Place::new();
     let state = place.state();
-    let settings = store::audit::AuditSettings { file_bytes: 500, ..store::audit::AuditSettings::default() };
+    let settings = store::audit::AuditSettings {
+        file_bytes: 500,
+        ..store::audit::AuditSettings::default()
+    };
     let audit = store::audit::Audit::open_with(&state, settings).unwrap();
     for _ in 0..20 {
-        audit.note(&store::audit::Entry { what: "run.accept", ..Default::default() }).unwrap();
+        audit
+            .note(&store::audit::Entry {
+                what: "run.accept",
+                ..Default::default()
+            })
+            .unwrap();
     }
     drop(audit);
     let count = || fs::read_dir(state.join("audit")).unwrap().count();
     let before = count();
-    let mut slow = Slow { read: Vec::new(), state: &state, waited: false };
-    let of = Backup { state: &state, version: "0.0.0", now_ms: 1, artifacts: true };
+    let mut slow = Slow {
+        read: Vec::new(),
+        state: &state,
+        waited: false,
+    };
+    let of = Backup {
+        state: &state,
+        version: "0.0.0",
+        now_ms: 1,
+        artifacts: true,
+    };
     let report = backup(&of, &mut slow, &mut |_, _| {}).unwrap();
-    assert_eq!((report.problems.as_slice(), slow.waited, count()), (&[][..], true, before));
+    assert_eq!(
+        (report.problems.as_slice(), slow.waited, count()),
+        (&[][..], true, before)
+    );
     let restored = place.at("restored");
     let told = restore(&slow.read[..], &restored, Waiting::Held, 2).unwrap();
     assert_eq!(told.problems, Vec::<String>::new());
@@ -276,7 +362,10 @@ fn nothing_is_restored_over_something() {
     let place = Place::new();
     let state = place.state();
     let (archive, _) = taken(&state);
-    assert!(matches!(restore(&archive[..], &state, Waiting::Held, 2), Err(BackupError::Taken { .. })));
+    assert!(matches!(
+        restore(&archive[..], &state, Waiting::Held, 2),
+        Err(BackupError::Taken { .. })
+    ));
     let empty = place.at("empty");
     fs::create_dir(&empty).unwrap();
     assert!(restore(&archive[..], &empty, Waiting::Held, 2).is_ok());
@@ -293,7 +382,10 @@ struct Made(Vec<u8>, Vec<u8>);
 impl Made {
     fn new() -> Made {
         let mut made = Made(Vec::new(), Vec::new());
-        made.file(ABOUT, br#"{"format":1,"airlock":"0","schema":null,"made_ms":0}"#);
+        made.file(
+            ABOUT,
+            br#"{"format":1,"airlock":"0","schema":null,"made_ms":0}"#,
+        );
         made
     }
 
@@ -307,7 +399,15 @@ impl Made {
         use sha2::Digest;
         self.raw(path, bytes);
         let sha256 = hexadecimal(&sha2::Sha256::digest(bytes));
-        self.1.extend(Entry { path, size: bytes.len() as u64, sha256 }.line().bytes());
+        self.1.extend(
+            Entry {
+                path,
+                size: bytes.len() as u64,
+                sha256,
+            }
+            .line()
+            .bytes(),
+        );
     }
 
     /// Of another kind, or with another mode.
@@ -331,9 +431,12 @@ impl Made {
 
 fn refusal(archive: &[u8]) -> String {
     let place = Place::new();
-    let checked = examine(archive, &place.0).err().map(|error| error.to_string());
-    let refused =
-        restore(archive, &place.at("state"), Waiting::Held, 2).expect_err("it is refused").to_string();
+    let checked = examine(archive, &place.0)
+        .err()
+        .map(|error| error.to_string());
+    let refused = restore(archive, &place.at("state"), Waiting::Held, 2)
+        .expect_err("it is refused")
+        .to_string();
     assert!(checked.is_none_or(|checked| checked == refused));
     // Neither the folder nor its draft.
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
@@ -346,7 +449,12 @@ fn the_control_is_restored() {
     let mut made = Made::new();
     made.file("state/artifacts/a/1/bytes", b"x");
     let archive = made.done();
-    assert_eq!(restore(&archive[..], &place.at("state"), Waiting::Held, 2).unwrap().files, 1);
+    assert_eq!(
+        restore(&archive[..], &place.at("state"), Waiting::Held, 2)
+            .unwrap()
+            .files,
+        1
+    );
 }
 
 #[test]
@@ -402,7 +510,9 @@ fn only_plain_files_of_their_owner_are_restored() {
     }
     for mode in [b"0000644", b"0004600", b"0000777"] {
         let mut made = Made::new();
-        made.changed("state/artifacts/a", |header| header[100..107].copy_from_slice(mode));
+        made.changed("state/artifacts/a", |header| {
+            header[100..107].copy_from_slice(mode)
+        });
         assert!(refusal(&made.done()).contains("another mode"));
     }
 }
@@ -417,7 +527,15 @@ fn what_the_manifest_does_not_say_is_refused() {
     hidden.raw("state/artifacts/a", b"x");
     assert!(refusal(&hidden.done()).contains("tells of other files"));
     let mut invented = Made::new();
-    invented.1.extend(Entry { path: "state/artifacts/a", size: 1, sha256: "0".repeat(64) }.line().bytes());
+    invented.1.extend(
+        Entry {
+            path: "state/artifacts/a",
+            size: 1,
+            sha256: "0".repeat(64),
+        }
+        .line()
+        .bytes(),
+    );
     assert!(refusal(&invented.done()).contains("tells of other files"));
     let mut folder_and_file = Made::new();
     folder_and_file.file("state/artifacts/a", b"x");
@@ -434,9 +552,18 @@ fn what_the_manifest_does_not_say_is_refused() {
 #[test]
 fn a_backup_of_another_form_or_a_newer_airlock_is_refused() {
     for (about, said) in [
-        (r#"{"format":2,"airlock":"0","schema":null,"made_ms":0}"#, "its form is 2"),
-        (r#"{"format":1,"airlock":"0","schema":9999,"made_ms":0}"#, "newer Airlock"),
-        (r#"{"format":1,"airlock":"0","schema":1,"made_ms":0}"#, "its database"),
+        (
+            r#"{"format":2,"airlock":"0","schema":null,"made_ms":0}"#,
+            "its form is 2",
+        ),
+        (
+            r#"{"format":1,"airlock":"0","schema":9999,"made_ms":0}"#,
+            "newer Airlock",
+        ),
+        (
+            r#"{"format":1,"airlock":"0","schema":1,"made_ms":0}"#,
+            "its database",
+        ),
         (r#"{"format":1}"#, "does not say what it must"),
         ("", "does not say what it must"),
     ] {
@@ -466,7 +593,10 @@ fn a_byte_that_was_changed_is_found() {
     // What fills blocks, and what ends a checksum, says nothing.
     let says_nothing =
         |at: &usize| whole[*at] == 0 && !at.is_multiple_of(512) || (154..156).contains(&(at % 512));
-    let noticed = unnoticed.iter().filter(|at| !says_nothing(at)).collect::<Vec<_>>();
+    let noticed = unnoticed
+        .iter()
+        .filter(|at| !says_nothing(at))
+        .collect::<Vec<_>>();
     assert!(noticed.is_empty(), "{noticed:?}");
     for length in (0..whole.len() - 1024).step_by(97) {
         assert!(check(&whole[..length], &mut ()).is_err(), "{length}");
@@ -483,15 +613,29 @@ struct Seen {
 impl Sink for Seen {
     fn begin(&mut self, path: &str, size: u64) -> Result<(), BackupError> {
         let names: Vec<_> = path.split('/').collect();
-        assert!(PARTS.contains(&names[0]) && path != "secrets/key", "{path:?}");
-        assert!(names.iter().all(|name| !name.is_empty() && !name.starts_with('.')), "{path:?}");
-        assert!(!path.contains(char::is_control) && self.paths.insert(path.to_owned()), "{path:?}");
+        assert!(
+            PARTS.contains(&names[0]) && path != "secrets/key",
+            "{path:?}"
+        );
+        assert!(
+            names
+                .iter()
+                .all(|name| !name.is_empty() && !name.starts_with('.')),
+            "{path:?}"
+        );
+        assert!(
+            !path.contains(char::is_control) && self.paths.insert(path.to_owned()),
+            "{path:?}"
+        );
         self.left = size;
         Ok(())
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
-        self.left = self.left.checked_sub(bytes.len() as u64).expect("no more than was said");
+        self.left = self
+            .left
+            .checked_sub(bytes.len() as u64)
+            .expect("no more than was said");
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! From a state folder to an archive.
 
 use super::{
-    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, beneath, hexadecimal, read::placed,
-    tar,
+    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, beneath, hexadecimal,
+    read::placed, tar,
 };
 use doors::ledger::{self, Fault, Head, Reader};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
@@ -39,16 +39,33 @@ pub struct Backup<'a> {
 }
 
 /// Writes an archive of a state folder, which may be in use.
-pub fn backup(of: &Backup<'_>, to: impl Write, progress: Progress<'_>) -> Result<Report, BackupError> {
-    let state = of.state.canonicalize().map_err(BackupError::file("open", of.state))?;
+pub fn backup(
+    of: &Backup<'_>,
+    to: impl Write,
+    progress: Progress<'_>,
+) -> Result<Report, BackupError> {
+    let state = of
+        .state
+        .canonicalize()
+        .map_err(BackupError::file("open", of.state))?;
     let folder = open_folder(&state)?;
     is_ours(&folder).map_err(BackupError::file("back up", &state))?;
     let _nothing_goes = Upkeep::shared(&state).map_err(BackupError::file("lock", &state))?;
     let draft = Draft::new(&state)?;
     // First: what is copied after it has all that it knows of.
     let schema = store::copy::copy(&state, &draft.path)?;
-    let mut archive = Archive { to, manifest: Vec::new(), report: Report::default(), progress };
-    let about = About { format: FORMAT, airlock: of.version.to_owned(), schema, made_ms: of.now_ms };
+    let mut archive = Archive {
+        to,
+        manifest: Vec::new(),
+        report: Report::default(),
+        progress,
+    };
+    let about = About {
+        format: FORMAT,
+        airlock: of.version.to_owned(),
+        schema,
+        made_ms: of.now_ms,
+    };
     archive.about(&about)?;
     if schema.is_some() {
         archive.file(&format!("{STATE}airlock.db"), &draft.file, None)?;
@@ -59,10 +76,14 @@ pub fn backup(of: &Backup<'_>, to: impl Write, progress: Progress<'_>) -> Result
         archive.tree(&folder, "artifacts", &|_| Kind::Whole)?;
     }
     archive.ledger(&state)?;
-    archive.tree(&folder, "secrets", &|name| match name.ends_with(".secret") {
-        true => Kind::Whole,
-        false => Kind::NotOurs,
-    })?;
+    archive.tree(
+        &folder,
+        "secrets",
+        &|name| match name.ends_with(".secret") {
+            true => Kind::Whole,
+            false => Kind::NotOurs,
+        },
+    )?;
     archive.finish()
 }
 
@@ -74,10 +95,15 @@ fn open_folder(path: &Path) -> Result<OwnedFd, BackupError> {
 
 /// Before anything is made in it: what root leaves in another's folder, its owner cannot use.
 fn is_ours(folder: &OwnedFd) -> io::Result<()> {
-    let (owner, us) = (rustix::fs::fstat(folder)?.st_uid, rustix::process::geteuid().as_raw());
+    let (owner, us) = (
+        rustix::fs::fstat(folder)?.st_uid,
+        rustix::process::geteuid().as_raw(),
+    );
     match owner == us {
         true => Ok(()),
-        false => Err(io::Error::other(format!("it belongs to user {owner}, and you are {us}"))),
+        false => Err(io::Error::other(format!(
+            "it belongs to user {owner}, and you are {us}"
+        ))),
     }
 }
 
@@ -103,14 +129,20 @@ impl Draft {
         let folder = state.join(DRAFTS);
         let failed = BackupError::file("make a copy of the database in", &folder);
         let make = || {
-            DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&folder)?;
             // One at a time: nobody sweeps a file that is about to be locked.
             let turn = File::open(&folder)?;
             rustix::fs::flock(&turn, FlockOperation::LockExclusive)?;
             sweep(&folder)?;
             let path = folder.join(format!("{}.db", crate::fresh_id()));
             let mut options = fs::OpenOptions::new();
-            std::os::unix::fs::OpenOptionsExt::mode(options.read(true).write(true).create_new(true), 0o600);
+            std::os::unix::fs::OpenOptionsExt::mode(
+                options.read(true).write(true).create_new(true),
+                0o600,
+            );
             let file = options.open(&path)?;
             rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
             Ok(Draft { path, file })
@@ -131,7 +163,9 @@ fn sweep(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
+        let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()) else {
+            continue;
+        };
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             fs::remove_file(&path)?;
         }
@@ -167,45 +201,72 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn entry(&mut self, path: &str, from: impl Read, size: u64, shown: &Path) -> Result<(), BackupError> {
+    fn entry(
+        &mut self,
+        path: &str,
+        from: impl Read,
+        size: u64,
+        shown: &Path,
+    ) -> Result<(), BackupError> {
         tar::header(&mut self.to, path, size).map_err(BackupError::Output)?;
         let (mut from, mut hash, mut left) = (from, Sha256::new(), size);
         let mut buffer = vec![0; BUFFER.min(usize::try_from(size).unwrap_or(BUFFER)).max(1)];
         while left > 0 {
-            let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let count = from.read(&mut buffer[..most]).map_err(BackupError::file("read", shown))?;
+            let most = buffer
+                .len()
+                .min(usize::try_from(left).unwrap_or(usize::MAX));
+            let count = from
+                .read(&mut buffer[..most])
+                .map_err(BackupError::file("read", shown))?;
             if count == 0 {
                 return Err(BackupError::file("read", shown)(io::Error::other(
                     "it became shorter meanwhile",
                 )));
             }
             hash.update(&buffer[..count]);
-            self.to.write_all(&buffer[..count]).map_err(BackupError::Output)?;
+            self.to
+                .write_all(&buffer[..count])
+                .map_err(BackupError::Output)?;
             left -= count as u64;
         }
         tar::padding(&mut self.to, size).map_err(BackupError::Output)?;
         let sha256 = hexadecimal(&hash.finalize());
-        self.manifest.extend_from_slice(Entry { path, size, sha256 }.line().as_bytes());
+        self.manifest
+            .extend_from_slice(Entry { path, size, sha256 }.line().as_bytes());
         Ok(())
     }
 
     /// As it is, also where lines do not follow from each other; that is named.
-    fn audit(&mut self, state: &Path, folder: &OwnedFd, schema: Option<i64>) -> Result<(), BackupError> {
+    fn audit(
+        &mut self,
+        state: &Path,
+        folder: &OwnedFd,
+        schema: Option<i64>,
+    ) -> Result<(), BackupError> {
         // Whoever verifies brings the database forward, which is not for a backup to do.
         if schema == Some(store::copy::newest_schema())
             && let Err(wrong) = store::audit::verify(state, None)
         {
             self.report.problems.push(super::judge::told(state, &wrong));
         }
-        self.tree(folder, "audit", &|name| match name.rsplit_once('.').map(|(_, end)| end) {
-            Some("jsonl") => Kind::Lines,
-            Some("lock") => Kind::NotOurs,
-            _ => Kind::Whole,
-        })
+        self.tree(
+            folder,
+            "audit",
+            &|name| match name.rsplit_once('.').map(|(_, end)| end) {
+                Some("jsonl") => Kind::Lines,
+                Some("lock") => Kind::NotOurs,
+                _ => Kind::Whole,
+            },
+        )
     }
 
     /// The files below a folder, in the order of their names.
-    fn tree(&mut self, state: &OwnedFd, part: &str, kind: &dyn Fn(&str) -> Kind) -> Result<(), BackupError> {
+    fn tree(
+        &mut self,
+        state: &OwnedFd,
+        part: &str,
+        kind: &dyn Fn(&str) -> Kind,
+    ) -> Result<(), BackupError> {
         let failed = BackupError::file("read", part);
         match beneath(state, part, OFlags::DIRECTORY) {
             Ok(folder) => self.below(&folder, part, kind, 0),
@@ -234,11 +295,13 @@ impl<W: Write> Archive<'_, W> {
                 found => found.map_err(|error| BackupError::file("read", &path)(error.into()))?,
             };
             match FileType::from_raw_mode(found.st_mode) {
-                FileType::Directory if depth < DEEPEST => match beneath(folder, &name, OFlags::DIRECTORY) {
-                    Ok(inner) => self.below(&inner, &path, kind, depth + 1)?,
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(BackupError::file("open", path)(error)),
-                },
+                FileType::Directory if depth < DEEPEST => {
+                    match beneath(folder, &name, OFlags::DIRECTORY) {
+                        Ok(inner) => self.below(&inner, &path, kind, depth + 1)?,
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        Err(error) => return Err(BackupError::file("open", path)(error)),
+                    }
+                }
                 FileType::Directory => self.skip(format!("`{}` is too deep", path.escape_debug())),
                 FileType::RegularFile if kind(&name) != Kind::NotOurs => {
                     // What no reader would take must not spoil the rest.
@@ -261,7 +324,8 @@ impl<W: Write> Archive<'_, W> {
                 _ => {}
             }
         }
-        held.iter().try_for_each(|(path, file, kind)| self.taken(path, file, *kind))
+        held.iter()
+            .try_for_each(|(path, file, kind)| self.taken(path, file, *kind))
     }
 
     fn taken(&mut self, path: &str, file: &File, kind: Kind) -> Result<(), BackupError> {
@@ -273,7 +337,9 @@ impl<W: Write> Archive<'_, W> {
     }
 
     fn skip(&mut self, why: String) {
-        self.report.problems.push(format!("not in the backup: {why}"));
+        self.report
+            .problems
+            .push(format!("not in the backup: {why}"));
     }
 
     /// Every segment, as far as its lines follow from each other.
@@ -286,7 +352,11 @@ impl<W: Write> Archive<'_, W> {
         }
         for (name, (path, size)) in files {
             let file = File::open(&path).map_err(BackupError::file("open", path))?;
-            self.file(&format!("{STATE}{}/{name}", crate::usage::LEDGER), &file, Some(size))?;
+            self.file(
+                &format!("{STATE}{}/{name}", crate::usage::LEDGER),
+                &file,
+                Some(size),
+            )?;
         }
         Ok(())
     }
@@ -300,7 +370,10 @@ impl<W: Write> Archive<'_, W> {
         let mut head = Head::default();
         for path in paths {
             let file = File::open(&path).map_err(BackupError::file("open", &path))?;
-            let mut reader = Reader::new(BufReader::with_capacity(BUFFER, &file), Head { offset: 0, ..head });
+            let mut reader = Reader::new(
+                BufReader::with_capacity(BUFFER, &file),
+                Head { offset: 0, ..head },
+            );
             let fault = loop {
                 match reader.next_row() {
                     Ok(Some(_)) => {}
@@ -312,11 +385,17 @@ impl<W: Write> Archive<'_, W> {
             let size = match fault {
                 None => head.offset,
                 Some(fault) => {
-                    self.report.problems.push(format!("`{}`: {fault}", path.display()));
+                    self.report
+                        .problems
+                        .push(format!("`{}`: {fault}", path.display()));
                     lines(&file).map_err(BackupError::file("read", &path))?
                 }
             };
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default()
+                .to_owned();
             files.insert(name, (path, size));
         }
         Ok(())
@@ -352,8 +431,11 @@ impl Read for At<'_> {
 fn names(folder: &OwnedFd) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(folder)? {
-        let name =
-            entry?.file_name().to_str().map_err(|_| io::Error::other("a name is not UTF-8"))?.to_owned();
+        let name = entry?
+            .file_name()
+            .to_str()
+            .map_err(|_| io::Error::other("a name is not UTF-8"))?
+            .to_owned();
         if !name.starts_with('.') {
             names.push(name);
         }

@@ -50,7 +50,10 @@ pub enum ControlError {
 
 /// Asks a running run of this state folder, and waits for the answer: the rules as they stand then.
 pub fn ask(state: &Path, run: &Id, ask: &Ask) -> Result<Vec<Told>, ControlError> {
-    let unreached = |source| ControlError::Unreached { run: run.clone(), source };
+    let unreached = |source| ControlError::Unreached {
+        run: run.clone(),
+        source,
+    };
     let answer = match connect(state, run) {
         Ok(stream) => exchange(stream, ask).map_err(unreached)?,
         Err(error) => return Err(absent(state, run, error)),
@@ -63,8 +66,14 @@ pub fn ask(state: &Path, run: &Id, ask: &Ask) -> Result<Vec<Told>, ControlError>
         Some("policy_denied") => ErrorCode::PolicyDenied,
         _ => ErrorCode::Internal,
     };
-    let message = answer.message.unwrap_or_else(|| "the run refused, and did not say why".to_owned());
-    Err(ControlError::Refused(ErrorInfo { code, message, hint: answer.hint }))
+    let message = answer
+        .message
+        .unwrap_or_else(|| "the run refused, and did not say why".to_owned());
+    Err(ControlError::Refused(ErrorInfo {
+        code,
+        message,
+        hint: answer.hint,
+    }))
 }
 
 fn connect(state: &Path, run: &Id) -> io::Result<UnixStream> {
@@ -97,9 +106,14 @@ fn exchange(mut stream: UnixStream, ask: &Ask) -> io::Result<Answer> {
     line.push(b'\n');
     stream.write_all(&line)?;
     let mut answer = Vec::new();
-    BufReader::new(stream).take(LONGEST_ANSWER).read_until(b'\n', &mut answer)?;
+    BufReader::new(stream)
+        .take(LONGEST_ANSWER)
+        .read_until(b'\n', &mut answer)?;
     match answer.is_empty() {
-        true => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended meanwhile")),
+        true => Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "it ended meanwhile",
+        )),
         false => Ok(serde_json::from_slice(&answer)?),
     }
 }
@@ -119,12 +133,22 @@ fn absent(state: &Path, run: &Id, error: io::Error) -> ControlError {
 
 /// The runs of which somebody listens, and whose names can be told.
 fn others(state: &Path) -> Vec<String> {
-    let Ok(folder) = File::open(state.join("doors")) else { return Vec::new() };
+    let Ok(folder) = File::open(state.join("doors")) else {
+        return Vec::new();
+    };
     let place = by_handle(&folder);
-    let Ok(entries) = fs::read_dir(&place) else { return Vec::new() };
-    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let Ok(entries) = fs::read_dir(&place) else {
+        return Vec::new();
+    };
+    let names = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
     let listens = |name: &String| UnixStream::connect(place.join(name)).is_ok();
-    let is_control = |name: &String| Path::new(name).extension().is_some_and(|end| end == EXTENSION);
+    let is_control = |name: &String| {
+        Path::new(name)
+            .extension()
+            .is_some_and(|end| end == EXTENSION)
+    };
     let mut runs: Vec<String> = names
         .filter(|name| is_control(name) && listens(name))
         .map(|name| name[..name.len() - EXTENSION.len() - 1].to_owned())

@@ -57,12 +57,18 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Disk {
     /// The one with this folder.
     pub(crate) fn of(folder: PathBuf) -> Arc<Disk> {
-        let size = rustix::fs::statvfs(&folder).map_or(u64::MAX, |found| found.f_blocks * found.f_frsize);
+        let size =
+            rustix::fs::statvfs(&folder).map_or(u64::MAX, |found| found.f_blocks * found.f_frsize);
         Disk::with(folder, MOST_OF_ALL.min(size / PART_OF_DISK))
     }
 
     pub(super) fn with(folder: PathBuf, most: u64) -> Arc<Disk> {
-        Arc::new(Disk { folder, most, spent: Mutex::default(), owners: Mutex::default() })
+        Arc::new(Disk {
+            folder,
+            most,
+            spent: Mutex::default(),
+            owners: Mutex::default(),
+        })
     }
 
     /// What the feeds of one owner may have together.
@@ -95,7 +101,11 @@ impl Disk {
 
 impl Budget {
     fn new(most: u64, within: Within) -> Arc<Budget> {
-        Arc::new(Budget { most, spent: Mutex::default(), within })
+        Arc::new(Budget {
+            most,
+            spent: Mutex::default(),
+            within,
+        })
     }
 
     /// So many bytes of an owner's.
@@ -158,7 +168,9 @@ impl Budget {
                 busy.push(oldest);
             }
         };
-        busy.into_iter().rev().for_each(|feed| locked(&self.spent).ended.push_front(feed));
+        busy.into_iter()
+            .rev()
+            .for_each(|feed| locked(&self.spent).ended.push_front(feed));
         taken
     }
 

@@ -1,8 +1,8 @@
 //! The task of a session: it owns the box. Whoever wants something of the box asks here.
 
 use super::{
-    Book, Exec, LeftBehind, MOST_OUTPUT, MOST_RUNNING, MOST_WAITING, Session, SessionEnd, SessionState,
-    SessionStatus, Shared, conflict,
+    Book, Exec, LeftBehind, MOST_OUTPUT, MOST_RUNNING, MOST_WAITING, Session, SessionEnd,
+    SessionState, SessionStatus, Shared, conflict,
     exec::{self, Beginning},
 };
 use crate::{
@@ -19,7 +19,9 @@ use crate::{
     verdict::{COUNTED_EVERY, cpu_left, first_look},
 };
 use sandbox::{Counters, Program, Sandbox, SandboxError};
-use spec::{Backend, ErrorCode, ErrorInfo, ExecRequest, LimitName, RunResult, SessionSpec, Timestamp, Usage};
+use spec::{
+    Backend, ErrorCode, ErrorInfo, ExecRequest, LimitName, RunResult, SessionSpec, Timestamp, Usage,
+};
 use std::{
     collections::BTreeSet,
     io,
@@ -113,7 +115,9 @@ pub(super) async fn live(
             return drop(ready.send(Err(error)));
         }
     };
-    let session = Session { shared: actor.shared.clone() };
+    let session = Session {
+        shared: actor.shared.clone(),
+    };
     let why = match ready.send(Ok(session)) {
         Ok(()) => actor.attend(&mut closing).await,
         Err(_) => SessionEnd::Asked,
@@ -123,13 +127,18 @@ pub(super) async fn live(
 
 async fn stand(making: &mut Making, result: &mut RunResult) -> Result<Standing, ErrorInfo> {
     let mut standing = making.stand(result).await?;
-    match making.furnish(&mut *standing.sandbox, &standing.opened, result).await {
+    match making
+        .furnish(&mut *standing.sandbox, &standing.opened, result)
+        .await
+    {
         // Listeners that are not ours: nobody serves there.
         Ok(_) => Ok(standing),
         Err(error) => {
             standing.sandbox.end().await;
             standing.opened.close(result).await;
-            result.notes.extend(standing.sandbox.give_workspace_back().await);
+            result
+                .notes
+                .extend(standing.sandbox.give_workspace_back().await);
             leave(standing.sandbox, standing.records).await;
             Err(error)
         }
@@ -143,14 +152,22 @@ async fn closes(closing: &mut watch::Receiver<bool>) {
 
 /// Waits until somebody wants the session to end.
 async fn asked(ending: &mut watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
-    let why = ending.wait_for(|ending| ending.is_some()).await.map(|why| *why);
+    let why = ending
+        .wait_for(|ending| ending.is_some())
+        .await
+        .map(|why| *why);
     // Its sender lives as long as the session.
     why.ok().flatten().unwrap_or(SessionEnd::Asked)
 }
 
 impl Actor {
     fn new(making: Making, spec: SessionSpec, standing: Standing, mut result: RunResult) -> Actor {
-        let Standing { origin, opened, records, sandbox } = standing;
+        let Standing {
+            origin,
+            opened,
+            records,
+            sandbox,
+        } = standing;
         result.notes.extend(making.told_secrets());
         let (orders, received) = mpsc::channel(MOST_WAITING);
         let (ending, is_ending) = watch::channel(None);
@@ -194,7 +211,10 @@ impl Actor {
             status: watch::Sender::new(SessionStatus::Ready),
             ending,
             owner: sandbox.owner_inside(),
-            feeds: Budget::of(making.engine.feeds.owner(making.spec.owner.as_ref()), MOST_OUTPUT),
+            feeds: Budget::of(
+                making.engine.feeds.owner(making.spec.owner.as_ref()),
+                MOST_OUTPUT,
+            ),
             left_behind: LeftBehind::default(),
             book: Mutex::new(book),
         };
@@ -253,7 +273,11 @@ impl Actor {
             due = due.min(self.next_count);
         }
         // Whoever is at work says when he has finished.
-        if book.is_at_work() { due } else { due.min(book.used + spec.idle) }
+        if book.is_at_work() {
+            due
+        } else {
+            due.min(book.used + spec.idle)
+        }
     }
 
     fn overdue(&mut self) -> Option<SessionEnd> {
@@ -333,7 +357,10 @@ impl Actor {
 
     async fn resume(&mut self) -> Result<(), ErrorInfo> {
         if !self.shared.book().state.is_asked_to_pause {
-            return Err(conflict("the session is not paused", "there is nothing to resume"));
+            return Err(conflict(
+                "the session is not paused",
+                "there is nothing to resume",
+            ));
         }
         if self.holds == 0 {
             self.go_on().await?;
@@ -382,7 +409,10 @@ impl Actor {
         }
         _ = tokio::time::timeout(LONGEST_RELEASE, exec.wait()).await;
         if let Err(error) = self.sandbox.freeze().await {
-            let note = format!("it goes on, because it could not be stopped again: {}", error.info().message);
+            let note = format!(
+                "it goes on, because it could not be stopped again: {}",
+                error.info().message
+            );
             self.shared.book().state.notes.push(note);
             self.set(SessionStatus::Ready);
             self.shared.book().state.is_asked_to_pause = false;
@@ -394,22 +424,32 @@ impl Actor {
             return Err(conflict("the session is paused", "resume it first"));
         }
         if self.shared.is_paused() {
-            return Err(conflict("the session stands still while it is copied", "ask again in a moment"));
+            return Err(conflict(
+                "the session stands still while it is copied",
+                "ask again in a moment",
+            ));
         }
         if self.shared.book().running() >= MOST_RUNNING {
             return Err(ErrorInfo {
                 code: ErrorCode::QuotaExceeded,
-                message: format!("{MOST_RUNNING} programs are under way in this session, and no more can be"),
+                message: format!(
+                    "{MOST_RUNNING} programs are under way in this session, and no more can be"
+                ),
                 hint: Some("wait for one of them, or end one".to_owned()),
             });
         }
         let broken = |error: io::Error| internal(format!("cannot connect the program: {error}"));
         let mut connected = self.connect(&request).await?;
         let inside = connected.streams.inside;
-        let held = request.tty.map(|_| inside[0].try_clone()).transpose().map_err(broken)?;
+        let held = request
+            .tty
+            .map(|_| inside[0].try_clone())
+            .transpose()
+            .map_err(broken)?;
         let program = self.program(&request)?;
         let before = self.sandbox.counters().oom_kills;
-        let started = tokio::time::timeout(LONGEST_START, self.sandbox.start(&program, inside)).await;
+        let started =
+            tokio::time::timeout(LONGEST_START, self.sandbox.start(&program, inside)).await;
         let late = |_| internal("the program was not started in time".to_owned());
         let process = match started.map_err(late)? {
             Ok(process) => process,
@@ -459,25 +499,59 @@ impl Actor {
             env.entry("TERM".into()).or_insert_with(|| TERMINAL.into());
         }
         env.extend(request.env.iter().cloned());
-        env.extend(injected(&self.making.engine.doors.secrets, &self.making.spec)?);
+        env.extend(injected(
+            &self.making.engine.doors.secrets,
+            &self.making.spec,
+        )?);
         let (directory, terminal) = (request.directory.clone(), request.tty.is_some());
-        Ok(Program { argv: request.command.clone(), env, directory, terminal })
+        Ok(Program {
+            argv: request.command.clone(),
+            env,
+            directory,
+            terminal,
+        })
     }
 
     async fn connect(&mut self, request: &ExecRequest) -> Result<Connected, ErrorInfo> {
         let broken = |error: io::Error| internal(format!("cannot connect the program: {error}"));
         let Some(size) = request.tty else {
-            let (input, theirs) = request.stdin.then(input_pipe).transpose().map_err(broken)?.unzip();
+            let (input, theirs) = request
+                .stdin
+                .then(input_pipe)
+                .transpose()
+                .map_err(broken)?
+                .unzip();
             let streams = connect_pipes(theirs).map_err(broken)?;
-            return Ok(Connected { streams, input, window: None });
+            return Ok(Connected {
+                streams,
+                input,
+                window: None,
+            });
         };
-        let ours = self.sandbox.open_terminal().await.map_err(|error| error.info())?;
+        let ours = self
+            .sandbox
+            .open_terminal()
+            .await
+            .map_err(|error| error.info())?;
         let parts = terminal::take_apart(ours, size).map_err(broken)?;
-        let inside: io::Result<[OwnedFd; 3]> =
-            (|| Ok([parts.inside.try_clone()?, parts.inside.try_clone()?, parts.inside]))();
-        let streams = Streams { inside: inside.map_err(broken)?, stdout: parts.shown, stderr: None };
+        let inside: io::Result<[OwnedFd; 3]> = (|| {
+            Ok([
+                parts.inside.try_clone()?,
+                parts.inside.try_clone()?,
+                parts.inside,
+            ])
+        })();
+        let streams = Streams {
+            inside: inside.map_err(broken)?,
+            stdout: parts.shown,
+            stderr: None,
+        };
         let (input, window) = (Some(parts.terminal.input), Some(parts.terminal.window));
-        Ok(Connected { streams, input, window })
+        Ok(Connected {
+            streams,
+            input,
+            window,
+        })
     }
 
     /// Writes down what the box has used so far.
@@ -515,7 +589,10 @@ impl Actor {
             }
         }
         let last_words = async { while self.programs.join_next().await.is_some() {} };
-        if tokio::time::timeout(LONGEST_LAST_WORD, last_words).await.is_err() {
+        if tokio::time::timeout(LONGEST_LAST_WORD, last_words)
+            .await
+            .is_err()
+        {
             self.programs.shutdown().await;
             self.shared.book().execs.iter().for_each(Exec::give_up);
         }
@@ -538,16 +615,21 @@ impl Actor {
     /// As at the end of a run: doors, workspace, box, record.
     async fn give_back(mut self, why: SessionEnd) {
         self.opened.close(&mut self.result).await;
-        self.result.notes.extend(self.sandbox.give_workspace_back().await);
-        self.result.notes.extend(leave(self.sandbox, self.records).await);
+        self.result
+            .notes
+            .extend(self.sandbox.give_workspace_back().await);
+        self.result
+            .notes
+            .extend(leave(self.sandbox, self.records).await);
         self.making.settle_workspace(true, &mut self.result).await;
         drop(self.origin);
         pool::refill(&self.making.engine);
         let mut book = self.shared.book();
         let noted = std::mem::take(&mut book.state.notes);
         let result = self.result;
-        let (more, known): (Vec<_>, Vec<_>) =
-            noted.into_iter().partition(|note| !result.notes.contains(note));
+        let (more, known): (Vec<_>, Vec<_>) = noted
+            .into_iter()
+            .partition(|note| !result.notes.contains(note));
         drop(known);
         book.state = SessionState {
             status: SessionStatus::Ended,

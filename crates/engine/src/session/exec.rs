@@ -16,8 +16,8 @@ use crate::{
 };
 use sandbox::{Ended, Process, SandboxError};
 use spec::{
-    Denial, ErrorInfo, ExecRequest, LimitName, Limits, Status, Stream, TerminalSize, Time, Timestamp,
-    Truncated,
+    Denial, ErrorInfo, ExecRequest, LimitName, Limits, Status, Stream, TerminalSize, Time,
+    Timestamp, Truncated,
 };
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -168,7 +168,9 @@ impl Exec {
 
     fn beginning(&self, stream: Stream) -> MutexGuard<'_, Vec<u8>> {
         let place = if stream == Stream::Stdout { 0 } else { 1 };
-        self.shared.beginnings[place].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.beginnings[place]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn keep_beginning(&self, stream: Stream, bytes: &[u8]) {
@@ -185,7 +187,11 @@ impl Exec {
     /// Waits for its end.
     pub async fn wait(&self) -> ExecResult {
         let mut done = self.shared.done.subscribe();
-        let ended = done.wait_for(Option::is_some).await.ok().and_then(|done| done.clone());
+        let ended = done
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|done| done.clone());
         // Its sender lives as long as this does.
         ended.unwrap_or_else(|| unseen(self.shared.started_at))
     }
@@ -202,11 +208,16 @@ impl Exec {
         let mut done = self.shared.done.subscribe();
         let mut input = self.shared.input.lock().await;
         let typed = self.typed();
-        let known = typed.checked_sub(offset.unwrap_or(typed)).ok_or(NotTyped::Ahead { typed })?;
+        let known = typed
+            .checked_sub(offset.unwrap_or(typed))
+            .ok_or(NotTyped::Ahead { typed })?;
         if !input.newest.agrees(known, bytes) {
             return Err(NotTyped::Other { typed });
         }
-        let rest = usize::try_from(known).ok().and_then(|known| bytes.get(known..)).unwrap_or_default();
+        let rest = usize::try_from(known)
+            .ok()
+            .and_then(|known| bytes.get(known..))
+            .unwrap_or_default();
         if rest.is_empty() && known > 0 {
             return Ok(());
         }
@@ -237,18 +248,33 @@ impl Exec {
                 return Err(NotTyped::Over);
             }
             let more = tokio::time::timeout(LONGEST_PAUSE, typed.changed()).await;
-            more.map_err(|_| NotTyped::Ahead { typed: self.typed() })?.map_err(|_| NotTyped::Over)?;
+            more.map_err(|_| NotTyped::Ahead {
+                typed: self.typed(),
+            })?
+            .map_err(|_| NotTyped::Over)?;
         }
         Ok(())
     }
 
     /// What nobody has read of what is typed; not of a terminal, nor of an input that is over.
     pub async fn unread(&self) -> Option<Unread> {
-        if self.shared.window.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+        if self
+            .shared
+            .window
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
+        {
             return None;
         }
         let input = self.shared.input.lock().await;
-        input.keys.as_ref()?.as_fd().try_clone_to_owned().ok().map(Unread)
+        input
+            .keys
+            .as_ref()?
+            .as_fd()
+            .try_clone_to_owned()
+            .ok()
+            .map(Unread)
     }
 
     /// How much was typed until now.
@@ -266,7 +292,11 @@ impl Exec {
 
     /// Changes the size of its terminal.
     pub fn resize(&self, size: TerminalSize) -> io::Result<()> {
-        let window = self.shared.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let window = self
+            .shared
+            .window
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let none = || io::Error::new(io::ErrorKind::Unsupported, "the program has no terminal");
         window.as_ref().ok_or_else(none)?.resize(size)
     }
@@ -298,7 +328,9 @@ impl Exec {
     }
 
     fn ask_to_stop(&self, grace: Duration) {
-        self.shared.stop.send_modify(|stop| *stop = Some(stop.map_or(grace, |before| before.min(grace))));
+        self.shared
+            .stop
+            .send_modify(|stop| *stop = Some(stop.map_or(grace, |before| before.min(grace))));
     }
 }
 
@@ -321,7 +353,8 @@ impl Input {
 
 impl Newest {
     fn add(&mut self, bytes: &[u8]) {
-        self.0.extend(&bytes[bytes.len().saturating_sub(MOST_KNOWN)..]);
+        self.0
+            .extend(&bytes[bytes.len().saturating_sub(MOST_KNOWN)..]);
         let over = self.0.len().saturating_sub(MOST_KNOWN);
         self.0.drain(..over);
     }
@@ -329,7 +362,10 @@ impl Newest {
     /// Whether what begins so many bytes before the end is what was typed there.
     fn agrees(&self, known: u64, bytes: &[u8]) -> bool {
         let known = usize::try_from(known).unwrap_or(usize::MAX);
-        let passed_over = bytes.iter().take(known).skip(known.saturating_sub(self.0.len()));
+        let passed_over = bytes
+            .iter()
+            .take(known)
+            .skip(known.saturating_sub(self.0.len()));
         passed_over
             .zip(self.0.iter().skip(self.0.len().saturating_sub(known)))
             .all(|(sent, typed)| sent == typed)
@@ -357,26 +393,51 @@ pub(super) fn begin(
     state: &Path,
     beginning: Beginning,
 ) -> (Exec, impl Future<Output = ()> + Send + use<>) {
-    let Beginning { id, request, mut process, stdout, stderr, held, input, window, oom_kills } = beginning;
+    let Beginning {
+        id,
+        request,
+        mut process,
+        stdout,
+        stderr,
+        held,
+        input,
+        window,
+        oom_kills,
+    } = beginning;
     let limits = &session.spec.run.sandbox.limits;
     let (signals, to_send) = mpsc::channel(MOST_SIGNALS);
     let common = Common {
         id,
         started_at: record::now(),
-        feed: Feed::within(&session.feeds, limits.output.0.clamp(FEWEST_KEPT, MOST_KEPT), state),
+        feed: Feed::within(
+            &session.feeds,
+            limits.output.0.clamp(FEWEST_KEPT, MOST_KEPT),
+            state,
+        ),
         done: watch::Sender::default(),
         stop: watch::Sender::default(),
         signals,
-        input: tokio::sync::Mutex::new(Input { keys: input, newest: Newest::default() }),
+        input: tokio::sync::Mutex::new(Input {
+            keys: input,
+            newest: Newest::default(),
+        }),
         input_is_over: watch::Sender::new(!request.stdin),
         typed: watch::Sender::new(0),
         window: Mutex::new(window),
         beginnings: Default::default(),
         request,
     };
-    let wall_time = common.request.timeout.map_or(limits.wall_time.0, |time| time.min(limits.wall_time.0));
-    let limits = Limits { wall_time: Time(wall_time), ..limits.clone() };
-    let exec = Exec { shared: Arc::new(common) };
+    let wall_time = common
+        .request
+        .timeout
+        .map_or(limits.wall_time.0, |time| time.min(limits.wall_time.0));
+    let limits = Limits {
+        wall_time: Time(wall_time),
+        ..limits.clone()
+    };
+    let exec = Exec {
+        shared: Arc::new(common),
+    };
     let (ended, has_ended) = watch::channel(false);
     let streams = [(Stream::Stdout, Some(stdout)), (Stream::Stderr, stderr)];
     let reads = streams.into_iter().filter_map(|(stream, pipe)| {
@@ -470,14 +531,25 @@ impl Attending {
                 Some(number) = self.signals.recv() => self.process.signal(number),
                 Ok(()) = status.changed() => {}
             }
-            left = left.map(|left| if paused { left } else { left.saturating_sub(since.elapsed()) });
+            left = left.map(|left| {
+                if paused {
+                    left
+                } else {
+                    left.saturating_sub(since.elapsed())
+                }
+            });
         }
     }
 
     /// Asks it to end, and sees to it. In a paused session it could not do so by itself.
     async fn stop(&mut self, stopped: Stopped) -> Option<Ended> {
         // Who has no time at all is not asked: he would be said to have died of the asking.
-        let at_once = self.exec.shared.stop.borrow().is_some_and(|grace| grace.is_zero());
+        let at_once = self
+            .exec
+            .shared
+            .stop
+            .borrow()
+            .is_some_and(|grace| grace.is_zero());
         if !self.session.is_paused() && !at_once {
             self.process.signal(SIGTERM);
             // Whoever was stopped hears it only then.
@@ -493,32 +565,61 @@ impl Attending {
         self.process.signal(SIGKILL);
         if self.session.is_paused() {
             // With the session's end it ends as well.
-            _ = self.session.orders.send(Order::Release(self.exec.clone())).await;
+            _ = self
+                .session
+                .orders
+                .send(Order::Release(self.exec.clone()))
+                .await;
         }
-        tokio::time::timeout(LONGEST_DEATH, self.process.ended()).await.ok().flatten()
+        tokio::time::timeout(LONGEST_DEATH, self.process.ended())
+            .await
+            .ok()
+            .flatten()
     }
 
     /// What is known of the end. Whoever ends with his session is told what that ended by.
     fn told(&self, ended: Option<Ended>, stopped: Option<Stopped>) -> Ending {
         let session = *self.session.ending.borrow();
         let by_session = session.and_then(|why| match why {
-            SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime | SessionEnd::ServerStopped => {
-                Some(Stopped::Cancelled)
-            }
-            SessionEnd::Limit => {
-                Some(match self.session.book().state.limits_hit.contains(&LimitName::Disk) {
+            SessionEnd::Asked
+            | SessionEnd::Idle
+            | SessionEnd::Lifetime
+            | SessionEnd::ServerStopped => Some(Stopped::Cancelled),
+            SessionEnd::Limit => Some(
+                match self
+                    .session
+                    .book()
+                    .state
+                    .limits_hit
+                    .contains(&LimitName::Disk)
+                {
                     true => Stopped::Disk,
                     false => Stopped::CpuTime,
-                })
-            }
+                },
+            ),
             SessionEnd::Lost => None,
         });
         let killed = ended.is_none_or(|ended| ended.status & 0x7f == SIGKILL);
         let stopped = stopped.or(by_session.filter(|_| killed));
-        let Some(Ended { status, cpu_us, peak_bytes, alone }) = ended else {
-            return Ending { stopped, ..Ending::default() };
+        let Some(Ended {
+            status,
+            cpu_us,
+            peak_bytes,
+            alone,
+        }) = ended
+        else {
+            return Ending {
+                stopped,
+                ..Ending::default()
+            };
         };
-        Ending { status: Some(status), stopped, cpu_us, peak_bytes, alone }
+        Ending {
+            status: Some(status),
+            stopped,
+            cpu_us,
+            peak_bytes,
+            alone,
+        }
     }
 
     /// Whether memory ran out while it ran: then a kill that nobody asked for was the kernel's.
@@ -531,7 +632,10 @@ impl Attending {
             self.session.orders.send(Order::Count(answer)).await.ok()?;
             counted.await.ok()
         };
-        let counters = tokio::time::timeout(LONGEST_ANSWER, asked).await.ok().flatten();
+        let counters = tokio::time::timeout(LONGEST_ANSWER, asked)
+            .await
+            .ok()
+            .flatten();
         counters.is_some_and(|counters| counters.oom_kills > self.oom_kills)
     }
 
@@ -575,7 +679,11 @@ impl Attending {
             book.ended_cpu_us += ending.cpu_us;
             book.largest_bytes = book.largest_bytes.max(ending.peak_bytes);
         }
-        common.window.lock().unwrap_or_else(PoisonError::into_inner).take();
+        common
+            .window
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         common.done.send_replace(Some(result));
         self.exec.close_input();
         // The session may be over.
@@ -587,7 +695,12 @@ impl Attending {
 async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Option<Duration>) {
     let began = Instant::now();
     loop {
-        let grace = stop.borrow_and_update().into_iter().chain(own).min().unwrap_or_default();
+        let grace = stop
+            .borrow_and_update()
+            .into_iter()
+            .chain(own)
+            .min()
+            .unwrap_or_default();
         tokio::select! {
             () = tokio::time::sleep_until((began + grace).into()) => return,
             Ok(()) = stop.changed() => {}
@@ -599,7 +712,12 @@ async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Opti
 pub(super) fn never(id: String, request: ExecRequest, error: &SandboxError) -> Exec {
     let (at, (signals, _)) = (record::now(), mpsc::channel(1));
     let (status, exit_status) = (Status::NotStarted, error.exit_status());
-    let result = ExecResult { status, exit_status, error: Some(error.info()), ..unseen(at) };
+    let result = ExecResult {
+        status,
+        exit_status,
+        error: Some(error.info()),
+        ..unseen(at)
+    };
     let feed = Feed::new(0);
     feed.end();
     let common = Common {
@@ -616,7 +734,9 @@ pub(super) fn never(id: String, request: ExecRequest, error: &SandboxError) -> E
         beginnings: Default::default(),
         window: Mutex::new(None),
     };
-    Exec { shared: Arc::new(common) }
+    Exec {
+        shared: Arc::new(common),
+    }
 }
 
 /// The result of a program whose task failed.
@@ -626,7 +746,9 @@ fn unseen(at: Timestamp) -> ExecResult {
         exit_code: None,
         signal: None,
         exit_status: 125,
-        error: Some(crate::making::internal("the program's task failed".to_owned())),
+        error: Some(crate::making::internal(
+            "the program's task failed".to_owned(),
+        )),
         ended_at: at,
         duration_ms: 0,
         cpu_ms: 0,

@@ -20,10 +20,18 @@ const MOST_TOLD: usize = 32;
 impl Engine {
     /// Makes a session like this one, with a copy of its workspace. The original is stopped meanwhile, if it can be; a note
     /// says so if it could not.
-    pub async fn fork_session(&self, of: &Session, spec: SessionSpec) -> Result<Session, ErrorInfo> {
+    pub async fn fork_session(
+        &self,
+        of: &Session,
+        spec: SessionSpec,
+    ) -> Result<Session, ErrorInfo> {
         if spec.run.sandbox.workspace.is_some() {
-            let message = "a session whose workspace is a folder of the host cannot have a copy of it there";
-            return Err(conflict(message, "fork it without the workspace: the copy gets a fresh one"));
+            let message =
+                "a session whose workspace is a folder of the host cannot have a copy of it there";
+            return Err(conflict(
+                message,
+                "fork it without the workspace: the copy gets a fresh one",
+            ));
         }
         of.touch();
         of.workspace()?;
@@ -35,9 +43,10 @@ impl Engine {
             // The copy ends with the engine, so this task must not hold it.
             drop(engine);
             let filled = match opened {
-                Ok(copy) => {
-                    fill(&of, &copy).await.map_err(|error| (Some(copy.clone()), error)).map(|()| copy)
-                }
+                Ok(copy) => fill(&of, &copy)
+                    .await
+                    .map_err(|error| (Some(copy.clone()), error))
+                    .map(|()| copy),
                 Err(error) => Err((None, error)),
             };
             let unwanted = match filled {
@@ -52,7 +61,8 @@ impl Engine {
                 copy.end().await;
             }
         });
-        copy.await.unwrap_or_else(|_| Err(internal("the task of the copy failed".to_owned())))
+        copy.await
+            .unwrap_or_else(|_| Err(internal("the task of the copy failed".to_owned())))
     }
 }
 
@@ -91,9 +101,17 @@ async fn fill(of: &Session, copy: &Session) -> Result<(), ErrorInfo> {
     let mut book = copy.shared.book();
     let notes = &mut book.state.notes;
     if let Err(error) = stopped {
-        notes.push(format!("the workspace was copied while programs could change it: {}", error.message));
+        notes.push(format!(
+            "the workspace was copied while programs could change it: {}",
+            error.message
+        ));
     }
-    notes.extend(copied.left_out.into_iter().map(|left_out| format!("not copied: {left_out}")));
+    notes.extend(
+        copied
+            .left_out
+            .into_iter()
+            .map(|left_out| format!("not copied: {left_out}")),
+    );
     if copied.more_left_out > 0 {
         notes.push(format!("{} more were not copied", copied.more_left_out));
     }
@@ -103,7 +121,12 @@ async fn fill(of: &Session, copy: &Session) -> Result<(), ErrorInfo> {
 async fn copied(of: &Session, copy: &Session) -> Result<Copied, ErrorInfo> {
     let (from, to) = (of.tree()?, copy.tree()?);
     let bytes = copy.shared.spec.run.sandbox.limits.disk.0;
-    let bounds = CopyBounds { entries: MOST_ENTRIES, bytes, depth: DEEPEST, told: MOST_TOLD };
+    let bounds = CopyBounds {
+        entries: MOST_ENTRIES,
+        bytes,
+        depth: DEEPEST,
+        told: MOST_TOLD,
+    };
     let done = tokio::task::spawn_blocking(move || from.copy_into(&to, bounds)).await;
     let done = done.map_err(|error| internal(error.to_string()))?;
     done.map_err(|error| match error.kind() {
@@ -127,7 +150,9 @@ mod tests {
     async fn a_session_that_is_being_copied_is_not_idle_and_is_again_behind_it() {
         let state = std::env::temp_dir().join(format!("airlock-copying-{}", std::process::id()));
         let engine = Engine::open(Settings::new(&state)).unwrap();
-        let mut spec = Policy::default().admit_session(SessionRequest::default()).unwrap();
+        let mut spec = Policy::default()
+            .admit_session(SessionRequest::default())
+            .unwrap();
         spec.idle = Duration::from_millis(300);
         let session = engine.open_session(spec).await.unwrap();
         let copying = Copying::begin(&session);
@@ -135,7 +160,9 @@ mod tests {
         let early = tokio::time::timeout(Duration::from_secs(2), session.ended()).await;
         assert!(early.is_err(), "it ended in the middle");
         drop(copying);
-        let ended = tokio::time::timeout(Duration::from_secs(20), session.ended()).await.unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(20), session.ended())
+            .await
+            .unwrap();
         assert_eq!(ended.ended, Some(SessionEnd::Idle), "the positive control");
         engine.close().await;
         std::fs::remove_dir_all(state).unwrap();

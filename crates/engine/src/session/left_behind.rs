@@ -18,7 +18,8 @@ const MOST_PIPES: usize = 64;
 const MOST_IN_ALL: usize = 1024;
 static IN_ALL: AtomicUsize = AtomicUsize::new(0);
 
-const NOTE: &str = "programs left more behind than is read on for: the oldest of their pipes were closed";
+const NOTE: &str =
+    "programs left more behind than is read on for: the oldest of their pipes were closed";
 
 /// The pipes of one session, the oldest first. Whoever drops a sender closes its pipe.
 #[derive(Debug, Default)]

@@ -24,7 +24,8 @@ const LAST_WORDS: u64 = 400;
 
 impl Bench<'_> {
     fn fail(&mut self, code: &str, message: impl Into<String>) {
-        self.result = std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, message);
+        self.result =
+            std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, message);
     }
 
     fn out_of_time(&mut self) {
@@ -62,23 +63,38 @@ pub(super) async fn infer(bench: &mut Bench<'_>) {
         return bench.fail("inference_unavailable", message);
     }
     let command = words(&["python3", "/job/airlock-agent", "task"]);
-    let request = ExecRequest { command, stdin: true, ..ExecRequest::default() };
+    let request = ExecRequest {
+        command,
+        stdin: true,
+        ..ExecRequest::default()
+    };
     let task = task(bench.job).to_string();
-    let Some(exec) = bench.start(request).await else { return };
+    let Some(exec) = bench.start(request).await else {
+        return;
+    };
     // One that does not read it ends without an answer, and says so itself.
     let typing = async {
         _ = exec.write(task.as_bytes()).await;
         exec.close_input();
     };
-    let (_, printed) = tokio::join!(typing, command::follow(&exec, &[Stream::Stdout], MOST_PRINTED));
+    let (_, printed) = tokio::join!(
+        typing,
+        command::follow(&exec, &[Stream::Stdout], MOST_PRINTED)
+    );
     let ended = exec.wait().await;
     bench.said = Said::of(&exec, ended.exit_code);
     match (ended.status, ended.exit_code) {
         (Status::TimedOut, _) => bench.out_of_time(),
         (Status::Succeeded | Status::Failed, Some(code)) => answer(bench, &exec, printed, code),
         (_, _) => {
-            let why = ended.error.as_ref().map_or_else(|| ended.status.name().to_owned(), super::told);
-            bench.fail("agent_failed", format!("the agent ended without an answer: {why}"));
+            let why = ended
+                .error
+                .as_ref()
+                .map_or_else(|| ended.status.name().to_owned(), super::told);
+            bench.fail(
+                "agent_failed",
+                format!("the agent ended without an answer: {why}"),
+            );
         }
     }
 }
@@ -90,7 +106,10 @@ fn answer(bench: &mut Bench<'_>, exec: &Exec, printed: Followed, code: i32) {
         Ok(_) => return bench.fail("agent_failed", "the agent printed no answer"),
         Err(violation) => {
             let last = last_words(exec);
-            return bench.fail("agent_failed", format!("the agent gave no answer: {violation}{last}"));
+            return bench.fail(
+                "agent_failed",
+                format!("the agent gave no answer: {violation}{last}"),
+            );
         }
     };
     let text = |value: Option<&Json>| match value {
@@ -100,7 +119,10 @@ fn answer(bench: &mut Bench<'_>, exec: &Exec, printed: Followed, code: i32) {
     };
     if code != 0 {
         let error = text(fields.get("error"));
-        return bench.fail("agent_failed", format!("the agent did not complete the job: {error}"));
+        return bench.fail(
+            "agent_failed",
+            format!("the agent did not complete the job: {error}"),
+        );
     }
     let mut answer = text(fields.get("result"));
     let too_much = answer.len() > bench.room;
@@ -128,9 +150,14 @@ fn last_words(exec: &Exec) -> String {
 
 /// The task that the reference agent is given.
 fn task(job: &StepJob) -> Value {
-    let mut task = json!({ "task_id": job.job_id.as_str(), "prompt": prompt(job), "max_iterations": 0 });
-    let exact =
-        job.inference.allowed_models.iter().map(spec::ModelPattern::as_str).find(|name| !name.contains('*'));
+    let mut task =
+        json!({ "task_id": job.job_id.as_str(), "prompt": prompt(job), "max_iterations": 0 });
+    let exact = job
+        .inference
+        .allowed_models
+        .iter()
+        .map(spec::ModelPattern::as_str)
+        .find(|name| !name.contains('*'));
     if let Some(model) = exact {
         task["model"] = model.into();
     }
@@ -143,9 +170,17 @@ fn task(job: &StepJob) -> Value {
 /// What the job says, part by part; what it does not say is left out.
 fn prompt(job: &StepJob) -> String {
     let context = &job.context;
-    let list = |items: &[String]| items.iter().map(|item| format!("- {item}\n")).collect::<String>();
+    let list = |items: &[String]| {
+        items
+            .iter()
+            .map(|item| format!("- {item}\n"))
+            .collect::<String>()
+    };
     let data = |value: &Json| serde_json::to_string(value).unwrap_or_default();
-    let preferences = context.preferences.iter().map(|(name, value)| format!("{name}: {}", data(value)));
+    let preferences = context
+        .preferences
+        .iter()
+        .map(|(name, value)| format!("{name}: {}", data(value)));
     let steps = job.steps.iter().map(|step| advice(&step.action));
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let parts = [
@@ -156,11 +191,18 @@ fn prompt(job: &StepJob) -> String {
         ("Background", text(&context.baseline_context)),
         ("Project", text(&context.project_context)),
         ("Preferences", list(&preferences.collect::<Vec<_>>())),
-        ("Skills", context.skills.as_ref().map(data).unwrap_or_default()),
+        (
+            "Skills",
+            context.skills.as_ref().map(data).unwrap_or_default(),
+        ),
         ("Further context", text(&context.additional_context)),
     ];
-    let parts = parts.into_iter().filter(|(_, text)| !text.trim().is_empty());
-    let prompt: Vec<_> = parts.map(|(title, text)| format!("# {title}\n{}\n", text.trim_end())).collect();
+    let parts = parts
+        .into_iter()
+        .filter(|(_, text)| !text.trim().is_empty());
+    let prompt: Vec<_> = parts
+        .map(|(title, text)| format!("# {title}\n{}\n", text.trim_end()))
+        .collect();
     match prompt.is_empty() {
         true => "Say that the job has no task.".to_owned(),
         false => prompt.join("\n"),
@@ -175,7 +217,9 @@ fn advice(action: &StepAction) -> String {
         StepAction::ReadFile { path, .. } => format!("read_file {path}"),
         StepAction::ApplyUnifiedDiff { diff } => format!("apply_unified_diff\n{diff}"),
         StepAction::ListTree { path: at } => format!("list_tree {}", path(at)),
-        StepAction::SearchFiles { pattern, path: at, .. } => {
+        StepAction::SearchFiles {
+            pattern, path: at, ..
+        } => {
             format!("search_files {pattern} in {}", path(at))
         }
     }
@@ -193,9 +237,18 @@ pub(super) async fn run_program(bench: &mut Bench<'_>, argv: &[OsString]) {
         ("SBA_EXECUTION_MODE", bench.job.mode.name()),
     ];
     env.extend(direct.then_some(("SBA_DIRECT_STEPS", "1")));
-    let env = env.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-    let request = ExecRequest { command: argv.to_vec(), env, ..ExecRequest::default() };
-    let Some(exec) = bench.start(request).await else { return };
+    let env = env
+        .into_iter()
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect();
+    let request = ExecRequest {
+        command: argv.to_vec(),
+        env,
+        ..ExecRequest::default()
+    };
+    let Some(exec) = bench.start(request).await else {
+        return;
+    };
     let ended = exec.wait().await;
     bench.said = Said::of(&exec, ended.exit_code);
     let told = |error: &Option<ErrorInfo>| error.as_ref().map(super::told).unwrap_or_default();
@@ -205,7 +258,10 @@ pub(super) async fn run_program(bench: &mut Bench<'_>, argv: &[OsString]) {
         Status::NotStarted => bench.fail("start_failed", told(&ended.error)),
         Status::OomKilled => bench.fail("oom_killed", told(&ended.error)),
         Status::Lost | Status::Cancelled | Status::Queued | Status::Running => {
-            bench.fail("lost", format!("the program ended with its box: {}", told(&ended.error)));
+            bench.fail(
+                "lost",
+                format!("the program ended with its box: {}", told(&ended.error)),
+            );
         }
     }
 }
@@ -230,16 +286,27 @@ impl Said {
             stdout: lengths[0] > stdout.len() as u64,
             stderr: lengths[1] > stderr.len() as u64,
         };
-        Said { stdout, stderr, truncated, exit_code }
+        Said {
+            stdout,
+            stderr,
+            truncated,
+            exit_code,
+        }
     }
 }
 
 /// What a program of the caller's left in `/job`, once its box is gone. What was known to be wrong before stays so.
-pub(super) fn read_result(folder: &JobFolder, job: &StepJob, said: &Said, known: StepsResult) -> StepsResult {
+pub(super) fn read_result(
+    folder: &JobFolder,
+    job: &StepJob,
+    said: &Said,
+    known: StepsResult,
+) -> StepsResult {
     let read = folder.result().and_then(|bytes| {
         let unread = "/job/result.json is not one JSON object, or a name stands twice in it";
         let document: Json = serde_json::from_slice(&bytes).map_err(|_| unread.to_owned())?;
-        StepsResult::read(&document, job).map_err(|bad| format!("/job/result.json is not taken: {bad}"))
+        StepsResult::read(&document, job)
+            .map_err(|bad| format!("/job/result.json is not taken: {bad}"))
     });
     match (read, &known.failure_code) {
         (Ok(read), Some(_)) => StepsResult {
@@ -255,8 +322,10 @@ pub(super) fn read_result(folder: &JobFolder, job: &StepJob, said: &Said, known:
                 "schema_validation",
                 format!("/job/result.json says `success`, but the program exited with {code}"),
             ),
-            (StepStatus::Success, None) => read
-                .failed("schema_validation", "/job/result.json says `success`, but the program was killed"),
+            (StepStatus::Success, None) => read.failed(
+                "schema_validation",
+                "/job/result.json says `success`, but the program was killed",
+            ),
             _ => read,
         },
     }

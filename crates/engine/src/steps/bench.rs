@@ -9,7 +9,8 @@ use super::{
 use crate::{Session, SessionEnd, SessionState, tree::Tree, verdict::COUNTED_EVERY};
 use rustix::time::ClockId;
 use spec::{
-    Denial, LimitName, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult,
+    Denial, LimitName, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus,
+    StepsResult,
 };
 use std::{
     cell::Cell,
@@ -63,7 +64,10 @@ pub(super) enum Failure {
 
 impl Done {
     pub(super) fn wrote(output: impl Into<String>) -> Done {
-        Done { output: Some(output.into()), ..Done::default() }
+        Done {
+            output: Some(output.into()),
+            ..Done::default()
+        }
     }
 }
 
@@ -77,18 +81,36 @@ impl From<Result<String, Wrong>> for Done {
     fn from(result: Result<String, Wrong>) -> Done {
         match result {
             Ok(output) => Done::wrote(output),
-            Err(wrong) => Done { failure: Some(Failure::Failed(wrong)), ..Done::default() },
+            Err(wrong) => Done {
+                failure: Some(Failure::Failed(wrong)),
+                ..Done::default()
+            },
         }
     }
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(session: Session, job: &'a StepJob, result: StepsResult, wishes: Wishes) -> Bench<'a> {
+    pub(super) fn new(
+        session: Session,
+        job: &'a StepJob,
+        result: StepsResult,
+        wishes: Wishes,
+    ) -> Bench<'a> {
         let granted = session.spec().run.sandbox.limits.wall_time.0;
         let deadline = Instant::now() + job.constraints.max_runtime.min(granted);
         let room = job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT) as usize;
         let (said, denied) = Default::default();
-        Bench { session, job, result, said, denied, deadline, room, wishes, is_cut: false }
+        Bench {
+            session,
+            job,
+            result,
+            said,
+            denied,
+            deadline,
+            room,
+            wishes,
+            is_cut: false,
+        }
     }
 
     fn is_to_end(&self) -> bool {
@@ -97,8 +119,10 @@ impl<'a> Bench<'a> {
 
     /// That its time is over, and which.
     pub(super) fn out_of_time_told(&self) -> String {
-        let (asked, granted) =
-            (self.job.constraints.max_runtime, self.session.spec().run.sandbox.limits.wall_time.0);
+        let (asked, granted) = (
+            self.job.constraints.max_runtime,
+            self.session.spec().run.sandbox.limits.wall_time.0,
+        );
         match asked <= granted {
             true => format!("{OVER} (max_runtime_seconds {})", asked.as_secs()),
             false => format!("{OVER} (it was given {} seconds)", granted.as_secs_f64()),
@@ -117,7 +141,10 @@ impl<'a> Bench<'a> {
                 return;
             }
             let done = match self.time_left().is_zero() {
-                true => Done { failure: Some(Failure::TimedOut), ..Done::default() },
+                true => Done {
+                    failure: Some(Failure::TimedOut),
+                    ..Done::default()
+                },
                 false => self.take(step).await,
             };
             if self.write_down(index, step, done) {
@@ -131,23 +158,41 @@ impl<'a> Bench<'a> {
             StepAction::RunCommand { argv, cwd } => command::run(self, argv, cwd.as_deref()).await,
             StepAction::WriteFile { path, content } => {
                 let (path, content) = (path.clone(), content.clone());
-                self.on_files(move |tree, _| files::write(tree, &path, &content)).await
+                self.on_files(move |tree, _| files::write(tree, &path, &content))
+                    .await
             }
-            StepAction::ReadFile { path, start_line, end_line } => {
-                let (path, lines) = (path.clone(), (start_line.unwrap_or(1), end_line.unwrap_or(u64::MAX)));
-                self.on_files(move |tree, until| files::read(tree, &path, lines, until)).await
+            StepAction::ReadFile {
+                path,
+                start_line,
+                end_line,
+            } => {
+                let (path, lines) = (
+                    path.clone(),
+                    (start_line.unwrap_or(1), end_line.unwrap_or(u64::MAX)),
+                );
+                self.on_files(move |tree, until| files::read(tree, &path, lines, until))
+                    .await
             }
             StepAction::ApplyUnifiedDiff { diff } => {
                 let diff = diff.clone();
-                self.on_files(move |tree, _| patch::apply(tree, &diff)).await
+                self.on_files(move |tree, _| patch::apply(tree, &diff))
+                    .await
             }
             StepAction::ListTree { path } => {
                 let path = path.clone().unwrap_or_default();
-                self.on_files(move |tree, until| files::list(tree, &path, until)).await
+                self.on_files(move |tree, until| files::list(tree, &path, until))
+                    .await
             }
-            StepAction::SearchFiles { pattern, path, include } => {
-                let (pattern, path, include) =
-                    (pattern.clone(), path.clone().unwrap_or_default(), include.clone());
+            StepAction::SearchFiles {
+                pattern,
+                path,
+                include,
+            } => {
+                let (pattern, path, include) = (
+                    pattern.clone(),
+                    path.clone().unwrap_or_default(),
+                    include.clone(),
+                );
                 self.on_files(move |tree, until| {
                     search::search(tree, &pattern, &path, include.as_deref(), until)
                 })
@@ -163,18 +208,32 @@ impl<'a> Bench<'a> {
     ) -> Done {
         let tree = match self.session.tree() {
             Ok(tree) => tree,
-            Err(error) => return Done { failure: Some(Failure::Lost(error.message)), ..Done::default() },
+            Err(error) => {
+                return Done {
+                    failure: Some(Failure::Lost(error.message)),
+                    ..Done::default()
+                };
+            }
         };
         self.session.touch();
         let (deadline, room) = (self.deadline.into_std(), self.room);
-        let late = || Done { failure: Some(Failure::TimedOut), ..Done::default() };
-        let Ok(place) = tokio::time::timeout_at(self.deadline, self.place()).await else { return late() };
+        let late = || Done {
+            failure: Some(Failure::TimedOut),
+            ..Done::default()
+        };
+        let Ok(place) = tokio::time::timeout_at(self.deadline, self.place()).await else {
+            return late();
+        };
         let (wanted, session) = (Arc::new(()), self.session.clone());
         let still_wanted = Arc::downgrade(&wanted);
         let done = tokio::task::spawn_blocking(move || {
             let _place = place;
             let spend = move |cpu| session.worked_for(cpu);
-            within(&tree, &Until::new(deadline, room, still_wanted, Box::new(spend)), work)
+            within(
+                &tree,
+                &Until::new(deadline, room, still_wanted, Box::new(spend)),
+                work,
+            )
         });
         tokio::select! {
             done = done => done.unwrap_or_else(|broken| {
@@ -218,14 +277,24 @@ impl<'a> Bench<'a> {
                 let first = self.result.failure_code.is_none();
                 let hard = code != "step_failed";
                 if first || hard {
-                    self.result = std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, told);
+                    self.result =
+                        std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, told);
                 }
                 (status, Some(message), hard || !step.goes_on)
             }
         };
-        let Done { exit_code, output, .. } = done;
+        let Done {
+            exit_code, output, ..
+        } = done;
         let kind = kind.to_owned();
-        self.result.steps.push(StepResult { index: index as u64, kind, status, exit_code, output, error });
+        self.result.steps.push(StepResult {
+            index: index as u64,
+            kind,
+            status,
+            exit_code,
+            output,
+            error,
+        });
         ends
     }
 
@@ -236,7 +305,8 @@ impl<'a> Bench<'a> {
             Failure::TimedOut => (StepStatus::Timeout, "timeout", self.out_of_time_told()),
             Failure::TooMuch => {
                 let most = self.job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT);
-                let message = format!("the steps wrote more than the {most} bytes of max_output_bytes");
+                let message =
+                    format!("the steps wrote more than the {most} bytes of max_output_bytes");
                 (StepStatus::Failure, "constraint_violation", message)
             }
         }
@@ -254,11 +324,18 @@ fn why(ended: &SessionState) -> String {
 }
 
 /// Does something with files. What stopped because its time was over is not done, whatever it has found until then.
-fn within(tree: &Tree, until: &Until, work: impl FnOnce(&Tree, &Until) -> Result<String, Wrong>) -> Done {
+fn within(
+    tree: &Tree,
+    until: &Until,
+    work: impl FnOnce(&Tree, &Until) -> Result<String, Wrong>,
+) -> Done {
     let done = Done::from(work(tree, until));
     until.count();
     match until.cut.get() {
-        true => Done { failure: Some(Failure::TimedOut), ..done },
+        true => Done {
+            failure: Some(Failure::TimedOut),
+            ..done
+        },
         false => done,
     }
 }
@@ -290,9 +367,19 @@ impl Until {
         wanted: Weak<()>,
         spend: Box<dyn Fn(Duration)>,
     ) -> Until {
-        let (spent, next_count) =
-            (Cell::new(thread_cpu()), Cell::new(std::time::Instant::now() + COUNTED_EVERY));
-        Until { deadline, room, wanted, cut: Cell::new(false), spend, spent, next_count }
+        let (spent, next_count) = (
+            Cell::new(thread_cpu()),
+            Cell::new(std::time::Instant::now() + COUNTED_EVERY),
+        );
+        Until {
+            deadline,
+            room,
+            wanted,
+            cut: Cell::new(false),
+            spend,
+            spent,
+            next_count,
+        }
     }
 
     /// Whether to stop now; whoever is told so has not finished.
@@ -322,17 +409,30 @@ mod tests {
 
     #[test]
     fn what_its_time_cuts_is_timed_out_and_says_why() {
-        let folder = std::env::temp_dir().join(format!("airlock-steps-until-{}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("airlock-steps-until-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("a.txt"), "one\n").unwrap();
         let tree = || Tree::new(fs::File::open(&folder).unwrap().into(), None, 1 << 20);
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
         let cut = format!("[truncated: {OVER}]\n");
         let works: [(Work, &str, &str); 4] = [
-            (|tree, until| search::search(tree, "one", "", None, until), "a.txt:1:one\n", &cut),
-            (|tree, until| search::search(tree, "one", "a.txt", None, until), "a.txt:1:one\n", &cut),
+            (
+                |tree, until| search::search(tree, "one", "", None, until),
+                "a.txt:1:one\n",
+                &cut,
+            ),
+            (
+                |tree, until| search::search(tree, "one", "a.txt", None, until),
+                "a.txt:1:one\n",
+                &cut,
+            ),
             (|tree, until| files::list(tree, "", until), "a.txt\n", &cut),
-            (|tree, until| files::read(tree, "a.txt", (1, u64::MAX), until), "one\n", ""),
+            (
+                |tree, until| files::read(tree, "a.txt", (1, u64::MAX), until),
+                "one\n",
+                "",
+            ),
         ];
         for (index, (work, whole, cut)) in works.into_iter().enumerate() {
             let done = |deadline| {
@@ -342,14 +442,22 @@ mod tests {
                 (done.output.unwrap(), done.failure)
             };
             assert_eq!(done(later), (whole.to_owned(), None), "{index}");
-            assert_eq!(done(now), (cut.to_owned(), Some(Failure::TimedOut)), "{index}");
+            assert_eq!(
+                done(now),
+                (cut.to_owned(), Some(Failure::TimedOut)),
+                "{index}"
+            );
         }
         fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn what_nobody_waits_for_ends_and_all_that_is_used_is_counted() {
-        let tree = Tree::new(fs::File::open(std::env::temp_dir()).unwrap().into(), None, 1 << 20);
+        let tree = Tree::new(
+            fs::File::open(std::env::temp_dir()).unwrap().into(),
+            None,
+            1 << 20,
+        );
         let later = Instant::now() + Duration::from_secs(3600);
         let (wanted, counted) = (Arc::new(()), std::rc::Rc::new(Cell::new(Duration::ZERO)));
         let sum = counted.clone();
@@ -365,6 +473,9 @@ mod tests {
             Ok(String::new())
         });
         assert_eq!(done.failure, Some(Failure::TimedOut));
-        assert!(counted.get() >= least - Duration::from_millis(1), "{counted:?}");
+        assert!(
+            counted.get() >= least - Duration::from_millis(1),
+            "{counted:?}"
+        );
     }
 }

@@ -23,15 +23,27 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
     }
     let request = ExecRequest {
         command: argv.iter().map(Into::into).collect(),
-        directory: cwd.map(|cwd| if cwd.is_empty() { ".".into() } else { cwd.into() }),
+        directory: cwd.map(|cwd| {
+            if cwd.is_empty() {
+                ".".into()
+            } else {
+                cwd.into()
+            }
+        }),
         timeout: Some(bench.time_left().max(Duration::from_millis(1))),
         ..ExecRequest::default()
     };
     let exec = match bench.session.exec(request).await {
         Ok(exec) => exec,
-        Err(error) => return Done { failure: Some(Failure::Lost(super::told(&error))), ..Done::default() },
+        Err(error) => {
+            return Done {
+                failure: Some(Failure::Lost(super::told(&error))),
+                ..Done::default()
+            };
+        }
     };
-    let Followed { bytes, too_much } = follow(&exec, &[Stream::Stdout, Stream::Stderr], bench.room).await;
+    let Followed { bytes, too_much } =
+        follow(&exec, &[Stream::Stdout, Stream::Stderr], bench.room).await;
     let ended = exec.wait().await;
     let failure = match ended.status {
         _ if too_much => Some(Failure::TooMuch),
@@ -39,11 +51,21 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
         Status::TimedOut => Some(Failure::TimedOut),
         Status::Failed => Some(Failure::failed(match ended.signal {
             Some(signal) => format!("the program was killed by signal {signal}"),
-            None => format!("the program exited with {}", ended.exit_code.unwrap_or_default()),
+            None => format!(
+                "the program exited with {}",
+                ended.exit_code.unwrap_or_default()
+            ),
         })),
         Status::Lost => Some(Failure::Lost("the program is lost with its box".to_owned())),
-        Status::NotStarted | Status::OomKilled | Status::Cancelled | Status::Queued | Status::Running => {
-            let why = ended.error.as_ref().map_or_else(|| ended.status.name().to_owned(), super::told);
+        Status::NotStarted
+        | Status::OomKilled
+        | Status::Cancelled
+        | Status::Queued
+        | Status::Running => {
+            let why = ended
+                .error
+                .as_ref()
+                .map_or_else(|| ended.status.name().to_owned(), super::told);
             Some(Failure::failed(why))
         }
     };
@@ -52,10 +74,19 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
         _ if too_much => None,
         // What it would have been nobody knows, unless it said so itself.
         Status::Cancelled => ended.exit_code,
-        _ => Some(ended.exit_code.unwrap_or_else(|| i32::from(ended.exit_status))),
+        _ => Some(
+            ended
+                .exit_code
+                .unwrap_or_else(|| i32::from(ended.exit_status)),
+        ),
     };
     let output = Some(String::from_utf8_lossy(&bytes).into_owned());
-    Done { exit_code, output, failure, denials: ended.denials }
+    Done {
+        exit_code,
+        output,
+        failure,
+        denials: ended.denials,
+    }
 }
 
 /// Where a program starts must be a folder of the workspace. What becomes of it afterwards cannot harm: it is the box
@@ -76,7 +107,9 @@ async fn wrong_folder(bench: &Bench<'_>, cwd: Option<&str>) -> Option<Wrong> {
         },
         Err(error) => Some(files::told(&error)),
     });
-    looked.await.unwrap_or_else(|broken| Some(broken.to_string().into()))
+    looked
+        .await
+        .unwrap_or_else(|broken| Some(broken.to_string().into()))
 }
 
 /// Takes what a program writes, until it has ended or has written more than `room`; then it is stopped.
@@ -94,7 +127,10 @@ pub(super) async fn follow(exec: &Exec, streams: &[Stream], room: usize) -> Foll
                     bytes.extend(piece.bytes);
                     bytes.truncate(room + 1);
                     exec.stop(GRACE).await;
-                    return Followed { bytes, too_much: true };
+                    return Followed {
+                        bytes,
+                        too_much: true,
+                    };
                 }
                 if piece.bytes.is_empty() {
                     break;
@@ -104,7 +140,10 @@ pub(super) async fn follow(exec: &Exec, streams: &[Stream], room: usize) -> Foll
             }
         }
         if !more {
-            return Followed { bytes, too_much: false };
+            return Followed {
+                bytes,
+                too_much: false,
+            };
         }
         // Of a stream that is not asked for, only that it grew is taken note of.
         let lengths = feed.lengths();

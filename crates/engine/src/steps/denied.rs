@@ -22,7 +22,11 @@ impl Denied {
             if self.list.len() >= MOST {
                 return;
             }
-            let words = (denial.what.clone(), denial.target.clone(), denial.rule.clone());
+            let words = (
+                denial.what.clone(),
+                denial.target.clone(),
+                denial.rule.clone(),
+            );
             if self.known.insert(words) {
                 self.list.push(denial);
             }
@@ -38,5 +42,10 @@ impl Denied {
 pub(super) fn outside(kind: &str, wrong: &Wrong) -> Option<Denial> {
     let target = wrong.outside.clone()?;
     let [rule, allow_with] = [WORKSPACE, "nothing"].map(str::to_owned);
-    Some(Denial { what: kind.to_owned(), target, rule, allow_with })
+    Some(Denial {
+        what: kind.to_owned(),
+        target,
+        rule,
+        allow_with,
+    })
 }

@@ -27,7 +27,10 @@ impl From<String> for Wrong {
 
 impl Wrong {
     fn outside(path: String, how: &str) -> Wrong {
-        Wrong { why: format!("path escapes workspace: `{path}` {how}"), outside: Some(path) }
+        Wrong {
+            why: format!("path escapes workspace: `{path}` {how}"),
+            outside: Some(path),
+        }
     }
 }
 
@@ -39,15 +42,21 @@ pub(super) fn by_link(path: &str) -> Wrong {
 }
 
 fn shown(path: &str) -> String {
-    path.chars().take(200).flat_map(char::escape_debug).collect()
+    path.chars()
+        .take(200)
+        .flat_map(char::escape_debug)
+        .collect()
 }
 
 /// An error of the workspace, in words.
 pub(super) fn told(error: &TreeError) -> Wrong {
     match error {
-        TreeError::Link { path } | TreeError::Kind { path, what: "a symbolic link", .. } => {
-            Wrong::outside(path.clone(), BY_LINK)
-        }
+        TreeError::Link { path }
+        | TreeError::Kind {
+            path,
+            what: "a symbolic link",
+            ..
+        } => Wrong::outside(path.clone(), BY_LINK),
         other => Wrong::from(match std::error::Error::source(other) {
             Some(cause) => format!("{other}: {cause}"),
             None => other.to_string(),
@@ -81,7 +90,11 @@ fn without_links<'a>(tree: &Tree, path: &'a str) -> Result<&'a Path, Wrong> {
 /// Writes a file whole; one that is there keeps its permissions.
 pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, Wrong> {
     let path = without_links(tree, path)?;
-    let mode = tree.stat(path).ok().filter(|found| found.kind == EntryKind::File).map(|found| found.mode);
+    let mode = tree
+        .stat(path)
+        .ok()
+        .filter(|found| found.kind == EntryKind::File)
+        .map(|found| found.mode);
     let written = tree.put(path, true).and_then(|mut file| {
         if let Some(mode) = mode {
             file.set_mode(mode);
@@ -100,11 +113,15 @@ pub(super) fn read(
     (first, last): (u64, u64),
     until: &Until,
 ) -> Result<String, Wrong> {
-    let (file, _) = tree.open(without_links(tree, path)?).map_err(|error| told(&error))?;
-    let (mut reader, mut bytes, mut line) = (BufReader::with_capacity(64 << 10, file), Vec::new(), 1);
+    let (file, _) = tree
+        .open(without_links(tree, path)?)
+        .map_err(|error| told(&error))?;
+    let (mut reader, mut bytes, mut line) =
+        (BufReader::with_capacity(64 << 10, file), Vec::new(), 1);
     while line <= last && bytes.len() <= until.room {
-        let piece =
-            reader.fill_buf().map_err(|error| format!("`{}` cannot be read: {error}", shown(path)))?;
+        let piece = reader
+            .fill_buf()
+            .map_err(|error| format!("`{}` cannot be read: {error}", shown(path)))?;
         if piece.is_empty() || until.is_over() {
             break;
         }
@@ -123,16 +140,21 @@ pub(super) fn read(
 /// Everything below a folder, one name a line, sorted; folders end with a slash. What is cut says so.
 pub(super) fn list(tree: &Tree, path: &str, until: &Until) -> Result<String, Wrong> {
     let mut output = String::new();
-    let more = walk(tree, without_links(tree, path)?, until, &mut |place, found| {
-        let mark = match found.kind {
-            EntryKind::File => "",
-            EntryKind::Folder => "/",
-            EntryKind::Link => "@",
-            EntryKind::Special => "=",
-        };
-        output.push_str(&format!("{}{mark}\n", name(place)));
-        output.len() <= until.room
-    })?;
+    let more = walk(
+        tree,
+        without_links(tree, path)?,
+        until,
+        &mut |place, found| {
+            let mark = match found.kind {
+                EntryKind::File => "",
+                EntryKind::Folder => "/",
+                EntryKind::Link => "@",
+                EntryKind::Special => "=",
+            };
+            output.push_str(&format!("{}{mark}\n", name(place)));
+            output.len() <= until.room
+        },
+    )?;
     output.extend(more.map(|why| format!("[truncated: {why}]\n")));
     Ok(output)
 }
@@ -185,13 +207,26 @@ pub(super) fn walk(
 }
 
 /// Puts what is in a folder on the stack, so that the first name comes off first.
-fn fill(tree: &Tree, folder: &Path, open: &mut Vec<(PathBuf, Entry)>) -> Result<Option<String>, TreeError> {
+fn fill(
+    tree: &Tree,
+    folder: &Path,
+    open: &mut Vec<(PathBuf, Entry)>,
+) -> Result<Option<String>, TreeError> {
     let listing = tree.list(folder, None, MOST_LISTED.min(MOST_NAMES))?;
-    let found = listing.entries.into_iter().rev().map(|entry| (folder.join(&entry.name), entry));
-    open.extend(
-        found.map(|(path, entry)| {
-            (path.components().filter(|part| *part != Component::CurDir).collect(), entry)
-        }),
-    );
-    Ok(listing.more.then(|| format!("more than {MOST_NAMES} names in a folder")))
+    let found = listing
+        .entries
+        .into_iter()
+        .rev()
+        .map(|entry| (folder.join(&entry.name), entry));
+    open.extend(found.map(|(path, entry)| {
+        (
+            path.components()
+                .filter(|part| *part != Component::CurDir)
+                .collect(),
+            entry,
+        )
+    }));
+    Ok(listing
+        .more
+        .then(|| format!("more than {MOST_NAMES} names in a folder")))
 }

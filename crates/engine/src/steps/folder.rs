@@ -21,7 +21,10 @@ const SHOWN: &str = "job";
 /// Where it is shown.
 pub(super) const INSIDE: &str = "/job";
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+const FOLDER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOFOLLOW);
 
 /// One of them, in use.
 #[derive(Debug)]
@@ -42,7 +45,13 @@ impl JobFolder {
         rustix::fs::mkdirat(&locked, SHOWN, Mode::RWXU)?;
         let shown = files::open(&locked, SHOWN, FOLDER)?;
         let path = state.join(FOLDERS).join(name.as_str()).join(SHOWN);
-        let made = JobFolder { folders, name, path, _locked: locked, shown };
+        let made = JobFolder {
+            folders,
+            name,
+            path,
+            _locked: locked,
+            shown,
+        };
         match made.fill(owner(run)?, document) {
             Ok(()) => Ok(made),
             Err(error) => {
@@ -55,11 +64,18 @@ impl JobFolder {
 
     fn fill(&self, owner: Option<(u32, u32)>, document: &[u8]) -> io::Result<()> {
         let (_, agent) = image::recipe::REFERENCE_AGENT;
-        for (name, bytes, mode) in [("job.json", document, 0o444), ("airlock-agent", agent.as_bytes(), 0o555)]
-        {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let mut file =
-                File::from(rustix::fs::openat(&self.shown, name, flags, Mode::from_raw_mode(0o600))?);
+        for (name, bytes, mode) in [
+            ("job.json", document, 0o444),
+            ("airlock-agent", agent.as_bytes(), 0o555),
+        ] {
+            let flags =
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let mut file = File::from(rustix::fs::openat(
+                &self.shown,
+                name,
+                flags,
+                Mode::from_raw_mode(0o600),
+            )?);
             file.write_all(bytes)?;
             rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
             files::give(&file, owner)?;
@@ -71,7 +87,11 @@ impl JobFolder {
     /// How the box sees it.
     pub(super) fn mount(&self) -> Result<Mount, spec::BadPath> {
         let inside = InsidePath::new(Path::new(INSIDE))?;
-        Ok(Mount { host: self.path.clone(), inside, access: Access::ReadWrite })
+        Ok(Mount {
+            host: self.path.clone(),
+            inside,
+            access: Access::ReadWrite,
+        })
     }
 
     pub(super) fn handle(&self) -> io::Result<OwnedFd> {
@@ -91,9 +111,13 @@ impl JobFolder {
             return Err("/job/result.json is not a regular file".to_owned());
         }
         let mut bytes = Vec::new();
-        file.take(MOST_JOB_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
+        file.take(MOST_JOB_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(unread)?;
         match bytes.len() > MOST_JOB_BYTES {
-            true => Err(format!("/job/result.json is longer than {MOST_JOB_BYTES} bytes")),
+            true => Err(format!(
+                "/job/result.json is longer than {MOST_JOB_BYTES} bytes"
+            )),
             false => Ok(bytes),
         }
     }
@@ -152,7 +176,9 @@ fn begin(folders: &OwnedFd, name: &Id) -> io::Result<OwnedFd> {
 
 /// Removes what nobody holds any more; says what could not be removed.
 pub(crate) fn sweep(state: &Path) -> Vec<String> {
-    let Ok(folders) = open_folders(state, false) else { return Vec::new() };
+    let Ok(folders) = open_folders(state, false) else {
+        return Vec::new();
+    };
     let names = match workspaces::names_in(&folders) {
         Ok(names) => names,
         Err(error) => return vec![format!("the folders of jobs cannot be listed: {error}")],
@@ -169,7 +195,9 @@ pub(crate) fn sweep(state: &Path) -> Vec<String> {
         }
     };
     let problem = |name: &std::ffi::OsString| {
-        one(name).err().map(|error| format!("the folder of the job `{}`: {error}", name.display()))
+        one(name)
+            .err()
+            .map(|error| format!("the folder of the job `{}`: {error}", name.display()))
     };
     names.iter().filter_map(problem).collect()
 }

@@ -30,9 +30,9 @@ use crate::{
 use bench::Bench;
 use folder::JobFolder;
 use spec::{
-    ArtifactRef, BadJob, Barrier, Denial, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource, Json,
-    LimitName, MOST_JOB_BYTES, Policy, RunRequest, SessionRequest, SessionSpec, StepAction, StepArtifact,
-    StepJob, StepsResult, Time, Truncated, Usage, WorkspacePath,
+    ArtifactRef, BadJob, Barrier, Denial, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource,
+    Json, LimitName, MOST_JOB_BYTES, Policy, RunRequest, SessionRequest, SessionSpec, StepAction,
+    StepArtifact, StepJob, StepsResult, Time, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::{BTreeSet, HashSet},
@@ -67,16 +67,24 @@ pub enum Carrier {
 /// time: patterns are compiled.
 pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Box<StepsResult>> {
     let refused = |job_id: String, why: String| {
-        Box::new(StepsResult::of(job_id).failed("schema_validation", format!("the job is not taken: {why}")))
+        Box::new(
+            StepsResult::of(job_id)
+                .failed("schema_validation", format!("the job is not taken: {why}")),
+        )
     };
     if bytes.len() > MOST_JOB_BYTES {
-        return Err(refused(String::new(), format!("it is longer than {MOST_JOB_BYTES} bytes")));
+        return Err(refused(
+            String::new(),
+            format!("it is longer than {MOST_JOB_BYTES} bytes"),
+        ));
     }
     let document: Json = serde_json::from_slice(bytes).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         refused(
             String::new(),
-            format!("it is not one JSON value, or a name stands twice: line {line}, column {column}"),
+            format!(
+                "it is not one JSON value, or a name stands twice: line {line}, column {column}"
+            ),
         )
     })?;
     let job = StepJob::read(&document, mode).and_then(|job| check_patterns(&job).map(|()| job));
@@ -88,17 +96,32 @@ fn check_patterns(job: &StepJob) -> Result<(), BadJob> {
     let searches = |step: &&spec::Step| matches!(step.action, StepAction::SearchFiles { .. });
     if job.steps.iter().filter(searches).count() > MOST_SEARCHES {
         let why = format!("has more than {MOST_SEARCHES} steps that search");
-        return Err(BadJob { field: "steps".to_owned(), why });
+        return Err(BadJob {
+            field: "steps".to_owned(),
+            why,
+        });
     }
-    job.steps.iter().enumerate().try_for_each(|(index, step)| match &step.action {
-        StepAction::SearchFiles { pattern, include, .. } => {
-            let bad = |name: &str, why| BadJob { field: format!("steps[{index}].args.{name}"), why };
-            search::pattern(pattern).map_err(|why| bad("pattern", why))?;
-            include.as_deref().map(search::glob).transpose().map_err(|why| bad("include", why))?;
-            Ok(())
-        }
-        _ => Ok(()),
-    })
+    job.steps
+        .iter()
+        .enumerate()
+        .try_for_each(|(index, step)| match &step.action {
+            StepAction::SearchFiles {
+                pattern, include, ..
+            } => {
+                let bad = |name: &str, why| BadJob {
+                    field: format!("steps[{index}].args.{name}"),
+                    why,
+                };
+                search::pattern(pattern).map_err(|why| bad("pattern", why))?;
+                include
+                    .as_deref()
+                    .map(search::glob)
+                    .transpose()
+                    .map_err(|why| bad("include", why))?;
+                Ok(())
+            }
+            _ => Ok(()),
+        })
 }
 
 /// What a job that is not taken says that it is called, as far as that can be repeated.
@@ -118,26 +141,39 @@ pub fn admit(
     mut request: RunRequest,
     job: &StepJob,
 ) -> Result<SessionSpec, Box<StepsResult>> {
-    let refused =
-        |code: &str, message: String| Box::new(StepsResult::of(job.job_id.as_str()).failed(code, message));
+    let refused = |code: &str, message: String| {
+        Box::new(StepsResult::of(job.job_id.as_str()).failed(code, message))
+    };
     let asked = job.constraints.max_runtime;
     let limits = [request.limits.wall_time, policy.maximum.wall_time];
-    let runtime = limits.into_iter().flatten().map(|time| time.0).fold(asked, Duration::min);
+    let runtime = limits
+        .into_iter()
+        .flatten()
+        .map(|time| time.0)
+        .fold(asked, Duration::min);
     request.limits.wall_time = Some(Time(runtime));
     request.job_id.get_or_insert_with(|| job.job_id.to_string());
     if request.task_id.is_none() {
         request.task_id = job.task_id.as_ref().map(ToString::to_string);
     }
     let lifetime = Some(runtime + SPARE);
-    let session = SessionRequest { run: request, idle: lifetime, lifetime };
-    let mut spec = policy
-        .admit_session(session)
-        .map_err(|error| refused(code_of(error.code), format!("{}; {}", error.message, error.hint)))?;
+    let session = SessionRequest {
+        run: request,
+        idle: lifetime,
+        lifetime,
+    };
+    let mut spec = policy.admit_session(session).map_err(|error| {
+        refused(
+            code_of(error.code),
+            format!("{}; {}", error.message, error.hint),
+        )
+    })?;
     match (job.constraints.ext_net_allowed, spec.run.reaches_out()) {
         (false, _) => spec.run.close_egress(),
         (true, true) => {}
         (true, false) => {
-            let message = "the job needs the network, and the profile that it runs with has no way out";
+            let message =
+                "the job needs the network, and the profile that it runs with has no way out";
             return Err(refused("ext_net_required", message.to_owned()));
         }
     }
@@ -151,7 +187,9 @@ fn narrow_models(spec: &mut SessionSpec, job: &StepJob) {
     let gone = match job.inference.source {
         None => None,
         Some(InferenceSource::Worker) => run.grants.llm.take().map(|_| spec::LLM_PORT),
-        Some(InferenceSource::ApiEgress) => run.grants.inference.take().map(|_| spec::INFERENCE_PORT),
+        Some(InferenceSource::ApiEgress) => {
+            run.grants.inference.take().map(|_| spec::INFERENCE_PORT)
+        }
     };
     run.sandbox.doors.retain(|port| Some(*port) != gone);
     let models = &job.inference.allowed_models;
@@ -223,7 +261,14 @@ pub struct Said {
 impl From<StepsResult> for Carried {
     fn from(result: StepsResult) -> Carried {
         let (said, barriers, usage, limits_hit, denials) = Default::default();
-        Carried { result, said, barriers, usage, limits_hit, denials }
+        Carried {
+            result,
+            said,
+            barriers,
+            usage,
+            limits_hit,
+            denials,
+        }
     }
 }
 
@@ -256,25 +301,47 @@ impl Engine {
     ) -> Carried {
         let blank = StepsResult::of(job.job_id.as_str());
         if carrier == Carrier::Own && job.mode == ExecutionMode::DirectSteps {
-            return self.carry_out_in(spec, job, None, carrier, wishes, begun).await;
+            return self
+                .carry_out_in(spec, job, None, carrier, wishes, begun)
+                .await;
         }
-        if spec.run.sandbox.mounts.iter().any(|mount| mount.inside.as_path().starts_with(folder::INSIDE)) {
+        if spec
+            .run
+            .sandbox
+            .mounts
+            .iter()
+            .any(|mount| mount.inside.as_path().starts_with(folder::INSIDE))
+        {
             return blank
-                .failed("invalid_spec", "something else is mounted at /job, where the job is shown")
+                .failed(
+                    "invalid_spec",
+                    "something else is mounted at /job, where the job is shown",
+                )
                 .into();
         }
-        let (state, run, document) = (self.inner.state.clone(), spec.run.clone(), document.to_owned());
+        let (state, run, document) = (
+            self.inner.state.clone(),
+            spec.run.clone(),
+            document.to_owned(),
+        );
         let make = move || JobFolder::make(&state, &run, &document);
-        let made = tokio::task::spawn_blocking(make).await.unwrap_or_else(|broken| Err(broken.into()));
+        let made = tokio::task::spawn_blocking(make)
+            .await
+            .unwrap_or_else(|broken| Err(broken.into()));
         let folder = match made {
             Ok(folder) => folder,
             Err(error) => {
                 return blank
-                    .failed("internal", format!("the folder of the job cannot be made: {error}"))
+                    .failed(
+                        "internal",
+                        format!("the folder of the job cannot be made: {error}"),
+                    )
                     .into();
             }
         };
-        let carried = self.carry_out_in(spec, job, Some(&folder), carrier, wishes, begun).await;
+        let carried = self
+            .carry_out_in(spec, job, Some(&folder), carrier, wishes, begun)
+            .await;
         // What cannot be removed now, a sweep removes.
         _ = tokio::task::spawn_blocking(move || folder.remove()).await;
         carried
@@ -320,13 +387,22 @@ impl Engine {
             }
             is_cut || terminated.borrow().is_some()
         };
-        let Bench { mut result, said, mut denied, is_cut, .. } = bench;
+        let Bench {
+            mut result,
+            said,
+            mut denied,
+            is_cut,
+            ..
+        } = bench;
         if cut_short || is_cut {
             result = result.failed("cancelled", "the job was cancelled");
         }
         let keep = session.spec().run.keep;
         let kept = match keep {
-            true => self.keep_of_session(&session, Vec::new()).await.unwrap_or_default(),
+            true => self
+                .keep_of_session(&session, Vec::new())
+                .await
+                .unwrap_or_default(),
             false => SessionKept::default(),
         };
         let ended = session.end().await;
@@ -336,13 +412,18 @@ impl Engine {
         if let Some(folder) = folder {
             result.inference_used = Some(ended.usage.llm.calls > 0);
             if keep {
-                name_artifacts(&mut result, self.keep_of_job(&session, folder).await, "/job/");
+                name_artifacts(
+                    &mut result,
+                    self.keep_of_job(&session, folder).await,
+                    "/job/",
+                );
             }
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
         let has = |limit| ended.limits_hit.contains(&limit);
-        let is_full =
-            ended.ended == Some(SessionEnd::Limit) && has(LimitName::Disk) && !has(LimitName::CpuTime);
+        let is_full = ended.ended == Some(SessionEnd::Limit)
+            && has(LimitName::Disk)
+            && !has(LimitName::CpuTime);
         if is_full && folder.is_some() {
             let most = session.spec().run.sandbox.limits.disk;
             let message = format!(
@@ -351,17 +432,38 @@ impl Engine {
             );
             result = result.failed("constraint_violation", message);
         }
-        let crate::SessionState { barriers, usage, limits_hit, denials, .. } = ended;
+        let crate::SessionState {
+            barriers,
+            usage,
+            limits_hit,
+            denials,
+            ..
+        } = ended;
         // By its doors; and of programs that were no step, or one that was cut short.
         denied.add(denials);
-        denied.add(session.execs().iter().filter_map(|exec| exec.result()).flat_map(|result| result.denials));
+        denied.add(
+            session
+                .execs()
+                .iter()
+                .filter_map(|exec| exec.result())
+                .flat_map(|result| result.denials),
+        );
         let denials = denied.into_list();
-        Carried { result, said, barriers, usage, limits_hit, denials }
+        Carried {
+            result,
+            said,
+            barriers,
+            usage,
+            limits_hit,
+            denials,
+        }
     }
 
     /// What lies in `/job/artifacts`, kept like that of a workspace.
     async fn keep_of_job(&self, session: &Session, folder: &JobFolder) -> Vec<ArtifactRef> {
-        let (Ok(handle), Ok(wanted)) = (folder.handle(), WorkspacePath::new(Path::new("artifacts"))) else {
+        let (Ok(handle), Ok(wanted)) =
+            (folder.handle(), WorkspacePath::new(Path::new("artifacts")))
+        else {
             return Vec::new();
         };
         let run = &session.spec().run;
@@ -369,7 +471,11 @@ impl Engine {
         let sandbox = run.sandbox.clone();
         let collect = move || keeper.collect(&handle, &[wanted], Bounds::default(), &sandbox);
         let collected = tokio::task::spawn_blocking(collect).await;
-        collected.ok().and_then(Result::ok).map(|(kept, _)| kept).unwrap_or_default()
+        collected
+            .ok()
+            .and_then(Result::ok)
+            .map(|(kept, _)| kept)
+            .unwrap_or_default()
     }
 }
 
@@ -378,11 +484,18 @@ fn name_artifacts(result: &mut StepsResult, kept: Vec<ArtifactRef>, place: &str)
     for kept in kept.into_iter().take(MOST_ARTIFACTS) {
         let path = format!("{place}{}", kept.name);
         let reference = Some(format!("{}@{}", kept.name, kept.version));
-        let is_it =
-            |known: &&mut StepArtifact| known.path.as_deref().is_some_and(|known| is_same(known, &path));
+        let is_it = |known: &&mut StepArtifact| {
+            known
+                .path
+                .as_deref()
+                .is_some_and(|known| is_same(known, &path))
+        };
         match result.artifacts.iter_mut().find(is_it) {
             Some(known) => known.reference = reference,
-            None => result.artifacts.push(StepArtifact { path: Some(path), reference }),
+            None => result.artifacts.push(StepArtifact {
+                path: Some(path),
+                reference,
+            }),
         }
     }
 }

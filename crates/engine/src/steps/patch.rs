@@ -31,8 +31,15 @@ pub(super) fn apply(tree: &Tree, text: &str) -> Result<String, Wrong> {
     for path in changes.iter().flat_map(|change| change.what.paths()) {
         checked(path)?;
     }
-    let mut draft = Draft { tree, files: BTreeMap::new(), bytes: 0 };
-    let lines = changes.iter().map(|change| draft.change(change)).collect::<Result<Vec<_>, _>>()?;
+    let mut draft = Draft {
+        tree,
+        files: BTreeMap::new(),
+        bytes: 0,
+    };
+    let lines = changes
+        .iter()
+        .map(|change| draft.change(change))
+        .collect::<Result<Vec<_>, _>>()?;
     draft.write()?;
     Ok(lines.concat())
 }
@@ -62,7 +69,8 @@ impl Draft<'_> {
             }
             What::Delete(path) => {
                 let (old, _) = self.there(path)?;
-                let left = diff::apply(&old, &change.hunks).map_err(|bad| format!("`{path}`: {bad}"))?;
+                let left =
+                    diff::apply(&old, &change.hunks).map_err(|bad| format!("`{path}`: {bad}"))?;
                 if !left.is_empty() {
                     return Err(format!("`{path}` has more in it than the diff deletes").into());
                 }
@@ -99,14 +107,20 @@ impl Draft<'_> {
     fn set(&mut self, path: &str, content: Content) -> Result<(), Wrong> {
         self.bytes += content.as_ref().map_or(0, |(bytes, _)| bytes.len());
         if self.bytes > MOST_BYTES {
-            return Err(format!("the files of the diff have more than {MOST_BYTES} bytes together").into());
+            return Err(format!(
+                "the files of the diff have more than {MOST_BYTES} bytes together"
+            )
+            .into());
         }
         self.look(path)?.1 = content;
         Ok(())
     }
 
     fn there(&mut self, path: &str) -> Result<(Vec<u8>, u32), Wrong> {
-        self.look(path)?.1.clone().ok_or_else(|| format!("there is no `{}`", path.escape_debug()).into())
+        self.look(path)?
+            .1
+            .clone()
+            .ok_or_else(|| format!("there is no `{}`", path.escape_debug()).into())
     }
 
     fn not_there(&mut self, path: &str) -> Result<(), Wrong> {
@@ -118,19 +132,28 @@ impl Draft<'_> {
 
     /// A file as it is to be by now. Read once.
     fn look(&mut self, path: &str) -> Result<&mut (Content, Content), Wrong> {
-        let clean: PathBuf =
-            Path::new(path).strip_prefix(spec::WORKSPACE).unwrap_or(Path::new(path)).components().collect();
+        let clean: PathBuf = Path::new(path)
+            .strip_prefix(spec::WORKSPACE)
+            .unwrap_or(Path::new(path))
+            .components()
+            .collect();
         if !self.files.contains_key(&clean) {
             let found = read(self.tree, &clean)?;
             self.bytes += found.as_ref().map_or(0, |(bytes, _)| bytes.len());
             self.files.insert(clean.clone(), (found.clone(), found));
         }
-        self.files.get_mut(&clean).ok_or_else(|| "a file is lost".to_owned().into())
+        self.files
+            .get_mut(&clean)
+            .ok_or_else(|| "a file is lost".to_owned().into())
     }
 
     fn write(self) -> Result<(), Wrong> {
         let words = |error: TreeError| told(&error);
-        let changed: Vec<_> = self.files.iter().filter(|(_, (old, new))| old != new).collect();
+        let changed: Vec<_> = self
+            .files
+            .iter()
+            .filter(|(_, (old, new))| old != new)
+            .collect();
         let mut uploads = Vec::new();
         for (path, (_, new)) in &changed {
             if let Some(content) = new {
@@ -154,7 +177,10 @@ impl Draft<'_> {
         removed.map_err(|error| {
             done.iter().for_each(|path| self.put_back(path));
             let Wrong { why, outside } = told(&error);
-            Wrong { why: format!("{why}; what was changed before is as it was"), outside }
+            Wrong {
+                why: format!("{why}; what was changed before is as it was"),
+                outside,
+            }
         })
     }
 
@@ -162,7 +188,9 @@ impl Draft<'_> {
     fn put_back(&self, path: &Path) {
         let old = self.files.get(path).and_then(|(old, _)| old.as_ref());
         _ = match old {
-            Some(content) => stage(self.tree, path, content).and_then(Upload::publish).map(drop),
+            Some(content) => stage(self.tree, path, content)
+                .and_then(Upload::publish)
+                .map(drop),
             None => self.tree.remove(path, false),
         };
     }

@@ -25,7 +25,10 @@ const MOST_MATCHES: usize = 10_000;
 
 /// A pattern of the caller's.
 pub(super) fn pattern(text: &str) -> Result<Regex, String> {
-    let built = RegexBuilder::new(text).size_limit(LARGEST_PATTERN).dfa_size_limit(LARGEST_PATTERN).build();
+    let built = RegexBuilder::new(text)
+        .size_limit(LARGEST_PATTERN)
+        .dfa_size_limit(LARGEST_PATTERN)
+        .build();
     built.map_err(|error| match error {
         regex::Error::CompiledTooBig(_) => "is a pattern that is too large".to_owned(),
         _ => "is no pattern that can be matched in linear time (the syntax of RE2)".to_owned(),
@@ -50,7 +53,9 @@ pub(super) fn glob(text: &str) -> Result<Glob, String> {
             '{' if open == 0 => (1, "(?:".to_owned()),
             '}' if open == 1 => (1, ")".to_owned()),
             ',' if open == 1 => (1, "|".to_owned()),
-            '[' | ']' | '{' | '}' | '\\' => return Err("has more in it than *, ?, ** and {a,b}".to_owned()),
+            '[' | ']' | '{' | '}' | '\\' => {
+                return Err("has more in it than *, ?, ** and {a,b}".to_owned());
+            }
             other => (other.len_utf8(), regex::escape(&other.to_string())),
         };
         open = match first {
@@ -65,13 +70,20 @@ pub(super) fn glob(text: &str) -> Result<Glob, String> {
         return Err("has a brace without its other half".to_owned());
     }
     let regex = pattern(&format!("(?s){regex})$")).map_err(|_| "is too large".to_owned())?;
-    Ok(Glob { by_path: text.contains('/'), regex })
+    Ok(Glob {
+        by_path: text.contains('/'),
+        regex,
+    })
 }
 
 impl Glob {
     fn takes(&self, path: &Path) -> bool {
         use std::os::unix::ffi::OsStrExt;
-        let name = if self.by_path { Some(path.as_os_str()) } else { path.file_name() };
+        let name = if self.by_path {
+            Some(path.as_os_str())
+        } else {
+            path.file_name()
+        };
         name.is_some_and(|name| self.regex.is_match(name.as_bytes()))
     }
 }
@@ -85,11 +97,21 @@ pub(super) fn search(
     until: &Until,
 ) -> Result<String, Wrong> {
     let regex = pattern(text).map_err(|why| format!("the pattern {why}"))?;
-    let glob = include.map(glob).transpose().map_err(|why| format!("the glob {why}"))?;
+    let glob = include
+        .map(glob)
+        .transpose()
+        .map_err(|why| format!("the glob {why}"))?;
     let top = checked(path)?;
     let inside = top.strip_prefix(spec::WORKSPACE).unwrap_or(top);
-    let mut search =
-        Search { tree, regex, until, output: String::new(), matches: 0, bytes: 0, left_out: None };
+    let mut search = Search {
+        tree,
+        regex,
+        until,
+        output: String::new(),
+        matches: 0,
+        bytes: 0,
+        left_out: None,
+    };
     let found = tree.stat(top).map_err(|error| told(&error))?;
     let more = match found.kind {
         EntryKind::File => {
@@ -99,14 +121,20 @@ pub(super) fn search(
         EntryKind::Link => return Err(files::by_link(path)),
         EntryKind::Folder | EntryKind::Special => walk(tree, top, until, &mut |path, entry| {
             let below: PathBuf = path.strip_prefix(inside).unwrap_or(path).to_owned();
-            if entry.kind == EntryKind::File && glob.as_ref().is_none_or(|glob| glob.takes(&below)) {
+            if entry.kind == EntryKind::File && glob.as_ref().is_none_or(|glob| glob.takes(&below))
+            {
                 return search.look(path);
             }
             true
         })?,
     };
     let mut output = search.output;
-    output.extend(search.left_out.or(more).map(|why| format!("[truncated: {why}]\n")));
+    output.extend(
+        search
+            .left_out
+            .or(more)
+            .map(|why| format!("[truncated: {why}]\n")),
+    );
     Ok(output)
 }
 
@@ -124,7 +152,9 @@ impl Search<'_> {
     /// Looks into one file; false once there is enough.
     fn look(&mut self, path: &Path) -> bool {
         // One that went, or that nobody may read, has no match to show.
-        let Ok((file, entry)) = self.tree.open(path) else { return true };
+        let Ok((file, entry)) = self.tree.open(path) else {
+            return true;
+        };
         if entry.size_bytes > LARGEST_FILE {
             self.left_out = Some(format!("files of more than {LARGEST_FILE} bytes"));
             return true;
@@ -139,7 +169,9 @@ impl Search<'_> {
             return false;
         }
         let lines = bytes.split(|byte| *byte == b'\n').enumerate();
-        lines.into_iter().all(|(number, line)| self.try_line(path, number + 1, line))
+        lines
+            .into_iter()
+            .all(|(number, line)| self.try_line(path, number + 1, line))
     }
 
     fn try_line(&mut self, path: &Path, number: usize, line: &[u8]) -> bool {
@@ -149,8 +181,9 @@ impl Search<'_> {
         }
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if line.len() > LONGEST_LINE {
-            self.left_out =
-                Some(format!("lines of more than {LONGEST_LINE} bytes are looked at up to there"));
+            self.left_out = Some(format!(
+                "lines of more than {LONGEST_LINE} bytes are looked at up to there"
+            ));
         }
         let line = &line[..line.len().min(LONGEST_LINE)];
         if !self.regex.is_match(line) {
@@ -161,8 +194,12 @@ impl Search<'_> {
             self.left_out = Some(format!("more than {MOST_MATCHES} matches"));
             return false;
         }
-        let text: String = String::from_utf8_lossy(line).chars().take(LONGEST_SHOWN).collect();
-        self.output.push_str(&format!("{}:{number}:{text}\n", files::name(path)));
+        let text: String = String::from_utf8_lossy(line)
+            .chars()
+            .take(LONGEST_SHOWN)
+            .collect();
+        self.output
+            .push_str(&format!("{}:{number}:{text}\n", files::name(path)));
         self.output.len() <= self.until.room
     }
 }

@@ -72,7 +72,12 @@ pub(super) fn copy(
     owner: Option<(u32, u32)>,
     bounds: CopyBounds,
 ) -> io::Result<Copied> {
-    let mut copying = Copying { bounds, rights, owner, copied: Copied::default() };
+    let mut copying = Copying {
+        bounds,
+        rights,
+        owner,
+        copied: Copied::default(),
+    };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let from = rights.act(|| open_here(from, ".".as_ref(), flags))?;
     let to = open_here(to, ".".as_ref(), flags)?;
@@ -97,7 +102,9 @@ pub(super) fn copy(
             return Ok(copying.copied);
         }
         let depth = levels.len();
-        let Some(level) = levels.last_mut() else { break };
+        let Some(level) = levels.last_mut() else {
+            break;
+        };
         if let Some(next) = copying.one(level, &name, depth)? {
             levels.push(next);
         }
@@ -108,14 +115,23 @@ pub(super) fn copy(
 impl Level {
     fn new(from: OwnedFd, to: OwnedFd, path: PathBuf) -> io::Result<Level> {
         let (seen, names) = (rustix::fs::fstat(&from)?, Dir::read_from(&from)?);
-        Ok(Level { from, names, to, seen, path })
+        Ok(Level {
+            from,
+            names,
+            to,
+            seen,
+            path,
+        })
     }
 }
 
 impl Copying<'_> {
     fn leave_out(&mut self, path: &Path, why: &str) {
         match self.copied.left_out.len() < self.bounds.told {
-            true => self.copied.left_out.push(format!("`{}`: {why}", files::shown(path))),
+            true => self
+                .copied
+                .left_out
+                .push(format!("`{}`: {why}", files::shown(path))),
             false => self.copied.more_left_out += 1,
         }
     }
@@ -143,7 +159,10 @@ impl Copying<'_> {
             FileType::RegularFile => self.file(level, name, &seen, &path).map(|()| None),
             FileType::Symlink => self.link(level, name, &handle).map(|()| None),
             FileType::Directory if depth >= self.bounds.depth => {
-                self.leave_out(&path, &format!("lies deeper than {} folders", self.bounds.depth));
+                self.leave_out(
+                    &path,
+                    &format!("lies deeper than {} folders", self.bounds.depth),
+                );
                 Ok(None)
             }
             FileType::Directory => self.folder(level, name, path),
@@ -172,7 +191,10 @@ impl Copying<'_> {
 
     fn file(&mut self, level: &Level, name: &OsStr, seen: &Stat, path: &Path) -> io::Result<()> {
         let open = || files::open_seen(level.from.as_fd(), Path::new(name), seen);
-        let opened = self.rights.act(open).map_err(|error| files::why_not(&error));
+        let opened = self
+            .rights
+            .act(open)
+            .map_err(|error| files::why_not(&error));
         let (from, size) = match opened {
             Ok(opened) => opened,
             Err(why) => {
@@ -180,22 +202,38 @@ impl Copying<'_> {
                 return Ok(());
             }
         };
-        let fits = self.copied.bytes.checked_add(size).is_some_and(|sum| sum <= self.bounds.bytes);
+        let fits = self
+            .copied
+            .bytes
+            .checked_add(size)
+            .is_some_and(|sum| sum <= self.bounds.bytes);
         if !fits {
-            let why = format!("has {size} bytes, and no more than {} are copied", self.bounds.bytes);
+            let why = format!(
+                "has {size} bytes, and no more than {} are copied",
+                self.bounds.bytes
+            );
             self.leave_out(path, &why);
             return Ok(());
         }
         let to = File::from(self.anew(level, name)?);
         let holey = seen.st_blocks as u64 * 512 < size;
-        self.copied.bytes +=
-            if holey { sparse::copy(&from, &to, size, &|| true)? } else { fill(&from, &to, size)? };
+        self.copied.bytes += if holey {
+            sparse::copy(&from, &to, size, &|| true)?
+        } else {
+            fill(&from, &to, size)?
+        };
         self.finish(&to, seen)
     }
 
     /// A new file of this name, whatever had it.
     fn anew(&self, level: &Level, name: &OsStr) -> io::Result<OwnedFd> {
-        let make = || files::open(&level.to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
+        let make = || {
+            files::open(
+                &level.to,
+                name,
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+            )
+        };
         match make() {
             Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {
                 rustix::fs::unlinkat(&level.to, name, AtFlags::empty())?;
@@ -215,15 +253,26 @@ impl Copying<'_> {
             }
             made => made?,
         }
-        let Some((user, group)) = self.owner else { return Ok(()) };
+        let Some((user, group)) = self.owner else {
+            return Ok(());
+        };
         let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
-        Ok(rustix::fs::chownat(&level.to, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?)
+        Ok(rustix::fs::chownat(
+            &level.to,
+            name,
+            user,
+            group,
+            AtFlags::SYMLINK_NOFOLLOW,
+        )?)
     }
 
     /// Permissions without set-id bits, owner, times.
     fn finish(&self, file: impl AsFd, seen: &Stat) -> io::Result<()> {
         rustix::fs::fchmod(&file, Mode::from_raw_mode(seen.st_mode & 0o777))?;
-        let time = |seconds, nanoseconds: i64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+        let time = |seconds, nanoseconds: i64| Timespec {
+            tv_sec: seconds,
+            tv_nsec: nanoseconds,
+        };
         let times = Timestamps {
             last_access: time(seen.st_atime, seen.st_atime_nsec as i64),
             last_modification: time(seen.st_mtime, seen.st_mtime_nsec as i64),
@@ -237,7 +286,9 @@ impl Copying<'_> {
 fn fill(from: &File, to: &File, size: u64) -> io::Result<u64> {
     let mut done = 0;
     while done < size {
-        let most = usize::try_from(size - done).unwrap_or(usize::MAX).min(1 << 30);
+        let most = usize::try_from(size - done)
+            .unwrap_or(usize::MAX)
+            .min(1 << 30);
         match rustix::fs::copy_file_range(from, None, to, None, most) {
             Ok(0) => break,
             Ok(count) => done += count as u64,

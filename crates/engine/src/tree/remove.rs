@@ -72,14 +72,22 @@ struct Level {
 
 impl Level {
     fn new(folder: OwnedFd, name: OsString) -> io::Result<Level> {
-        Ok(Level { names: Dir::read_from(&folder)?, folder, name })
+        Ok(Level {
+            names: Dir::read_from(&folder)?,
+            folder,
+            name,
+        })
     }
 }
 
 impl Emptying {
     fn step(&mut self) -> Result<(), Failed> {
         self.steps += 1;
-        if self.steps > MOST_STEPS { Err(Failed::TooMany(MOST_STEPS)) } else { Ok(()) }
+        if self.steps > MOST_STEPS {
+            Err(Failed::TooMany(MOST_STEPS))
+        } else {
+            Ok(())
+        }
     }
 
     fn empty(&mut self, top: OwnedFd) -> Result<(), Failed> {
@@ -103,7 +111,9 @@ impl Emptying {
 
     /// Removes an entry, or goes into it.
     fn one(&mut self, levels: &mut Vec<Level>, name: OsString) -> Result<(), Failed> {
-        let (depth, [first, ..]) = (levels.len(), &levels[..]) else { return Ok(()) };
+        let (depth, [first, ..]) = (levels.len(), &levels[..]) else {
+            return Ok(());
+        };
         let here = &levels[depth - 1].folder;
         match unlink(here, &name) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
@@ -134,14 +144,18 @@ impl Emptying {
 
     /// A folder has been read to its end: it goes, or is read anew if something was put there meanwhile.
     fn leave(&mut self, levels: &mut Vec<Level>) -> Result<(), Failed> {
-        let Some(mut level) = levels.pop() else { return Ok(()) };
+        let Some(mut level) = levels.pop() else {
+            return Ok(());
+        };
         let is_empty = match levels.last() {
-            Some(above) => match rustix::fs::unlinkat(&above.folder, &level.name, AtFlags::REMOVEDIR) {
-                Err(Errno::NOTEMPTY | Errno::EXIST) => false,
-                // Somebody moved it away, or put something else in its place.
-                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => true,
-                Err(error) => return Err(error.into()),
-            },
+            Some(above) => {
+                match rustix::fs::unlinkat(&above.folder, &level.name, AtFlags::REMOVEDIR) {
+                    Err(Errno::NOTEMPTY | Errno::EXIST) => false,
+                    // Somebody moved it away, or put something else in its place.
+                    Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => true,
+                    Err(error) => return Err(error.into()),
+                }
+            }
             None => is_empty(&level.folder)?,
         };
         if !is_empty {

@@ -71,7 +71,11 @@ fn cell(text: &str) -> String {
             false => vec![letter],
         })
         .collect();
-    let guard = if plain.trim_start().starts_with(['=', '+', '-', '@']) { "'" } else { "" };
+    let guard = if plain.trim_start().starts_with(['=', '+', '-', '@']) {
+        "'"
+    } else {
+        ""
+    };
     format!("\"{guard}{}\"", plain.replace('"', "\"\""))
 }
 
@@ -98,7 +102,12 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_empty_and_money_is_whole() {
-        let total = Total { key: "m".to_owned(), calls: 2, money: 1_500_000_003, ..Total::default() };
+        let total = Total {
+            key: "m".to_owned(),
+            calls: 2,
+            money: 1_500_000_003,
+            ..Total::default()
+        };
         let text = csv(By::Model, &[total]);
         let lines: Vec<_> = text.split("\r\n").collect();
         assert_eq!(lines[1..], ["\"m\",2,0,0,0,1500000003,0,0,0,,,,false", ""]);

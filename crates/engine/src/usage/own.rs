@@ -16,9 +16,14 @@ use store::{DatabaseError, Upkeep, usage::Progress};
 
 /// How long each segment of a server is, in bytes of all its files: it says more than before only if this is more.
 pub fn lengths(state: &Path) -> io::Result<BTreeMap<String, u64>> {
-    let own = ledger::segments(&state.join(LEDGER))?.into_iter().filter(|(name, _)| is_own(name));
+    let own = ledger::segments(&state.join(LEDGER))?
+        .into_iter()
+        .filter(|(name, _)| is_own(name));
     own.map(|(name, files)| {
-        let bytes = files.iter().map(|file| Ok(std::fs::metadata(file)?.len())).sum::<io::Result<u64>>()?;
+        let bytes = files
+            .iter()
+            .map(|file| Ok(std::fs::metadata(file)?.len()))
+            .sum::<io::Result<u64>>()?;
         Ok((name, bytes))
     })
     .collect()
@@ -33,7 +38,11 @@ fn is_own(name: &str) -> bool {
 pub fn begin_day(till: &Till, state: &Path, durability: Durability, today: Day) -> io::Result<()> {
     let name = ledger::of_day(today);
     if *till.ledger().name() < *name {
-        till.write_to(Arc::new(Ledger::open(&state.join(LEDGER), &name, durability)?));
+        till.write_to(Arc::new(Ledger::open(
+            &state.join(LEDGER),
+            &name,
+            durability,
+        )?));
     }
     Ok(())
 }
@@ -55,7 +64,8 @@ impl Books {
         let there = ledger::segments(&self.folder).map_err(failed)?;
         for (name, progress) in self.own()? {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
-            let whole = name == OWNER || ledger::tells_of(&self.folder, &name, today).map_err(failed)?;
+            let whole =
+                name == OWNER || ledger::tells_of(&self.folder, &name, today).map_err(failed)?;
             let problem = match whole {
                 true => self.lacks(&name, files, progress)?,
                 false => self.shrank(&name, files, progress)?,
@@ -83,7 +93,14 @@ impl Books {
         let Some(file) = files.get(progress.part as usize - 1) else {
             return self.lacks(name, files, progress);
         };
-        Ok(open_at(file, Head { offset: progress.offset, ..Head::default() }).err())
+        Ok(open_at(
+            file,
+            Head {
+                offset: progress.offset,
+                ..Head::default()
+            },
+        )
+        .err())
     }
 
     /// What tenants spent today by the ledgers of days. What is open in them is settled as lost, so their owner must be gone.
@@ -91,8 +108,10 @@ impl Books {
         let failed = |source| self.failed(source);
         let going = self.usage.retiring()?;
         let there = ledger::segments(&self.folder).map_err(failed)?;
-        let names: Vec<_> =
-            there.into_keys().filter(|name| ledger::is_of_day(name) && !going.contains(name)).collect();
+        let names: Vec<_> = there
+            .into_keys()
+            .filter(|name| ledger::is_of_day(name) && !going.contains(name))
+            .collect();
         ledger::past(&self.folder, &names, today).map_err(failed)
     }
 
@@ -101,7 +120,9 @@ impl Books {
     /// counts in full.
     pub fn set_aside(&self, now_ms: u64) -> Result<Aside, UsageError> {
         let failed = |source| self.failed(source);
-        let place = self.folder.with_file_name(format!("{LEDGER}-aside-{now_ms}"));
+        let place = self
+            .folder
+            .with_file_name(format!("{LEDGER}-aside-{now_ms}"));
         let state = self.folder.parent().unwrap_or(&self.folder);
         let Some(_alone) = Upkeep::alone(state).map_err(failed)? else {
             return Err(failed(io::Error::other("the state folder is being copied")));
@@ -127,10 +148,20 @@ impl Books {
         let there = ledger::segments(&self.folder).map_err(failed)?;
         let names: BTreeSet<&String> = known.keys().chain(there.keys()).collect();
         let mut wrong = Vec::new();
-        for name in names.into_iter().filter(|name| is_own(name) && !going.contains(name)) {
+        for name in names
+            .into_iter()
+            .filter(|name| is_own(name) && !going.contains(name))
+        {
             let files = there.get(name).map(Vec::as_slice).unwrap_or_default();
-            let lacks = known.get(name).map(|progress| self.lacks(name, files, *progress)).transpose()?;
-            if lacks.flatten().is_some() || ledger::believe(&self.folder, name).map_err(failed)?.is_some() {
+            let lacks = known
+                .get(name)
+                .map(|progress| self.lacks(name, files, *progress))
+                .transpose()?;
+            if lacks.flatten().is_some()
+                || ledger::believe(&self.folder, name)
+                    .map_err(failed)?
+                    .is_some()
+            {
                 wrong.push(name.clone());
             }
         }

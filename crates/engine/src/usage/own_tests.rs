@@ -25,12 +25,19 @@ fn start(scratch: &Scratch, today: Day) -> (Till, Past, u64) {
 }
 
 fn reserve(ledger: &Ledger) -> u64 {
-    let call = Call { run: "r".into(), tenant: "t".into(), model: "m".into(), ..Call::default() };
+    let call = Call {
+        run: "r".into(),
+        tenant: "t".into(),
+        model: "m".into(),
+        ..Call::default()
+    };
     ledger.reserve(&call, Money(100), 1).unwrap()
 }
 
 fn spend(ledger: &Ledger, money: u64) {
-    ledger.settle(reserve(ledger), &Outcome::unknown(Money(money), "complete")).unwrap();
+    ledger
+        .settle(reserve(ledger), &Outcome::unknown(Money(money), "complete"))
+        .unwrap();
     ledger.flush().unwrap();
 }
 
@@ -42,7 +49,9 @@ fn make_old(file: &Path) {
 fn total(books: &Books) -> (u64, u64) {
     assert_eq!(books.refresh().unwrap(), []);
     let sums = books.totals(By::Tenant, &Filter::default()).unwrap();
-    sums.first().map(|total| (total.calls, total.money)).unwrap_or_default()
+    sums.first()
+        .map(|total| (total.calls, total.money))
+        .unwrap_or_default()
 }
 
 #[test]
@@ -62,7 +71,10 @@ fn what_was_spent_is_exact_over_starts_and_what_died_counts_once() {
     drop(till);
     for lost_now in [1, 0, 0] {
         let (till, past, lost) = start(&scratch, today);
-        assert_eq!((past.day_money, past.calls, lost), (Money(421), 4, lost_now));
+        assert_eq!(
+            (past.day_money, past.calls, lost),
+            (Money(421), 4, lost_now)
+        );
         assert_eq!(till.ledger().name(), ledger::of_day(today));
     }
     let books = scratch.books();
@@ -80,15 +92,25 @@ fn each_day_begins_once_and_none_comes_twice() {
     let under_way = (till.ledger(), reserve(&till.ledger()));
     begin(today.next());
     begin(today);
-    assert_eq!(name(&till), ledger::of_day(today.next()), "a clock that was put back begins no day");
+    assert_eq!(
+        name(&till),
+        ledger::of_day(today.next()),
+        "a clock that was put back begins no day"
+    );
     let books = scratch.books();
     assert_eq!(total(&books), (1, 100));
     let before = lengths(&scratch.0).unwrap();
     assert_eq!(before.len(), 3);
-    under_way.0.settle(under_way.1, &Outcome::unknown(Money(7), "complete")).unwrap();
+    under_way
+        .0
+        .settle(under_way.1, &Outcome::unknown(Money(7), "complete"))
+        .unwrap();
     drop(under_way);
     let now = lengths(&scratch.0).unwrap();
-    let longer: Vec<_> = now.keys().filter(|name| now.get(*name) != before.get(*name)).collect();
+    let longer: Vec<_> = now
+        .keys()
+        .filter(|name| now.get(*name) != before.get(*name))
+        .collect();
     assert_eq!(longer, [&ledger::of_day(today)]);
     books.follow(longer).unwrap();
     let sums = books.totals(By::Tenant, &Filter::default()).unwrap();
@@ -104,7 +126,12 @@ fn a_day_that_was_cut_or_vanished_keeps_a_server_from_starting_until_it_is_put_a
     }
     let books = scratch.books();
     assert_eq!(total(&books), (4, 20));
-    let told = || books.check(today).unwrap().map(|problem| (problem.file, problem.what));
+    let told = || {
+        books
+            .check(today)
+            .unwrap()
+            .map(|problem| (problem.file, problem.what))
+    };
     for name in [OWNER, &old, &young] {
         let file = scratch.file(name);
         let whole = fs::read(&file).unwrap();
@@ -112,14 +139,21 @@ fn a_day_that_was_cut_or_vanished_keeps_a_server_from_starting_until_it_is_put_a
         fs::write(&file, cut(&whole)).unwrap();
         assert_eq!(told(), shrank, "{name}");
         fs::remove_file(&file).unwrap();
-        assert_eq!(told().unwrap().1, "it is gone, but what it said is known", "{name}");
+        assert_eq!(
+            told().unwrap().1,
+            "it is gone, but what it said is known",
+            "{name}"
+        );
         fs::write(&file, &whole).unwrap();
         assert_eq!(told(), None, "{name}");
     }
     // One that seems to be over: its length tells.
     let file = scratch.file(&old);
     let whole = fs::read_to_string(&file).unwrap();
-    let half = whole.find("\"close\"").map(|at| at + whole[at..].find('\n').unwrap() + 1).unwrap();
+    let half = whole
+        .find("\"close\"")
+        .map(|at| at + whole[at..].find('\n').unwrap() + 1)
+        .unwrap();
     assert!(half < whole.len());
     fs::write(&file, &whole[..half]).unwrap();
     make_old(&file);
@@ -130,7 +164,11 @@ fn a_day_that_was_cut_or_vanished_keeps_a_server_from_starting_until_it_is_put_a
     assert_eq!(aside.segments, [old.clone(), young], "and `owner` stays");
     assert!(aside.place.unwrap().join(format!("{old}.jsonl")).exists() && !file.exists());
     assert_eq!((told(), total(&books)), (None, (4, 20)));
-    assert_eq!(start(&scratch, today).1.day_money, Money(5), "what is left of today");
+    assert_eq!(
+        start(&scratch, today).1.day_money,
+        Money(5),
+        "what is left of today"
+    );
     assert!(books.set_aside(crate::now().0).unwrap().segments.is_empty());
 }
 
@@ -138,7 +176,9 @@ fn a_day_that_was_cut_or_vanished_keeps_a_server_from_starting_until_it_is_put_a
 fn a_day_whose_lines_were_changed_is_put_aside_and_half_a_line_is_no_reason() {
     let (scratch, today) = (Scratch::new("own-changed"), today());
     let names = [1, 2].map(|ago| ledger::of_day(Day(today.0 - ago)));
-    names.iter().for_each(|name| spend(&scratch.ledger(name), 5));
+    names
+        .iter()
+        .for_each(|name| spend(&scratch.ledger(name), 5));
     let [changed, torn] = names.clone().map(|name| scratch.file(&name));
     let text = fs::read_to_string(&changed).unwrap();
     fs::write(&changed, text.replacen("\"money\":5", "\"money\":1", 1)).unwrap();
@@ -162,18 +202,39 @@ fn days_that_are_over_are_taken_away_and_never_what_was_spent_today() {
     let books = scratch.books();
     assert_eq!(total(&books), (2, 12));
     let now = today.start().0;
-    assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0, "it was written to today");
+    assert_eq!(
+        books.retire(state, u64::MAX, now).unwrap(),
+        0,
+        "it was written to today"
+    );
     assert!(scratch.file(&old).exists());
     let later = Day(today.0 + 2).start().0;
-    assert_eq!(books.retire(state, u64::MAX, later).unwrap(), 1, "neither `owner` nor what goes on");
+    assert_eq!(
+        books.retire(state, u64::MAX, later).unwrap(),
+        1,
+        "neither `owner` nor what goes on"
+    );
     assert!(!scratch.file(&old).exists() && scratch.file(OWNER).exists());
     assert_eq!(
-        (books.check(today).unwrap(), total(&books), books.verify().unwrap()),
+        (
+            books.check(today).unwrap(),
+            total(&books),
+            books.verify().unwrap()
+        ),
         (None, (2, 12), vec![])
     );
     drop(till);
-    assert_eq!((books.refresh().unwrap(), books.retire(state, u64::MAX, later).unwrap()), (vec![], 1));
-    assert_eq!((total(&books), start(&scratch, today).1.calls), ((2, 12), 0));
+    assert_eq!(
+        (
+            books.refresh().unwrap(),
+            books.retire(state, u64::MAX, later).unwrap()
+        ),
+        (vec![], 1)
+    );
+    assert_eq!(
+        (total(&books), start(&scratch, today).1.calls),
+        ((2, 12), 0)
+    );
 }
 
 #[test]
@@ -184,7 +245,12 @@ fn of_a_day_that_was_being_taken_away_nothing_is_missed_and_nothing_counted() {
     let books = scratch.books();
     assert_eq!(total(&books), (1, 5));
     let end = books.usage.segments().unwrap()[&old];
-    assert!(books.usage.begin_to_retire(&old, end, Timestamp(1).0).unwrap());
+    assert!(
+        books
+            .usage
+            .begin_to_retire(&old, end, Timestamp(1).0)
+            .unwrap()
+    );
     // Of several files the last is gone first: what is left may have no end.
     let file = scratch.file(&old);
     let whole = fs::read(&file).unwrap();

@@ -68,10 +68,20 @@ pub(super) fn read(layer: impl AsFd) -> io::Result<Base> {
 /// Writes the list of a layer, all of it or nothing.
 pub(super) fn write(layer: impl AsFd, base: &Base) -> io::Result<()> {
     let (layer, draft) = (layer.as_fd(), format!("{LIST}.new"));
-    let file = tree::open(layer, &draft, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
+    let file = tree::open(
+        layer,
+        &draft,
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC,
+    )?;
     let mut out = BufWriter::new(File::from(file));
     for (path, entry) in base {
-        serde_json::to_writer(&mut out, &Line { path: path.clone().into(), entry: entry.clone() })?;
+        serde_json::to_writer(
+            &mut out,
+            &Line {
+                path: path.clone().into(),
+                entry: entry.clone(),
+            },
+        )?;
         out.write_all(b"\n")?;
     }
     out.into_inner()?.sync_data()?;
@@ -103,10 +113,23 @@ pub(super) struct Copied {
 }
 
 /// Copies the folder `from` into the empty folder `to`.
-pub(super) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, watch: Watch<'_>) -> Result<Copied, NotCopied> {
-    let mut copying = Copying { base: Base::new(), bytes: 0, name_bytes: 0, room: 0, watch };
+pub(super) fn copy(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    watch: Watch<'_>,
+) -> Result<Copied, NotCopied> {
+    let mut copying = Copying {
+        base: Base::new(),
+        bytes: 0,
+        name_bytes: 0,
+        room: 0,
+        watch,
+    };
     copying.all(from, to)?;
-    Ok(Copied { base: copying.base, room: copying.room })
+    Ok(Copied {
+        base: copying.base,
+        room: copying.room,
+    })
 }
 
 struct Copying<'a> {
@@ -128,15 +151,21 @@ struct Level {
 impl Copying<'_> {
     fn all(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), NotCopied> {
         let failed = |path: &Path, source: io::Error| NotCopied::Io(path.to_owned(), source);
-        let found = rustix::fs::fstat(from).map_err(|source| failed(Path::new("."), source.into()))?;
+        let found =
+            rustix::fs::fstat(from).map_err(|source| failed(Path::new("."), source.into()))?;
         let top = listed(from).and_then(|from| self.level(from, to, PathBuf::new(), &found));
         let mut levels = vec![top.map_err(|source| failed(Path::new("."), source))?];
         while let Some(level) = levels.last_mut() {
             (self.watch)(self.room)?;
-            let entry = level.from.read().transpose().map_err(|source| failed(&level.path, source.into()))?;
+            let entry = level
+                .from
+                .read()
+                .transpose()
+                .map_err(|source| failed(&level.path, source.into()))?;
             let Some(entry) = entry else {
                 let mode = Mode::from_raw_mode(level.mode);
-                rustix::fs::fchmod(&level.to, mode).map_err(|source| failed(&level.path, source.into()))?;
+                rustix::fs::fchmod(&level.to, mode)
+                    .map_err(|source| failed(&level.path, source.into()))?;
                 levels.pop();
                 continue;
             };
@@ -149,7 +178,11 @@ impl Copying<'_> {
             if let Some(level) = levels.last() {
                 let below = self.one(level, &name, &path);
                 // What stopped a file stops the rest, and has a better name.
-                let why = |source| (self.watch)(self.room).err().unwrap_or_else(|| failed(&path, source));
+                let why = |source| {
+                    (self.watch)(self.room)
+                        .err()
+                        .unwrap_or_else(|| failed(&path, source))
+                };
                 levels.extend(below.map_err(why)?);
             }
         }
@@ -158,11 +191,16 @@ impl Copying<'_> {
 
     fn count(&self, path: &Path, depth: usize) -> Result<(), NotCopied> {
         let too_much = if self.base.len() >= MOST_ENTRIES || self.name_bytes > MOST_NAME_BYTES {
-            format!("it has more than {MOST_ENTRIES} files and folders, or their names are too long together")
+            format!(
+                "it has more than {MOST_ENTRIES} files and folders, or their names are too long together"
+            )
         } else if self.bytes > MOST_BYTES {
             format!("it is larger than {} GiB", MOST_BYTES >> 30)
         } else if depth > MOST_DEPTH {
-            format!("`{}` is deeper than {MOST_DEPTH} folders", path.to_string_lossy().escape_debug())
+            format!(
+                "`{}` is deeper than {MOST_DEPTH} folders",
+                path.to_string_lossy().escape_debug()
+            )
         } else {
             return Ok(());
         };
@@ -171,12 +209,22 @@ impl Copying<'_> {
 
     fn level(&self, from: Dir, to: impl AsFd, path: PathBuf, found: &Stat) -> io::Result<Level> {
         let to = tree::open(to, ".", OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok(Level { from, to, path, mode: found.st_mode & 0o777 })
+        Ok(Level {
+            from,
+            to,
+            path,
+            mode: found.st_mode & 0o777,
+        })
     }
 
     /// Copies one entry; gives the folder to go on in.
     fn one(&mut self, level: &Level, name: &OsStr, path: &Path) -> io::Result<Option<Level>> {
-        let seen = match level.from.fd().map_err(io::Error::from).and_then(|from| tree::see(from, name)) {
+        let seen = match level
+            .from
+            .fd()
+            .map_err(io::Error::from)
+            .and_then(|from| tree::see(from, name))
+        {
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(closed) if closed.kind() == io::ErrorKind::PermissionDenied => Seen::default(),
             seen => seen?,
@@ -204,7 +252,16 @@ impl Copying<'_> {
         };
         let target = seen.target.unwrap_or_default();
         self.name_bytes += path.as_os_str().len() + target.len();
-        self.base.insert(path.to_owned(), Entry { kind, mode: seen.mode, target, base, copy });
+        self.base.insert(
+            path.to_owned(),
+            Entry {
+                kind,
+                mode: seen.mode,
+                target,
+                base,
+                copy,
+            },
+        );
         Ok(below)
     }
 
@@ -221,7 +278,10 @@ impl Copying<'_> {
         let from = listed(from)?;
         rustix::fs::mkdirat(to, name, Mode::RWXU)?;
         let to = tree::open(to, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok((self.level(from, to, path.to_owned(), &found)?, Version::of(&found)))
+        Ok((
+            self.level(from, to, path.to_owned(), &found)?,
+            Version::of(&found),
+        ))
     }
 
     /// The versions of the file and of its copy.
@@ -232,7 +292,11 @@ impl Copying<'_> {
         name: &OsStr,
     ) -> io::Result<(Version, Version)> {
         let source = File::from(tree::open(from, name, OFlags::RDONLY | OFlags::NONBLOCK)?);
-        let copy = File::from(tree::open(to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?);
+        let copy = File::from(tree::open(
+            to,
+            name,
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+        )?);
         for _ in 0..TRIES {
             let before = rustix::fs::fstat(&source)?;
             if tree::kind(&before) != Kind::File {
@@ -259,8 +323,14 @@ impl Copying<'_> {
         rustix::fs::fchmod(copy, Mode::from_raw_mode(found.st_mode & 0o777))?;
         // Who builds by the age of files shall not build everything anew.
         let times = Timestamps {
-            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-            last_modification: Timespec { tv_sec: found.st_mtime as _, tv_nsec: found.st_mtime_nsec as _ },
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: found.st_mtime as _,
+                tv_nsec: found.st_mtime_nsec as _,
+            },
         };
         rustix::fs::futimens(copy, &times)?;
         let made = rustix::fs::fstat(copy)?;
@@ -270,7 +340,11 @@ impl Copying<'_> {
 }
 
 fn listed(folder: impl AsFd) -> io::Result<Dir> {
-    Ok(Dir::new(tree::open(folder, ".", OFlags::RDONLY | OFlags::DIRECTORY)?)?)
+    Ok(Dir::new(tree::open(
+        folder,
+        ".",
+        OFlags::RDONLY | OFlags::DIRECTORY,
+    )?)?)
 }
 
 /// Names need not be text: each byte is written as the character of its number.
@@ -279,13 +353,21 @@ pub(super) mod bytes {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(crate) fn serialize<S: Serializer>(name: &OsStr, serializer: S) -> Result<S::Ok, S::Error> {
-        let text: String = name.as_bytes().iter().map(|byte| char::from(*byte)).collect();
+        let text: String = name
+            .as_bytes()
+            .iter()
+            .map(|byte| char::from(*byte))
+            .collect();
         serializer.serialize_str(&text)
     }
 
-    pub(crate) fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<OsString, D::Error> {
+    pub(crate) fn deserialize<'a, D: Deserializer<'a>>(
+        deserializer: D,
+    ) -> Result<OsString, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let bytes = text.chars().map(|character| u8::try_from(u32::from(character)));
+        let bytes = text
+            .chars()
+            .map(|character| u8::try_from(u32::from(character)));
         let bytes: Result<Vec<u8>, _> = bytes.collect();
         bytes
             .map(OsString::from_vec)

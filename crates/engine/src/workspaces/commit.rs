@@ -62,7 +62,11 @@ impl<'a> Commit<'a> {
     /// By chance, once for a layer, and written down beside it before it is first used.
     pub(super) fn draft_name(layer: impl AsFd) -> io::Result<String> {
         let chosen = format!("{DRAFT}{}", record::fresh_id());
-        match tree::open(&layer, DRAFT_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
+        match tree::open(
+            &layer,
+            DRAFT_FILE,
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+        ) {
             Ok(file) => {
                 File::from(file).write_all(chosen.as_bytes())?;
                 return Ok(chosen);
@@ -73,10 +77,16 @@ impl<'a> Commit<'a> {
         let mut name = String::new();
         let file = File::from(tree::open(&layer, DRAFT_FILE, OFlags::RDWR)?);
         file.take(256).read_to_string(&mut name)?;
-        let whole = name.strip_prefix(DRAFT).is_some_and(|id| spec::Id::new(id).is_ok() && id.len() == 26);
+        let whole = name
+            .strip_prefix(DRAFT)
+            .is_some_and(|id| spec::Id::new(id).is_ok() && id.len() == 26);
         if !whole {
             // Whoever wrote it was killed, and has not used it.
-            let file = File::from(tree::open(&layer, DRAFT_FILE, OFlags::WRONLY | OFlags::TRUNC)?);
+            let file = File::from(tree::open(
+                &layer,
+                DRAFT_FILE,
+                OFlags::WRONLY | OFlags::TRUNC,
+            )?);
             (&file).write_all(chosen.as_bytes())?;
             return Ok(chosen);
         }
@@ -85,12 +95,18 @@ impl<'a> Commit<'a> {
 
     /// What stands against taking changes over, before anything is done.
     pub(super) fn obstacles(&self, changes: &[Change]) -> Vec<Left> {
-        changes.iter().filter_map(|change| self.obstacle(change)).collect()
+        changes
+            .iter()
+            .filter_map(|change| self.obstacle(change))
+            .collect()
     }
 
     fn obstacle(&self, change: &Change) -> Option<Left> {
-        let left =
-            |reason: &String, conflict| Left { path: change.path.clone(), reason: reason.clone(), conflict };
+        let left = |reason: &String, conflict| Left {
+            path: change.path.clone(),
+            reason: reason.clone(),
+            conflict,
+        };
         match (&change.left_out, &change.conflict) {
             (Some(reason), _) => Some(left(reason, false)),
             (None, Some(reason)) if !self.force => Some(left(reason, true)),
@@ -100,11 +116,21 @@ impl<'a> Commit<'a> {
 
     /// Takes over what can be, and brings `base` up to it.
     pub(super) fn apply(&self, changes: &[Change], base: &mut Base) -> Applied {
-        let mut outcome = Applied { left: self.obstacles(changes), ..Applied::default() };
-        let wanted: Vec<_> = changes.iter().filter(|change| self.obstacle(change).is_none()).collect();
+        let mut outcome = Applied {
+            left: self.obstacles(changes),
+            ..Applied::default()
+        };
+        let wanted: Vec<_> = changes
+            .iter()
+            .filter(|change| self.obstacle(change).is_none())
+            .collect();
         let mut failed = |change: &Change, source: io::Error| {
             let reason = source.to_string();
-            outcome.left.push(Left { path: change.path.clone(), reason, conflict: false });
+            outcome.left.push(Left {
+                path: change.path.clone(),
+                reason,
+                conflict: false,
+            });
         };
         let mut done = Vec::new();
         let goes = |change: &&&Change| matches!(change.what, What::Removed | What::Replaced);
@@ -137,7 +163,9 @@ impl<'a> Commit<'a> {
             };
             outcome.applied.push(change.clone());
         }
-        outcome.applied.sort_by(|one, other| one.path.cmp(&other.path));
+        outcome
+            .applied
+            .sort_by(|one, other| one.path.cmp(&other.path));
         outcome
     }
 
@@ -166,12 +194,16 @@ impl<'a> Commit<'a> {
             self.still_fits(change)?;
         }
         let (above, name) = tree::parent(self.folder, &change.path)?;
-        let how = if now.kind == Kind::Folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let how = if now.kind == Kind::Folder {
+            AtFlags::REMOVEDIR
+        } else {
+            AtFlags::empty()
+        };
         match rustix::fs::unlinkat(above, name, how) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                Err(io::Error::other("it holds something that the program has not seen"))
-            }
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Err(io::Error::other(
+                "it holds something that the program has not seen",
+            )),
             Err(source) => Err(source.into()),
         }
     }
@@ -197,7 +229,13 @@ impl<'a> Commit<'a> {
     fn entry(&self, change: &Change, copy: Version) -> io::Result<Entry> {
         let now = tree::look(self.folder, &change.path)?.ok_or(Errno::NOENT)?;
         let target = change.target.clone().unwrap_or_default();
-        Ok(Entry { kind: change.kind, mode: change.mode, target, base: now.version, copy })
+        Ok(Entry {
+            kind: change.kind,
+            mode: change.mode,
+            target,
+            base: now.version,
+            copy,
+        })
     }
 
     fn set_mode(&self, above: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<()> {
@@ -205,18 +243,29 @@ impl<'a> Commit<'a> {
         if tree::kind(&rustix::fs::fstat(&file)?) != Kind::File {
             return Err(Errno::AGAIN.into());
         }
-        Ok(rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777))?)
+        Ok(rustix::fs::fchmod(
+            &file,
+            Mode::from_raw_mode(mode & 0o777),
+        )?)
     }
 
     fn put_file(&self, above: &OwnedFd, name: &OsStr, change: &Change) -> io::Result<Entry> {
-        let source = tree::open(self.sides.layer, &change.path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let source = tree::open(
+            self.sides.layer,
+            &change.path,
+            OFlags::RDONLY | OFlags::NONBLOCK,
+        )?;
         let source = File::from(source);
         let before = rustix::fs::fstat(&source)?;
         if tree::kind(&before) != Kind::File || before.st_size as u64 != change.size_bytes {
             return Err(busy());
         }
         self.clear_draft(above)?;
-        let draft = tree::open(above, &self.draft, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        let draft = tree::open(
+            above,
+            &self.draft,
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+        )?;
         let written = self.write(&source, draft, change).and_then(|()| {
             let after = Version::of(&rustix::fs::fstat(&source)?);
             if after != Version::of(&before) {
@@ -241,7 +290,10 @@ impl<'a> Commit<'a> {
         if copied != change.size_bytes {
             return Err(busy());
         }
-        Ok(rustix::fs::fchmod(&draft, Mode::from_raw_mode(change.mode & 0o777))?)
+        Ok(rustix::fs::fchmod(
+            &draft,
+            Mode::from_raw_mode(change.mode & 0o777),
+        )?)
     }
 
     fn put_link(&self, above: &OwnedFd, name: &OsStr, change: &Change) -> io::Result<()> {
@@ -264,11 +316,18 @@ impl<'a> Commit<'a> {
 
     /// The folder that was made or found, and no other that has come in its place.
     fn close_folder(&self, change: &Change, known: &Version) -> io::Result<()> {
-        let folder = tree::open(self.folder, &change.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let folder = tree::open(
+            self.folder,
+            &change.path,
+            OFlags::RDONLY | OFlags::DIRECTORY,
+        )?;
         if Version::of(&rustix::fs::fstat(&folder)?).inode != known.inode {
             return Err(io::Error::other("it was replaced meanwhile"));
         }
-        Ok(rustix::fs::fchmod(folder, Mode::from_raw_mode(change.mode & 0o777))?)
+        Ok(rustix::fs::fchmod(
+            folder,
+            Mode::from_raw_mode(change.mode & 0o777),
+        )?)
     }
 
     fn clear_draft(&self, above: &OwnedFd) -> io::Result<()> {

@@ -82,7 +82,12 @@ impl Sides<'_> {
     /// The changes, sorted by path, and folders that could not be looked into.
     pub(super) fn compare(&self) -> io::Result<Compared> {
         let walked = tree::walk(self.layer)?;
-        let newest = self.base.values().map(|entry| nanoseconds(entry.copy.changed)).max().unwrap_or(0);
+        let newest = self
+            .base
+            .values()
+            .map(|entry| nanoseconds(entry.copy.changed))
+            .max()
+            .unwrap_or(0);
         let names: BTreeSet<&PathBuf> = self.base.keys().chain(walked.entries.keys()).collect();
         let mut changes = Vec::new();
         for path in names {
@@ -90,9 +95,9 @@ impl Sides<'_> {
                 (None, Some(now)) if self.stands_in(path, now, &walked) => None,
                 (None, Some(now)) => Some((What::Added, now.clone())),
                 (Some(was), None) => self.removed(path, was, &walked),
-                (Some(was), Some(now)) => {
-                    self.differs(path, was, now, newest).map(|what| (what, now.clone()))
-                }
+                (Some(was), Some(now)) => self
+                    .differs(path, was, now, newest)
+                    .map(|what| (what, now.clone())),
                 (None, None) => None,
             };
             changes.extend(change.map(|(what, now)| self.change(path, what, now)));
@@ -101,7 +106,10 @@ impl Sides<'_> {
         for change in &mut changes {
             change.conflict = self.conflict(change);
         }
-        Ok(Compared { changes, unknown: walked.unknown.into_iter().collect() })
+        Ok(Compared {
+            changes,
+            unknown: walked.unknown.into_iter().collect(),
+        })
     }
 
     /// What the protection of names puts up while a box stands is nobody's change.
@@ -116,11 +124,18 @@ impl Sides<'_> {
     }
 
     fn removed(&self, path: &Path, was: &Entry, walked: &Walked) -> Option<(What, Seen)> {
-        let unknown = path.ancestors().any(|above| walked.unknown.contains_key(above));
+        let unknown = path
+            .ancestors()
+            .any(|above| walked.unknown.contains_key(above));
         // What was never shown cannot have been removed.
         let shown = was.kind != Kind::Other;
         let target = Some(was.target.clone()).filter(|_| was.kind == Kind::Link);
-        let gone = Seen { kind: was.kind, mode: was.mode, version: was.base, target };
+        let gone = Seen {
+            kind: was.kind,
+            mode: was.mode,
+            version: was.base,
+            target,
+        };
         (shown && !unknown).then_some((What::Removed, gone))
     }
 
@@ -151,7 +166,10 @@ impl Sides<'_> {
         }
         // The folder is the other copy, as long as nobody changed it.
         let other = self.folder.filter(|folder| {
-            tree::look(folder, path).ok().flatten().is_some_and(|found| found.version == was.base)
+            tree::look(folder, path)
+                .ok()
+                .flatten()
+                .is_some_and(|found| found.version == was.base)
         });
         match other {
             Some(folder) => !same_contents(self.layer, folder, path).unwrap_or(false),
@@ -160,10 +178,25 @@ impl Sides<'_> {
     }
 
     fn change(&self, path: &Path, what: What, now: Seen) -> Change {
-        let size_bytes = if now.kind == Kind::File { now.version.size } else { 0 };
+        let size_bytes = if now.kind == Kind::File {
+            now.version.size
+        } else {
+            0
+        };
         let left_out = self.reason_to_leave_out(path, what, &now);
-        let Seen { kind, mode, target, .. } = now;
-        Change { path: path.to_owned(), what, kind, mode, size_bytes, target, left_out, conflict: None }
+        let Seen {
+            kind, mode, target, ..
+        } = now;
+        Change {
+            path: path.to_owned(),
+            what,
+            kind,
+            mode,
+            size_bytes,
+            target,
+            left_out,
+            conflict: None,
+        }
     }
 
     fn reason_to_leave_out(&self, path: &Path, what: What, now: &Seen) -> Option<String> {
@@ -173,7 +206,10 @@ impl Sides<'_> {
         if what == What::Removed {
             return None;
         }
-        if path.iter().any(|part| part.as_bytes().starts_with(DRAFT.as_bytes())) {
+        if path
+            .iter()
+            .any(|part| part.as_bytes().starts_with(DRAFT.as_bytes()))
+        {
             return Some(format!("names that begin with `{DRAFT}` are Airlock's own"));
         }
         match now.kind {
@@ -190,14 +226,19 @@ impl Sides<'_> {
 
     /// What may not be written in a mounted workspace may not be taken over either.
     fn protected(&self, path: &Path, what: What) -> Option<String> {
-        let has_repository = self.base.get(Path::new(".git")).is_some_and(|git| git.kind == Kind::Folder);
+        let has_repository = self
+            .base
+            .get(Path::new(".git"))
+            .is_some_and(|git| git.kind == Kind::Folder);
         // A folder above is touched when it comes or goes, not when its permissions change.
         let hit = protect::touched(path, self.allowed, has_repository, what != What::Mode)?;
         Some(format!("`{}` is protected: {}", hit.name, hit.reason))
     }
 
     fn is_lifted(&self, name: &Path) -> bool {
-        self.allowed.iter().any(|allowed| name.starts_with(allowed.as_path()))
+        self.allowed
+            .iter()
+            .any(|allowed| name.starts_with(allowed.as_path()))
     }
 
     /// What lies in a folder that is left out has no place either.
@@ -206,7 +247,9 @@ impl Sides<'_> {
         for change in changes {
             match &out {
                 Some(above) if change.path.starts_with(above) && change.what != What::Removed => {
-                    change.left_out.get_or_insert("the folder it is in is left out".to_owned());
+                    change
+                        .left_out
+                        .get_or_insert("the folder it is in is left out".to_owned());
                 }
                 _ if change.left_out.is_some() && change.what != What::Removed => {
                     out = Some(change.path.clone());
@@ -251,15 +294,26 @@ impl Sides<'_> {
             Err(source) => return Some(format!("it cannot be read in the folder: {source}")),
         };
         let unseen = names.into_iter().find(|name| {
-            self.base.get(&change.path.join(name)).is_none_or(|entry| entry.kind == Kind::Other)
+            self.base
+                .get(&change.path.join(name))
+                .is_none_or(|entry| entry.kind == Kind::Other)
         })?;
         let unseen = unseen.to_string_lossy().escape_debug().to_string();
-        Some(format!("it holds `{unseen}`, which the program has not seen"))
+        Some(format!(
+            "it holds `{unseen}`, which the program has not seen"
+        ))
     }
 
     /// Whether the folder already has it as the program left it.
-    pub(super) fn is_done(&self, folder: BorrowedFd<'_>, change: &Change, now: Option<&Seen>) -> bool {
-        let Some(now) = now else { return change.what == What::Removed };
+    pub(super) fn is_done(
+        &self,
+        folder: BorrowedFd<'_>,
+        change: &Change,
+        now: Option<&Seen>,
+    ) -> bool {
+        let Some(now) = now else {
+            return change.what == What::Removed;
+        };
         if change.what == What::Removed || now.kind != change.kind {
             return false;
         }
@@ -309,9 +363,14 @@ pub(super) fn stays_inside(path: &Path, target: &OsStr) -> bool {
 /// Compares two regular files of the same path.
 fn same_contents(one: BorrowedFd<'_>, other: BorrowedFd<'_>, path: &Path) -> io::Result<bool> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK;
-    let (one, other) = (tree::open(one, path, flags)?, tree::open(other, path, flags)?);
+    let (one, other) = (
+        tree::open(one, path, flags)?,
+        tree::open(other, path, flags)?,
+    );
     let found = [rustix::fs::fstat(&one)?, rustix::fs::fstat(&other)?];
-    if found.iter().any(|found| tree::kind(found) != Kind::File) || found[0].st_size != found[1].st_size {
+    if found.iter().any(|found| tree::kind(found) != Kind::File)
+        || found[0].st_size != found[1].st_size
+    {
         return Ok(false);
     }
     // No more than it had: it may grow.

@@ -17,7 +17,10 @@ pub(crate) async fn prepare(
         return Ok(None);
     }
     let (state, id, mut sandbox) = (state.to_owned(), id.clone(), spec.sandbox.clone());
-    let (owner, cancelled) = (spec.owner.as_ref().map(ToString::to_string), cancelled.clone());
+    let (owner, cancelled) = (
+        spec.owner.as_ref().map(ToString::to_string),
+        cancelled.clone(),
+    );
     let make = move || {
         let is_cancelled = || *cancelled.borrow();
         lay(&state, &id, &mut sandbox, owner, &is_cancelled).map(|hold| (hold, sandbox))
@@ -36,7 +39,10 @@ pub(crate) async fn settle(hold: Hold, ran: bool) -> (Option<WorkspaceChanges>, 
     let settled = tokio::task::spawn_blocking(move || settle_now(hold, ran)).await;
     match settled {
         Ok(settled) => settled,
-        Err(error) => (None, vec![format!("the workspace `{id}` was not looked at: {error}")]),
+        Err(error) => (
+            None,
+            vec![format!("the workspace `{id}` was not looked at: {error}")],
+        ),
     }
 }
 
@@ -45,14 +51,19 @@ fn settle_now(hold: Hold, ran: bool) -> (Option<WorkspaceChanges>, Vec<String>) 
     let problem = |error: &LayerError| format!("the workspace `{id}`: {}", error.info().message);
     let diff = match ran.then(|| hold.diff()) {
         Some(Err(error)) => return (None, vec![problem(&error)]),
-        Some(Ok(diff)) => Some(diff).filter(|diff| !(diff.changes.is_empty() && diff.unknown.is_empty())),
+        Some(Ok(diff)) => {
+            Some(diff).filter(|diff| !(diff.changes.is_empty() && diff.unknown.is_empty()))
+        }
         None => None,
     };
     let Some(diff) = diff else {
         return (None, hold.discard().err().iter().map(problem).collect());
     };
     let count = |wanted: &dyn Fn(What) -> bool| {
-        diff.changes.iter().filter(|change| wanted(change.what)).count() as u64
+        diff.changes
+            .iter()
+            .filter(|change| wanted(change.what))
+            .count() as u64
     };
     let changes = WorkspaceChanges {
         id: id.clone(),
@@ -60,7 +71,12 @@ fn settle_now(hold: Hold, ran: bool) -> (Option<WorkspaceChanges>, Vec<String>) 
         changed: count(&|what| matches!(what, What::Changed | What::Replaced | What::Mode)),
         removed: count(&|what| what == What::Removed),
     };
-    let WorkspaceChanges { added, changed, removed, .. } = &changes;
+    let WorkspaceChanges {
+        added,
+        changed,
+        removed,
+        ..
+    } = &changes;
     let note = format!(
         "the folder is as it was; {added} added, {changed} changed and {removed} removed names are kept apart: \
          see them with `airlock workspace diff {id}`, then `commit` or `discard` them"

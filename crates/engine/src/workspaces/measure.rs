@@ -55,8 +55,12 @@ fn less_than(most: u64, top: OwnedFd) -> io::Result<Option<u64>> {
             return Ok(None);
         }
         if tree::kind(&found) == tree::Kind::Folder {
-            match rustix::fs::openat(folder, name, FOLDER | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
-            {
+            match rustix::fs::openat(
+                folder,
+                name,
+                FOLDER | OFlags::CLOEXEC | OFlags::NOFOLLOW,
+                Mode::empty(),
+            ) {
                 // A living program took it away.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 below => levels.push(Dir::new(below?)?),

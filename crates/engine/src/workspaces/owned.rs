@@ -86,16 +86,23 @@ impl Growing {
         let mut making = making();
         let made = making.entry(whose.clone()).or_default();
         made.count += 1;
-        Growing { before: made.before, whose, own: AtomicU64::new(0) }
+        Growing {
+            before: made.before,
+            whose,
+            own: AtomicU64::new(0),
+        }
     }
 
     /// It takes so much by now; gives what it takes with all others that are not written down yet.
     pub(super) fn to(&self, room: u64) -> u64 {
         let mut making = making();
-        let Some(made) = making.get_mut(&self.whose) else { return room };
+        let Some(made) = making.get_mut(&self.whose) else {
+            return room;
+        };
         let last = self.own.swap(room, Ordering::Relaxed);
         made.now = made.now.saturating_sub(last).saturating_add(room);
-        made.now.saturating_add(made.before.saturating_sub(self.before))
+        made.now
+            .saturating_add(made.before.saturating_sub(self.before))
     }
 
     /// It is made, and what it takes is written down.
@@ -128,7 +135,9 @@ pub(super) fn fits(state: &Path, before: u64, copy: u64) -> Result<(), NotCopied
         )));
     }
     match room::is_short(state) {
-        true => Err(NotCopied::NoRoom("the disk of the state folder has too little room".to_owned())),
+        true => Err(NotCopied::NoRoom(
+            "the disk of the state folder has too little room".to_owned(),
+        )),
         false => Ok(()),
     }
 }

@@ -34,7 +34,9 @@ fn users_folder() -> Place {
         for file in ["d/own", "d/secret", "e/pub", "closed/in"] {
             fs::write(folder.join(file), file).unwrap();
         }
-        [folder.to_owned(), folder.join("d"), folder.join("d/own")].iter().for_each(give);
+        [folder.to_owned(), folder.join("d"), folder.join("d/own")]
+            .iter()
+            .for_each(give);
         set_mode(folder.join("d/secret"), 0o600);
         set_mode(folder.join("e/pub"), 0o644);
         set_mode(folder.join("closed"), 0o744);
@@ -50,7 +52,10 @@ fn what_the_folders_owner_cannot_read_or_change_no_commit_does_for_him() {
     // What he can read is there, and his.
     assert_eq!(fs::read(place.inside("e/pub")).unwrap(), b"e/pub");
     let copy = fs::metadata(place.inside("e/pub")).unwrap();
-    assert_eq!((copy.uid(), copy.gid(), copy.mode() & 0o777), (HIM.0, HIM.1, 0o644));
+    assert_eq!(
+        (copy.uid(), copy.gid(), copy.mode() & 0o777),
+        (HIM.0, HIM.1, 0o644)
+    );
     assert!(!place.inside("d/secret").exists() && !place.inside("closed/in").exists());
     assert_eq!(place.changes(), Vec::<String>::new());
 
@@ -63,17 +68,29 @@ fn what_the_folders_owner_cannot_read_or_change_no_commit_does_for_him() {
         }
         std::os::unix::fs::lchown(place.inside(name), Some(HIM.0), Some(HIM.1)).unwrap();
     }
-    assert_eq!(place.against(), ["d: it holds `secret`, which the program has not seen"]);
+    assert_eq!(
+        place.against(),
+        ["d: it holds `secret`, which the program has not seen"]
+    );
     place.end();
     let committed = place.commit(PARTIAL).unwrap();
-    let left: Vec<_> =
-        committed.left.iter().map(|left| format!("{}: {}", shown(&left.path), left.reason)).collect();
+    let left: Vec<_> = committed
+        .left
+        .iter()
+        .map(|left| format!("{}: {}", shown(&left.path), left.reason))
+        .collect();
     assert_eq!(left.len(), 2, "{left:?}");
-    assert!(left[1].starts_with("e/pub: Operation not permitted"), "{left:?}");
+    assert!(
+        left[1].starts_with("e/pub: Operation not permitted"),
+        "{left:?}"
+    );
     assert!(!place.folder("d2/secret").exists());
     let secret = fs::metadata(place.folder("d/secret")).unwrap();
     assert_eq!((secret.uid(), secret.mode() & 0o777), (0, 0o600));
-    assert_eq!(fs::metadata(place.folder("e/pub")).unwrap().mode() & 0o777, 0o644);
+    assert_eq!(
+        fs::metadata(place.folder("e/pub")).unwrap().mode() & 0o777,
+        0o644
+    );
     // What he may do was done, and is his.
     for path in ["d2", "d2/own", "new", "link"] {
         let made = fs::symlink_metadata(place.folder(path)).unwrap();
@@ -92,9 +109,15 @@ fn a_guess_at_a_file_that_cannot_be_read_is_not_told_right_or_wrong() {
         give(place.inside(path));
         set_mode(place.inside(path), mode);
         let changes = diff(&place.state(), &id()).unwrap().changes;
-        changes.into_iter().find(|change| change.path == Path::new(path)).map(|change| change.conflict)
+        changes
+            .into_iter()
+            .find(|change| change.path == Path::new(path))
+            .map(|change| change.conflict)
     };
-    assert_eq!(told("d/secret", "d/secret", 0o600), told("d/secret", "d/SECRET", 0o600));
+    assert_eq!(
+        told("d/secret", "d/secret", 0o600),
+        told("d/secret", "d/SECRET", 0o600)
+    );
     // Of a file that can be read, it is: that is what the comparison is for.
     assert_ne!(told("e/pub", "e/pub", 0o644), told("e/pub", "e/PUB", 0o644));
 }
@@ -123,7 +146,11 @@ fn a_hole_stays_a_hole_and_takes_no_room() {
     });
     let copy = fs::metadata(place.inside("hole")).unwrap();
     assert_eq!(copy.len(), 256 << 20);
-    assert!(copy.blocks() * 512 < 1 << 20, "it takes {} blocks", copy.blocks());
+    assert!(
+        copy.blocks() * 512 < 1 << 20,
+        "it takes {} blocks",
+        copy.blocks()
+    );
     assert_eq!(place.changes(), Vec::<String>::new());
 }
 
@@ -132,7 +159,14 @@ fn the_layers_of_one_owner_take_so_much_together_and_no_more() {
     let place = Place::new(|folder| fs::write(folder.join("a"), vec![1; 9000]).unwrap());
     let make = |id: &str, owner: &str| {
         let (id, spec) = (Id::new(id).unwrap(), place.spec(&[]));
-        make(&place.state(), &id, &spec, &place.root.join("folder"), Some(owner.to_owned()), &|| false)
+        make(
+            &place.state(),
+            &id,
+            &spec,
+            &place.root.join("folder"),
+            Some(owner.to_owned()),
+            &|| false,
+        )
     };
     assert!(owned::sum(&place.state(), Some("key")).unwrap() >= 9000);
     // What the program writes counts once its box is gone.
@@ -140,12 +174,25 @@ fn the_layers_of_one_owner_take_so_much_together_and_no_more() {
     place.hold.as_ref().unwrap().diff().unwrap();
     assert!(owned::sum(&place.state(), Some("key")).unwrap() >= 99_000);
     drop(make("second", "key").unwrap());
-    owned::note(fs::File::open(place.inside("..")).unwrap(), owned::MOST_OWNED_BYTES - 5000).unwrap();
+    owned::note(
+        fs::File::open(place.inside("..")).unwrap(),
+        owned::MOST_OWNED_BYTES - 5000,
+    )
+    .unwrap();
     let refused = make("third", "key").unwrap_err();
     assert_eq!(refused.info().code, ErrorCode::QuotaExceeded);
-    assert!(refused.to_string().ends_with("take no more than 64 GiB together"), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .ends_with("take no more than 64 GiB together"),
+        "{refused}"
+    );
     drop(make("fourth", "other").unwrap());
-    assert_eq!(list(&place.state()).unwrap().len(), 3, "nothing is left of the third");
+    assert_eq!(
+        list(&place.state()).unwrap().len(),
+        3,
+        "nothing is left of the third"
+    );
 }
 
 /// The place of the test below, in a mount namespace of its own.
@@ -162,9 +209,13 @@ fn nothing_is_copied_to_a_disk_that_is_short_or_becomes_so() {
     let disk = std::env::temp_dir().join(format!("airlock-small-{}", std::process::id()));
     fs::create_dir(&disk).unwrap();
     let name = "workspaces::tests::owner::nothing_is_copied_to_a_disk_that_is_short_or_becomes_so";
-    let script = "mount -t tmpfs -o size=8m none \"$AIRLOCK_TEST_SMALL_DISK\" && exec \"$0\" --exact \"$1\"";
+    let script =
+        "mount -t tmpfs -o size=8m none \"$AIRLOCK_TEST_SMALL_DISK\" && exec \"$0\" --exact \"$1\"";
     let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-c", script]).arg(std::env::current_exe().unwrap()).arg(name);
+    command
+        .args(["-m", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .arg(name);
     let done = command.env(SMALL, &disk).output().unwrap();
     fs::remove_dir(&disk).unwrap();
     let said = String::from_utf8_lossy(&done.stdout);
@@ -173,18 +224,33 @@ fn nothing_is_copied_to_a_disk_that_is_short_or_becomes_so() {
 
 fn on_a_small_disk(disk: &Path) {
     let place = Place::new(|folder| fs::write(folder.join("a"), "a").unwrap());
-    let make = || make(disk, &id(), &place.spec(&[]), &place.root.join("folder"), None, &|| false);
+    let make = || {
+        make(
+            disk,
+            &id(),
+            &place.spec(&[]),
+            &place.root.join("folder"),
+            None,
+            &|| false,
+        )
+    };
     let left = || fs::read_dir(disk.join("workspaces")).unwrap().count();
     fs::write(disk.join("full"), vec![1; 7900 << 10]).unwrap();
     let refused = make().unwrap_err();
-    assert!(matches!(refused, LayerError::NoRoom { .. }) && left() == 0, "{refused}");
+    assert!(
+        matches!(refused, LayerError::NoRoom { .. }) && left() == 0,
+        "{refused}"
+    );
     fs::remove_file(disk.join("full")).unwrap();
     make().unwrap().discard().unwrap();
     for number in 0..9 {
         fs::write(place.folder(&number.to_string()), vec![1; 900 << 10]).unwrap();
     }
     let refused = make().unwrap_err();
-    assert!(matches!(refused, LayerError::NoRoom { .. }) && left() == 0, "{refused}");
+    assert!(
+        matches!(refused, LayerError::NoRoom { .. }) && left() == 0,
+        "{refused}"
+    );
 }
 
 #[test]
@@ -192,9 +258,21 @@ fn a_sweep_drops_what_a_key_has_forgotten_and_nothing_that_is_used_or_the_users_
     let place = Place::new(|_| {});
     let make = |id: &str, owner: Option<&str>| {
         let (id, owner) = (Id::new(id).unwrap(), owner.map(str::to_owned));
-        make(&place.state(), &id, &place.spec(&[]), &place.root.join("folder"), owner, &|| false).unwrap()
+        make(
+            &place.state(),
+            &id,
+            &place.spec(&[]),
+            &place.root.join("folder"),
+            owner,
+            &|| false,
+        )
+        .unwrap()
     };
-    for (id, owner) in [("old", Some("key")), ("fresh", Some("key")), ("users", None)] {
+    for (id, owner) in [
+        ("old", Some("key")),
+        ("fresh", Some("key")),
+        ("users", None),
+    ] {
         drop(make(id, owner));
     }
     let used = make("used", Some("key"));
@@ -202,13 +280,24 @@ fn a_sweep_drops_what_a_key_has_forgotten_and_nothing_that_is_used_or_the_users_
     for id in ["old", "users", "used"] {
         let layer = place.state().join("workspaces").join(id);
         for file in [layer.join("room"), layer] {
-            fs::File::open(file).unwrap().set_modified(long_ago).unwrap();
+            fs::File::open(file)
+                .unwrap()
+                .set_modified(long_ago)
+                .unwrap();
         }
     }
     assert_eq!(sweep(&place.state()), Vec::<String>::new());
-    let kept: std::collections::BTreeSet<_> =
-        list(&place.state()).unwrap().into_iter().map(|layer| layer.id.to_string()).collect();
-    assert_eq!(kept, ["fresh", "layer", "used", "users"].map(str::to_owned).into());
+    let kept: std::collections::BTreeSet<_> = list(&place.state())
+        .unwrap()
+        .into_iter()
+        .map(|layer| layer.id.to_string())
+        .collect();
+    assert_eq!(
+        kept,
+        ["fresh", "layer", "used", "users"]
+            .map(str::to_owned)
+            .into()
+    );
     drop(used);
 }
 
@@ -227,7 +316,10 @@ fn a_program_hides_nothing_of_what_its_layer_takes() {
     }
     hold.diff().unwrap();
     let open = noted();
-    assert!((1 << 20..2 << 20).contains(&open), "the positive control: {open}");
+    assert!(
+        (1 << 20..2 << 20).contains(&open),
+        "the positive control: {open}"
+    );
     set_mode(place.inside("closed"), 0);
     assert_eq!(hold.diff().unwrap().unknown.len(), 1);
     assert_eq!(noted(), open, "a folder that is closed");
@@ -242,7 +334,11 @@ fn a_program_hides_nothing_of_what_its_layer_takes() {
     }
     fs::create_dir_all(deep).unwrap();
     hold.diff().unwrap();
-    assert_eq!(noted(), owned::MOST_OWNED_BYTES, "what is too deep counts as all he may have");
+    assert_eq!(
+        noted(),
+        owned::MOST_OWNED_BYTES,
+        "what is too deep counts as all he may have"
+    );
     let refused = make(
         &place.state(),
         &Id::new("next").unwrap(),
@@ -251,18 +347,32 @@ fn a_program_hides_nothing_of_what_its_layer_takes() {
         Some("key".to_owned()),
         &|| false,
     );
-    assert!(matches!(refused, Err(LayerError::NoRoom { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(LayerError::NoRoom { .. })),
+        "{refused:?}"
+    );
 }
 
 #[test]
 fn layers_that_are_made_at_the_same_time_count_together() {
     let begin = |owner| owned::Growing::begin(Path::new("/a/state"), Some(owner));
     let (one, two, other) = (begin("key"), begin("key"), begin("other"));
-    assert_eq!([one.to(5), two.to(7), one.to(6), other.to(1)], [5, 12, 13, 1]);
+    assert_eq!(
+        [one.to(5), two.to(7), one.to(6), other.to(1)],
+        [5, 12, 13, 1]
+    );
     one.stays();
-    assert_eq!(two.to(8), 14, "made since, and not in the sum that was asked for before");
+    assert_eq!(
+        two.to(8),
+        14,
+        "made since, and not in the sum that was asked for before"
+    );
     let three = begin("key");
-    assert_eq!(three.to(1), 9, "what was written down by then is in its sum");
+    assert_eq!(
+        three.to(1),
+        9,
+        "what was written down by then is in its sum"
+    );
     drop(two);
     assert_eq!(three.to(2), 2, "given up");
     drop(three);
@@ -273,7 +383,11 @@ fn layers_that_are_made_at_the_same_time_count_together() {
 fn a_layer_that_cannot_be_looked_at_is_not_taken_for_nothing() {
     let place = Place::new(|_| {});
     let state = place.state().join("none yet");
-    assert_eq!(taken(&state, "key").unwrap(), 0, "there is no folder of them");
+    assert_eq!(
+        taken(&state, "key").unwrap(),
+        0,
+        "there is no folder of them"
+    );
     let layer = state.join(LAYERS).join("broken");
     fs::create_dir_all(&layer).unwrap();
     assert_eq!(taken(&state, "key").unwrap(), 0, "it is none yet");

@@ -32,21 +32,34 @@ impl Place {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         // In memory where that can be had: thousands of folders take a busy disk half a minute.
         let memory = Path::new("/dev/shm");
-        let top = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let top = if memory.is_dir() {
+            memory.to_owned()
+        } else {
+            std::env::temp_dir()
+        };
         let root = top.join(format!("airlock-layers-{}-{count}", std::process::id()));
         fs::create_dir_all(root.join("folder")).unwrap();
         fs::create_dir_all(root.join("state")).unwrap();
         fill(&root.join("folder"));
         let mut place = Place { root, hold: None };
-        let allowed: Vec<_> =
-            allowed.iter().map(|name| WorkspacePath::new(Path::new(name)).unwrap()).collect();
+        let allowed: Vec<_> = allowed
+            .iter()
+            .map(|name| WorkspacePath::new(Path::new(name)).unwrap())
+            .collect();
         place.hold = Some(place.make(&allowed).unwrap());
         place
     }
 
     fn make(&self, allowed: &[WorkspacePath]) -> Result<Hold, LayerError> {
         let spec = self.spec(allowed);
-        make(&self.state(), &id(), &spec, &self.root.join("folder"), Some("key".to_owned()), &|| false)
+        make(
+            &self.state(),
+            &id(),
+            &spec,
+            &self.root.join("folder"),
+            Some("key".to_owned()),
+            &|| false,
+        )
     }
 
     fn spec(&self, allowed: &[WorkspacePath]) -> SandboxSpec {
@@ -54,7 +67,10 @@ impl Place {
             command: vec!["true".into()],
             workspace: Some(self.root.join("folder")),
             copy_on_write: true,
-            allow_protected: allowed.iter().map(|name| name.as_path().to_owned()).collect(),
+            allow_protected: allowed
+                .iter()
+                .map(|name| name.as_path().to_owned())
+                .collect(),
             ..spec::RunRequest::default()
         };
         spec::Policy::default().admit(request).unwrap().sandbox
@@ -86,7 +102,12 @@ impl Place {
 
     fn changes(&self) -> Vec<String> {
         let told = |change: &Change| format!("{:?} {}", change.what, shown(&change.path));
-        diff(&self.state(), &id()).unwrap().changes.iter().map(told).collect()
+        diff(&self.state(), &id())
+            .unwrap()
+            .changes
+            .iter()
+            .map(told)
+            .collect()
     }
 
     fn commit(&self, options: CommitOptions) -> Result<Committed, LayerError> {
@@ -96,9 +117,10 @@ impl Place {
     /// What stands against a commit, as `path: reason`.
     fn against(&self) -> Vec<String> {
         match self.commit(CommitOptions::default()) {
-            Err(LayerError::Refused { left }) => {
-                left.iter().map(|left| format!("{}: {}", shown(&left.path), left.reason)).collect()
-            }
+            Err(LayerError::Refused { left }) => left
+                .iter()
+                .map(|left| format!("{}: {}", shown(&left.path), left.reason))
+                .collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -116,8 +138,16 @@ fn id() -> Id {
     Id::new("layer").unwrap()
 }
 
-const PARTIAL: CommitOptions = CommitOptions { force: false, partial: true, keep: false };
-const FORCE: CommitOptions = CommitOptions { force: true, partial: false, keep: false };
+const PARTIAL: CommitOptions = CommitOptions {
+    force: false,
+    partial: true,
+    keep: false,
+};
+const FORCE: CommitOptions = CommitOptions {
+    force: true,
+    partial: false,
+    keep: false,
+};
 
 /// Everything in a tree: kind, permissions, contents or target.
 fn contents(top: &Path) -> BTreeMap<PathBuf, (Kind, u32, Vec<u8>)> {
@@ -129,7 +159,11 @@ fn contents(top: &Path) -> BTreeMap<PathBuf, (Kind, u32, Vec<u8>)> {
             Kind::Link => seen.target.unwrap().as_bytes().to_vec(),
             Kind::Folder | Kind::Other => Vec::new(),
         };
-        let mode = if seen.kind == Kind::Link { 0 } else { seen.mode };
+        let mode = if seen.kind == Kind::Link {
+            0
+        } else {
+            seen.mode
+        };
         (path, (seen.kind, mode, bytes))
     };
     walked.entries.into_iter().map(content).collect()
@@ -140,7 +174,14 @@ fn every_kind_of_change_is_told_and_taken_over() {
     let mut place = Place::new(|folder| {
         fs::create_dir_all(folder.join("gone/below")).unwrap();
         fs::create_dir(folder.join("was-folder")).unwrap();
-        for file in ["same", "changed", "mode", "was-file", "gone/below/x", "was-folder/y"] {
+        for file in [
+            "same",
+            "changed",
+            "mode",
+            "was-file",
+            "gone/below/x",
+            "was-folder/y",
+        ] {
             fs::write(folder.join(file), file).unwrap();
         }
         symlink("same", folder.join("link")).unwrap();
@@ -177,17 +218,33 @@ fn every_kind_of_change_is_told_and_taken_over() {
     let wanted: BTreeMap<_, _> = contents(&place.inside(".")).into_iter().collect();
     place.end();
     let committed = place.commit(CommitOptions::default()).unwrap();
-    assert_eq!((committed.applied.len(), committed.left, committed.discarded), (11, vec![], true));
+    assert_eq!(
+        (committed.applied.len(), committed.left, committed.discarded),
+        (11, vec![], true)
+    );
     assert_eq!(contents(&place.folder(".")), wanted);
     // The bit that lends power stayed behind.
-    assert_eq!(fs::metadata(place.folder("mode")).unwrap().mode() & 0o7777, 0o755);
-    assert!(matches!(find(&place.state(), &id()), Err(LayerError::Absent { .. })));
+    assert_eq!(
+        fs::metadata(place.folder("mode")).unwrap().mode() & 0o7777,
+        0o755
+    );
+    assert!(matches!(
+        find(&place.state(), &id()),
+        Err(LayerError::Absent { .. })
+    ));
 }
 
 #[test]
 fn what_has_no_place_in_a_folder_is_named_and_left_out() {
     let place = Place::new(|_| {});
-    rustix::fs::mknodat(CWD, place.inside("pipe"), rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+    rustix::fs::mknodat(
+        CWD,
+        place.inside("pipe"),
+        rustix::fs::FileType::Fifo,
+        Mode::RWXU,
+        0,
+    )
+    .unwrap();
     let _listener = UnixListener::bind(place.inside("socket")).unwrap();
     fs::create_dir(place.inside("d")).unwrap();
     for (name, target) in [
@@ -199,18 +256,42 @@ fn what_has_no_place_in_a_folder_is_named_and_left_out() {
     ] {
         symlink(target, place.inside(name)).unwrap();
     }
-    for (name, target) in [("d/up", "../"), ("beside", "d/nowhere"), ("d/beside", "../beside")] {
+    for (name, target) in [
+        ("d/up", "../"),
+        ("beside", "d/nowhere"),
+        ("d/beside", "../beside"),
+    ] {
         symlink(target, place.inside(name)).unwrap();
     }
     fs::write(place.inside("good"), "good").unwrap();
-    let named: Vec<_> =
-        place.against().iter().map(|line| line.split(':').next().unwrap().to_owned()).collect();
-    assert_eq!(named, ["above", "absolute", "behind", "d/above", "pipe", "socket"]);
-    assert_eq!(contents(&place.folder(".")).len(), 0, "a refused commit did something");
+    let named: Vec<_> = place
+        .against()
+        .iter()
+        .map(|line| line.split(':').next().unwrap().to_owned())
+        .collect();
+    assert_eq!(
+        named,
+        ["above", "absolute", "behind", "d/above", "pipe", "socket"]
+    );
+    assert_eq!(
+        contents(&place.folder(".")).len(),
+        0,
+        "a refused commit did something"
+    );
     let committed = place.commit(PARTIAL).unwrap();
-    assert_eq!((committed.applied.len(), committed.left.len(), committed.discarded), (5, 6, false));
+    assert_eq!(
+        (
+            committed.applied.len(),
+            committed.left.len(),
+            committed.discarded
+        ),
+        (5, 6, false)
+    );
     let there: Vec<_> = contents(&place.folder(".")).into_keys().collect();
-    assert_eq!(there, ["beside", "d", "d/beside", "d/up", "good"].map(PathBuf::from));
+    assert_eq!(
+        there,
+        ["beside", "d", "d/beside", "d/up", "good"].map(PathBuf::from)
+    );
 }
 
 #[test]
@@ -231,14 +312,27 @@ fn what_is_protected_in_a_workspace_is_not_taken_over_unless_allowed() {
     change(&place);
     let against = place.against();
     assert_eq!(against.len(), 2, "{against:?}");
-    assert!(against[0].starts_with(".envrc: `.envrc` is protected"), "{against:?}");
-    assert!(against[1].starts_with(".git/hooks/post-checkout: `.git/hooks` is protected"), "{against:?}");
+    assert!(
+        against[0].starts_with(".envrc: `.envrc` is protected"),
+        "{against:?}"
+    );
+    assert!(
+        against[1].starts_with(".git/hooks/post-checkout: `.git/hooks` is protected"),
+        "{against:?}"
+    );
     place.commit(PARTIAL).unwrap();
     assert!(place.folder(".git/index").exists() && !place.folder(".envrc").exists());
     assert!(!place.folder(".git/hooks/post-checkout").exists());
     let allowed = Place::allowing(&[".git", ".envrc"], fill);
     change(&allowed);
-    assert_eq!(allowed.commit(CommitOptions::default()).unwrap().applied.len(), 3);
+    assert_eq!(
+        allowed
+            .commit(CommitOptions::default())
+            .unwrap()
+            .applied
+            .len(),
+        3
+    );
     assert!(allowed.folder(".git/hooks/post-checkout").exists());
 }
 
@@ -283,9 +377,20 @@ fn what_changed_in_the_folder_meanwhile_is_a_conflict_unless_forced() {
     let forced = place.commit(FORCE).unwrap();
     // Even force removes nothing that the program has not seen.
     assert_eq!(fs::read(place.folder("d/unseen")).unwrap(), b"of the user");
-    assert_eq!(forced.left.iter().map(|left| shown(&left.path)).collect::<Vec<_>>(), ["d"]);
+    assert_eq!(
+        forced
+            .left
+            .iter()
+            .map(|left| shown(&left.path))
+            .collect::<Vec<_>>(),
+        ["d"]
+    );
     for file in ["edited", "removed", "appeared", "calm"] {
-        assert_eq!(fs::read(place.folder(file)).unwrap(), b"of the program", "{file}");
+        assert_eq!(
+            fs::read(place.folder(file)).unwrap(),
+            b"of the program",
+            "{file}"
+        );
     }
 }
 
@@ -306,7 +411,13 @@ fn a_link_in_the_folder_leads_no_commit_elsewhere() {
     fs::remove_file(place.folder("f")).unwrap();
     symlink(place.root.join("outside/x"), place.folder("f")).unwrap();
     assert_eq!(place.against().len(), 2, "{:?}", place.against());
-    let forced = place.commit(CommitOptions { force: true, partial: true, keep: true }).unwrap();
+    let forced = place
+        .commit(CommitOptions {
+            force: true,
+            partial: true,
+            keep: true,
+        })
+        .unwrap();
     assert_eq!(fs::read(place.root.join("outside/x")).unwrap(), b"theirs");
     assert!(!place.root.join("outside/new").exists());
     // The link itself was replaced by the file, which is what force means.
@@ -323,13 +434,26 @@ fn a_folder_that_was_replaced_is_not_committed_to() {
     fs::rename(&folder, &aside).unwrap();
     symlink(&aside, &folder).unwrap();
     let refused = place.commit(FORCE);
-    assert!(matches!(refused, Err(LayerError::Elsewhere { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(LayerError::Elsewhere { .. })),
+        "{refused:?}"
+    );
     fs::remove_file(&folder).unwrap();
     fs::create_dir(&folder).unwrap();
-    assert!(matches!(place.commit(FORCE), Err(LayerError::Elsewhere { .. })));
+    assert!(matches!(
+        place.commit(FORCE),
+        Err(LayerError::Elsewhere { .. })
+    ));
     fs::remove_dir(&folder).unwrap();
     fs::rename(&aside, &folder).unwrap();
-    assert_eq!(place.commit(CommitOptions::default()).unwrap().applied.len(), 1);
+    assert_eq!(
+        place
+            .commit(CommitOptions::default())
+            .unwrap()
+            .applied
+            .len(),
+        1
+    );
 }
 
 #[test]
@@ -342,13 +466,24 @@ fn a_tree_of_ten_thousand_folders_is_named_not_taken_over_and_removed() {
     }
     drop(at);
     let found = diff(&place.state(), &id()).unwrap();
-    assert_eq!((found.changes.len(), found.unknown.len()), (tree::MOST_DEPTH, 1));
+    assert_eq!(
+        (found.changes.len(), found.unknown.len()),
+        (tree::MOST_DEPTH, 1)
+    );
     let against = place.against();
     assert_eq!(against.len(), 1);
-    assert!(against[0].contains("deeper than 128 folders"), "{against:?}");
+    assert!(
+        against[0].contains("deeper than 128 folders"),
+        "{against:?}"
+    );
     place.end();
     discard(&place.state(), &id()).unwrap();
-    assert_eq!(fs::read_dir(place.state().join("workspaces")).unwrap().count(), 0);
+    assert_eq!(
+        fs::read_dir(place.state().join("workspaces"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 #[test]
@@ -360,7 +495,10 @@ fn names_without_end_are_a_bound_that_is_named() {
     }
     let against = place.against();
     assert_eq!(against.len(), 1, "{against:?}");
-    assert!(against[0].starts_with(": there are more than"), "{against:?}");
+    assert!(
+        against[0].starts_with(": there are more than"),
+        "{against:?}"
+    );
     place.end();
     discard(&place.state(), &id()).unwrap();
 }
@@ -388,7 +526,11 @@ fn a_commit_that_was_killed_can_be_asked_for_again() {
     fs::write(place.folder("a"), "changed").unwrap();
     fs::remove_file(place.folder("gone")).unwrap();
     let layer = fs::File::open(place.inside("..")).unwrap();
-    fs::write(place.folder(&commit::Commit::draft_name(&layer).unwrap()), "half").unwrap();
+    fs::write(
+        place.folder(&commit::Commit::draft_name(&layer).unwrap()),
+        "half",
+    )
+    .unwrap();
     place.end();
     let again = place.commit(CommitOptions::default()).unwrap();
     assert_eq!((again.applied.len(), again.discarded), (3, true));
@@ -402,11 +544,23 @@ fn a_program_cannot_take_the_names_of_drafts() {
     fs::create_dir(place.inside(".airlock-commit-layer")).unwrap();
     fs::write(place.inside("file"), "text").unwrap();
     place.end();
-    let committed = place.commit(CommitOptions { partial: true, ..CommitOptions::default() }).unwrap();
-    let left: Vec<_> = committed.left.iter().map(|left| (left.path.clone(), left.reason.clone())).collect();
+    let committed = place
+        .commit(CommitOptions {
+            partial: true,
+            ..CommitOptions::default()
+        })
+        .unwrap();
+    let left: Vec<_> = committed
+        .left
+        .iter()
+        .map(|left| (left.path.clone(), left.reason.clone()))
+        .collect();
     let reason = "names that begin with `.airlock-commit-` are Airlock's own".to_owned();
     assert_eq!(left, [(PathBuf::from(".airlock-commit-layer"), reason)]);
-    assert_eq!(contents(&place.folder(".")).into_keys().collect::<Vec<_>>(), [PathBuf::from("file")]);
+    assert_eq!(
+        contents(&place.folder(".")).into_keys().collect::<Vec<_>>(),
+        [PathBuf::from("file")]
+    );
 }
 
 #[test]
@@ -417,7 +571,14 @@ fn a_folder_with_the_name_that_drafts_once_had_is_in_nobodys_way() {
     });
     fs::write(place.inside("a"), "changed").unwrap();
     place.end();
-    assert_eq!(place.commit(CommitOptions::default()).unwrap().applied.len(), 1);
+    assert_eq!(
+        place
+            .commit(CommitOptions::default())
+            .unwrap()
+            .applied
+            .len(),
+        1
+    );
     assert_eq!(fs::read(place.folder("a")).unwrap(), b"changed");
 }
 
@@ -450,7 +611,10 @@ fn a_session_commits_again_and_again() {
 fn a_layer_in_use_is_not_discarded_and_a_name_is_taken_once() {
     let mut place = Place::new(|_| {});
     assert!(find(&place.state(), &id()).unwrap().in_use);
-    assert!(matches!(discard(&place.state(), &id()), Err(LayerError::InUse { .. })));
+    assert!(matches!(
+        discard(&place.state(), &id()),
+        Err(LayerError::InUse { .. })
+    ));
     assert!(matches!(place.make(&[]), Err(LayerError::Taken { .. })));
     place.end();
     let listed = list(&place.state()).unwrap();
@@ -471,7 +635,10 @@ fn a_sweep_removes_what_is_half_made_and_leaves_layers_alone() {
     let alive = fs::File::open(layers.join(".new-alive")).unwrap();
     rustix::fs::flock(&alive, FlockOperation::LockShared).unwrap();
     assert_eq!(sweep(&place.state()), Vec::<String>::new());
-    let mut left: Vec<_> = fs::read_dir(&layers).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let mut left: Vec<_> = fs::read_dir(&layers)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     left.sort();
     assert_eq!(left, [".new-alive", "layer"]);
 }
@@ -481,9 +648,21 @@ fn making_one_ends_when_nobody_waits_for_it() {
     let mut place = Place::new(|folder| fs::write(folder.join("a"), "a").unwrap());
     place.end();
     let other = Id::new("other").unwrap();
-    let made = make(&place.state(), &other, &place.spec(&[]), &place.root.join("folder"), None, &|| true);
+    let made = make(
+        &place.state(),
+        &other,
+        &place.spec(&[]),
+        &place.root.join("folder"),
+        None,
+        &|| true,
+    );
     assert!(matches!(made, Err(LayerError::Cancelled)), "{made:?}");
-    assert_eq!(fs::read_dir(place.state().join("workspaces")).unwrap().count(), 1);
+    assert_eq!(
+        fs::read_dir(place.state().join("workspaces"))
+            .unwrap()
+            .count(),
+        1
+    );
 }
 
 /// What a program may do to a name.
@@ -499,7 +678,8 @@ enum Deed {
 
 fn name() -> impl Strategy<Value = String> {
     // Few names, so that deeds meet.
-    prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]), 1..4).prop_map(|parts| parts.join("/"))
+    prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]), 1..4)
+        .prop_map(|parts| parts.join("/"))
 }
 
 fn deed() -> impl Strategy<Value = Deed> {
@@ -510,7 +690,10 @@ fn deed() -> impl Strategy<Value = Deed> {
         (name(), prop::sample::select(vec!["a", "b/c", "./x"]))
             .prop_map(|(path, target)| Deed::Link(path, target.to_owned())),
         name().prop_map(Deed::Remove),
-        (name(), prop::sample::select(vec![0o600, 0o755, 0o644, 0o700]))
+        (
+            name(),
+            prop::sample::select(vec![0o600, 0o755, 0o644, 0o700])
+        )
             .prop_map(|(path, mode)| Deed::Mode(path, mode)),
         (name(), name()).prop_map(|(from, to)| Deed::Move(from, to)),
     ]
@@ -562,16 +745,32 @@ fn a_folder_that_is_no_longer_the_one_that_was_admitted_is_not_copied() {
     let place = Place::new(|folder| fs::write(folder.join("file"), "x").unwrap());
     let (folder, moved) = (place.root.join("folder"), place.root.join("moved"));
     let found = fs::metadata(&folder).unwrap();
-    let admitted = FileId { device: found.dev(), inode: found.ino() };
+    let admitted = FileId {
+        device: found.dev(),
+        inode: found.ino(),
+    };
     let lay = |name: &str| {
         let mut spec = place.spec(&[]);
         spec.exact = Some([(folder.clone(), admitted)].into());
-        lay(&place.state(), &Id::new(name).unwrap(), &mut spec, None, &|| false).map(|hold| (hold, spec))
+        lay(
+            &place.state(),
+            &Id::new(name).unwrap(),
+            &mut spec,
+            None,
+            &|| false,
+        )
+        .map(|hold| (hold, spec))
     };
     let (hold, spec) = lay("same").unwrap();
     let tree = fs::metadata(spec.workspace.as_ref().unwrap()).unwrap();
-    let tree = FileId { device: tree.dev(), inode: tree.ino() };
-    assert!(spec.admits(spec.workspace.as_ref().unwrap(), tree), "the layer itself may be shown");
+    let tree = FileId {
+        device: tree.dev(),
+        inode: tree.ino(),
+    };
+    assert!(
+        spec.admits(spec.workspace.as_ref().unwrap(), tree),
+        "the layer itself may be shown"
+    );
     drop(hold);
     fs::rename(&folder, &moved).unwrap();
     symlink("/usr", &folder).unwrap();

@@ -84,9 +84,17 @@ impl Version {
 }
 
 /// Opens `path` beneath `folder`, through no link.
-pub(super) fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
+pub(super) fn open(
+    folder: impl AsFd,
+    path: impl AsRef<Path>,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let mode = if flags.contains(OFlags::CREATE) {
+        Mode::RUSR | Mode::WUSR
+    } else {
+        Mode::empty()
+    };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..DISTURBED {
         match rustix::fs::openat2(&folder, path.as_ref(), flags, mode, resolve) {
@@ -100,7 +108,10 @@ pub(super) fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> 
 /// The folder that holds the last name of `path`, and that name.
 pub(super) fn parent(folder: impl AsFd, path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     let name = path.file_name().ok_or(Errno::INVAL)?;
-    let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let above = path
+        .parent()
+        .filter(|above| !above.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     Ok((open(folder, above, OFlags::PATH | OFlags::DIRECTORY)?, name))
 }
 
@@ -126,11 +137,19 @@ pub(super) fn see(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<Seen> {
     };
     let target = target.map(|target| OsStr::from_bytes(target.as_bytes()).to_owned());
     let (mode, version) = (found.st_mode & 0o777, Version::of(&found));
-    Ok(Seen { kind, mode, version, target })
+    Ok(Seen {
+        kind,
+        mode,
+        version,
+        target,
+    })
 }
 
 /// What a file takes on the disk; of one with several names, each has its share.
-#[allow(clippy::unnecessary_cast, reason = "other machines count names in fewer bits")]
+#[allow(
+    clippy::unnecessary_cast,
+    reason = "other machines count names in fewer bits"
+)]
 pub(super) fn room(found: &Stat) -> u64 {
     (found.st_blocks as u64).saturating_mul(512) / (found.st_nlink as u64).max(1)
 }
@@ -153,14 +172,19 @@ struct Level {
 /// Everything below `top`. An error only if the top itself cannot be read.
 pub(super) fn walk(top: impl AsFd) -> io::Result<Walked> {
     let folder = open(top, ".", OFlags::RDONLY | OFlags::DIRECTORY)?;
-    let mut levels = vec![Level { folder: Dir::new(folder)?, path: PathBuf::new() }];
+    let mut levels = vec![Level {
+        folder: Dir::new(folder)?,
+        path: PathBuf::new(),
+    }];
     let mut walked = Walked::default();
     while let Some(level) = levels.last_mut() {
         let name = match level.folder.read() {
             Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => continue,
             Some(Ok(entry)) => OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(),
             Some(Err(source)) => {
-                walked.unknown.insert(level.path.clone(), source.to_string());
+                walked
+                    .unknown
+                    .insert(level.path.clone(), source.to_string());
                 levels.pop();
                 continue;
             }
@@ -170,7 +194,8 @@ pub(super) fn walk(top: impl AsFd) -> io::Result<Walked> {
             }
         };
         if walked.entries.len() == MOST_ENTRIES || walked.name_bytes > MOST_NAME_BYTES {
-            let reason = format!("there are more than {MOST_ENTRIES} names, or they are too long together");
+            let reason =
+                format!("there are more than {MOST_ENTRIES} names, or they are too long together");
             walked.unknown.insert(PathBuf::new(), reason);
             break;
         }
@@ -187,12 +212,16 @@ pub(super) fn walk(top: impl AsFd) -> io::Result<Walked> {
 /// Notes one entry; gives the folder to go on in.
 fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option<Level> {
     let path = level.path.join(name);
-    let seen = level.folder.fd().map_err(io::Error::from).and_then(|folder| {
-        let seen = see(folder, name)?;
-        let enter = seen.kind == Kind::Folder && !deep && path.as_os_str().len() < MOST_PATH;
-        let below = enter.then(|| open(folder, name, OFlags::RDONLY | OFlags::DIRECTORY));
-        Ok((seen, below))
-    });
+    let seen = level
+        .folder
+        .fd()
+        .map_err(io::Error::from)
+        .and_then(|folder| {
+            let seen = see(folder, name)?;
+            let enter = seen.kind == Kind::Folder && !deep && path.as_os_str().len() < MOST_PATH;
+            let below = enter.then(|| open(folder, name, OFlags::RDONLY | OFlags::DIRECTORY));
+            Ok((seen, below))
+        });
     let (seen, below) = match seen {
         Ok(seen) => seen,
         // Gone while we looked: it was never there.
@@ -203,7 +232,8 @@ fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option
         }
     };
     let is_folder = seen.kind == Kind::Folder;
-    walked.name_bytes += path.as_os_str().len() + seen.target.as_ref().map_or(0, |target| target.len());
+    walked.name_bytes +=
+        path.as_os_str().len() + seen.target.as_ref().map_or(0, |target| target.len());
     walked.entries.insert(path.clone(), seen);
     match below {
         Some(below) => match below.and_then(|below| Ok(Dir::new(below)?)) {
@@ -213,9 +243,10 @@ fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option
             }
         },
         None if is_folder => {
-            walked
-                .unknown
-                .insert(path, format!("it is deeper than {MOST_DEPTH} folders, or its path too long"));
+            walked.unknown.insert(
+                path,
+                format!("it is deeper than {MOST_DEPTH} folders, or its path too long"),
+            );
         }
         None => {}
     }

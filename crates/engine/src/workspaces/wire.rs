@@ -37,7 +37,11 @@ impl Serialize for Layer {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("id", &self.id)?;
-        bytes(&mut map, ["folder", "folder_base64"], self.folder.as_os_str())?;
+        bytes(
+            &mut map,
+            ["folder", "folder_base64"],
+            self.folder.as_os_str(),
+        )?;
         map.serialize_entry("made_at", &self.made_at)?;
         map.serialize_entry("in_use", &self.in_use)?;
         map.end()

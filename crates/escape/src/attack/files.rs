@@ -37,8 +37,12 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
             hold();
         }
         ("inherited", []) => inherited(),
-        ("write-places", names) => names.iter().for_each(|name| drop(fs::write(name, "of the program"))),
-        ("artifacts", [canary, given, count]) => artifacts(canary, given, count.parse().unwrap_or(0)),
+        ("write-places", names) => names
+            .iter()
+            .for_each(|name| drop(fs::write(name, "of the program"))),
+        ("artifacts", [canary, given, count]) => {
+            artifacts(canary, given, count.parse().unwrap_or(0))
+        }
         ("attributes", [file]) => attributes(file),
         ("lease", [file]) => lease(file),
         _ => return None,
@@ -62,7 +66,12 @@ fn magic_links(path: &str) {
         format!("/proc/self/fd/{number}{up}{path}"),
         format!("/dev/fd/{number}{up}{path}"),
     ];
-    let of_others = |pid: &i32| [format!("/proc/{pid}/root{path}"), format!("/proc/{pid}/cwd{up}{path}")];
+    let of_others = |pid: &i32| {
+        [
+            format!("/proc/{pid}/root{path}"),
+            format!("/proc/{pid}/cwd{up}{path}"),
+        ]
+    };
     ways.extend(others().iter().flat_map(of_others));
     ways.iter().for_each(|way| tell(way));
 }
@@ -87,8 +96,22 @@ fn link(from: &str, to: &str) {
     if let Ok(file) = fs::File::open(from) {
         let opened = c_path(&format!("/proc/self/fd/{}", file.as_raw_fd()));
         let (here, target) = (libc::AT_FDCWD, c_path(to));
-        _ = call!(libc::SYS_linkat, here, &*opened, here, &*target, libc::AT_SYMLINK_FOLLOW);
-        _ = call!(libc::SYS_linkat, file.as_raw_fd(), c"", here, &*target, libc::AT_EMPTY_PATH);
+        _ = call!(
+            libc::SYS_linkat,
+            here,
+            &*opened,
+            here,
+            &*target,
+            libc::AT_SYMLINK_FOLLOW
+        );
+        _ = call!(
+            libc::SYS_linkat,
+            file.as_raw_fd(),
+            c"",
+            here,
+            &*target,
+            libc::AT_EMPTY_PATH
+        );
     }
     if Path::new(to).exists() {
         _ = fs::write(to, "of the program");
@@ -102,7 +125,14 @@ fn replace_parent(parent: &str, child: &str) {
     let fresh = c"fresh";
     _ = fs::create_dir("fresh");
     let exchange = libc::RENAME_EXCHANGE as i32;
-    _ = call!(libc::SYS_renameat2, libc::AT_FDCWD, fresh, libc::AT_FDCWD, &*c_path(parent), exchange);
+    _ = call!(
+        libc::SYS_renameat2,
+        libc::AT_FDCWD,
+        fresh,
+        libc::AT_FDCWD,
+        &*c_path(parent),
+        exchange
+    );
     plant(Path::new(child));
 }
 
@@ -121,7 +151,9 @@ fn plant_git() {
         _ = fs::rename(format!("{folder}/config.lock"), format!("{folder}/config"));
         _ = fs::write(format!("{folder}/config.worktree"), settings);
     };
-    ["planted", "bare", ".git"].iter().for_each(|folder| lay_out(folder));
+    ["planted", "bare", ".git"]
+        .iter()
+        .for_each(|folder| lay_out(folder));
     _ = fs::write(".gitattributes", "* filter=planted\n");
     let obeyed = |path: &str| fs::read_to_string(path).is_ok_and(|text| text == settings);
     if obeyed(".git/config") || (obeyed("bare/config") && Path::new(".git").is_file()) {
@@ -142,8 +174,17 @@ fn remount(place: &str, file: &str) {
     let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOSUID | libc::MS_NODEV;
     _ = call!(libc::SYS_mount, none, &*place, none, flags, none);
     // `mount_setattr` that clears the read-only bit: set, clear, propagation, namespace.
-    let attributes = [0u64, libc::MOUNT_ATTR_RDONLY, 0, 0].map(u64::to_ne_bytes).concat();
-    _ = call!(libc::SYS_mount_setattr, libc::AT_FDCWD, &*place, 0, &attributes[..], attributes.len());
+    let attributes = [0u64, libc::MOUNT_ATTR_RDONLY, 0, 0]
+        .map(u64::to_ne_bytes)
+        .concat();
+    _ = call!(
+        libc::SYS_mount_setattr,
+        libc::AT_FDCWD,
+        &*place,
+        0,
+        &attributes[..],
+        attributes.len()
+    );
     _ = fs::write(file, "of the program");
     _ = call!(libc::SYS_umount2, &*place, libc::MNT_DETACH);
     _ = fs::write(file, "of the program");
@@ -152,7 +193,14 @@ fn remount(place: &str, file: &str) {
 fn mount(source: &str, place: &str) {
     _ = fs::create_dir(place);
     let (source, place) = (c_path(source), c_path(place));
-    _ = call!(libc::SYS_mount, 0, c"/", 0, libc::MS_REC | libc::MS_SHARED, 0);
+    _ = call!(
+        libc::SYS_mount,
+        0,
+        c"/",
+        0,
+        libc::MS_REC | libc::MS_SHARED,
+        0
+    );
     if let Err(error) = call!(libc::SYS_mount, &*source, &*place, c"tmpfs", 0, 0) {
         say(&format!("mount: {error}"));
     }
@@ -165,18 +213,37 @@ pub(crate) fn handle_of(path: &Path) -> io::Result<String> {
     let mut handle = [0u8; 8 + 128];
     handle[..4].copy_from_slice(&128u32.to_ne_bytes());
     let mut mount = [0u8; 4];
-    call!(libc::SYS_name_to_handle_at, libc::AT_FDCWD, &*path, &mut handle[..], &mut mount[..], 0)?;
+    call!(
+        libc::SYS_name_to_handle_at,
+        libc::AT_FDCWD,
+        &*path,
+        &mut handle[..],
+        &mut mount[..],
+        0
+    )?;
     let length = 8 + u32::from_ne_bytes([handle[0], handle[1], handle[2], handle[3]]) as usize;
-    Ok(handle.iter().take(length).map(|byte| format!("{byte:02x}")).collect())
+    Ok(handle
+        .iter()
+        .take(length)
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
 }
 
 fn open_handle(digits: &str) {
-    let byte =
-        |place: usize| u8::from_str_radix(digits.get(place..place + 2).unwrap_or("0"), 16).unwrap_or(0);
+    let byte = |place: usize| {
+        u8::from_str_radix(digits.get(place..place + 2).unwrap_or("0"), 16).unwrap_or(0)
+    };
     let handle: Vec<_> = (0..digits.len()).step_by(2).map(byte).collect();
     for place in ["/workspace", "/attacker", "/usr", "/"] {
-        let Ok(folder) = fs::File::open(place) else { continue };
-        let opened = call!(libc::SYS_open_by_handle_at, folder.as_raw_fd(), &handle[..], libc::O_RDONLY);
+        let Ok(folder) = fs::File::open(place) else {
+            continue;
+        };
+        let opened = call!(
+            libc::SYS_open_by_handle_at,
+            folder.as_raw_fd(),
+            &handle[..],
+            libc::O_RDONLY
+        );
         if let Ok(number) = opened {
             tell(&format!("/proc/self/fd/{number}"));
         }
@@ -191,15 +258,27 @@ fn new_mounts() {
         if let Some(tree) = claim("fsmount", call!(libc::SYS_fsmount, context, 0, 0)) {
             const FROM_EMPTY: i32 = 4;
             let here = libc::AT_FDCWD;
-            _ = claim("move_mount", call!(libc::SYS_move_mount, tree, c"", here, c"/tmp", FROM_EMPTY));
+            _ = claim(
+                "move_mount",
+                call!(libc::SYS_move_mount, tree, c"", here, c"/tmp", FROM_EMPTY),
+            );
         }
     }
     const CLONE: i32 = 1;
-    _ = claim("open_tree", call!(libc::SYS_open_tree, libc::AT_FDCWD, c"/usr", CLONE));
+    _ = claim(
+        "open_tree",
+        call!(libc::SYS_open_tree, libc::AT_FDCWD, c"/usr", CLONE),
+    );
     _ = claim("fspick", call!(libc::SYS_fspick, libc::AT_FDCWD, c"/", 0));
     let attributes = [0u64; 4].map(u64::to_ne_bytes).concat();
-    let changed =
-        call!(libc::SYS_mount_setattr, libc::AT_FDCWD, c"/tmp", 0, &attributes[..], attributes.len());
+    let changed = call!(
+        libc::SYS_mount_setattr,
+        libc::AT_FDCWD,
+        c"/tmp",
+        0,
+        &attributes[..],
+        attributes.len()
+    );
     _ = claim("mount_setattr", changed);
     hold();
 }
@@ -219,12 +298,27 @@ fn chroot(path: &str) {
 }
 
 fn make_devices(given: &str) {
-    for (place, kind) in [(c"/tmp/node", libc::S_IFCHR), (c"/workspace/node", libc::S_IFBLK)] {
+    for (place, kind) in [
+        (c"/tmp/node", libc::S_IFCHR),
+        (c"/workspace/node", libc::S_IFBLK),
+    ] {
         // The devices of `/dev/zero` and of the first loop device.
-        let device = if kind == libc::S_IFCHR { libc::makedev(1, 5) } else { libc::makedev(7, 0) };
-        _ = call!(libc::SYS_mknodat, libc::AT_FDCWD, place, (kind | 0o666) as i64, device);
+        let device = if kind == libc::S_IFCHR {
+            libc::makedev(1, 5)
+        } else {
+            libc::makedev(7, 0)
+        };
+        _ = call!(
+            libc::SYS_mknodat,
+            libc::AT_FDCWD,
+            place,
+            (kind | 0o666) as i64,
+            device
+        );
     }
-    let _open: Vec<_> = ["/tmp/node", "/workspace/node", given].map(fs::File::open).into();
+    let _open: Vec<_> = ["/tmp/node", "/workspace/node", given]
+        .map(fs::File::open)
+        .into();
     hold();
 }
 
@@ -235,15 +329,28 @@ fn exec_set_id(program: &str) {
     _ = call!(libc::SYS_capset, &header[..], &[0u8; 24][..]);
     // The hidden word, the token and the marker.
     let words = std::env::args_os().skip(1).take(3);
-    let failed =
-        std::process::Command::new(program).arg0(crate::world::ATTACKER).args(words).arg("wait").exec();
+    let failed = std::process::Command::new(program)
+        .arg0(crate::world::ATTACKER)
+        .args(words)
+        .arg("wait")
+        .exec();
     say(&format!("exec: {failed}"));
 }
 
 fn open_devices(names: &[&str]) {
     let open = |name: &&str| {
-        let both = fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(name);
-        both.or_else(|_| fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(name)).ok()
+        let both = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(name);
+        both.or_else(|_| {
+            fs::OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(name)
+        })
+        .ok()
     };
     let _open: Vec<_> = names.iter().filter_map(open).collect();
     hold();
@@ -254,7 +361,9 @@ fn inherited() {
     for number in 3..256 {
         tell(&format!("/proc/self/fd/{number}"));
         if let Ok(above) = call!(libc::SYS_openat, number, c"..", libc::O_RDONLY) {
-            say(&format!("claim it went up from descriptor {number} to {above}"));
+            say(&format!(
+                "claim it went up from descriptor {number} to {above}"
+            ));
         }
     }
     hold();
@@ -267,9 +376,18 @@ fn artifacts(canary: &str, given: &str, count: u32) {
     _ = fs::create_dir(folder);
     let at = |name: &str| folder.join(name);
     _ = symlink(canary, at("stolen"));
-    _ = symlink(Path::new(canary).parent().unwrap_or(Path::new("/")), at("folder"));
+    _ = symlink(
+        Path::new(canary).parent().unwrap_or(Path::new("/")),
+        at("folder"),
+    );
     _ = symlink(".", at("loop"));
-    _ = call!(libc::SYS_mknodat, libc::AT_FDCWD, &*c_path("/workspace/.artifacts/fifo"), 0o010_666, 0);
+    _ = call!(
+        libc::SYS_mknodat,
+        libc::AT_FDCWD,
+        &*c_path("/workspace/.artifacts/fifo"),
+        0o010_666,
+        0
+    );
     let _socket = UnixListener::bind(at("socket"));
     for size in [1u64 << 40, 60 << 20] {
         _ = fs::File::create(at(&format!("sparse-{size}"))).and_then(|file| file.set_len(size));
@@ -287,10 +405,19 @@ fn artifacts(canary: &str, given: &str, count: u32) {
 /// Rights on a file that the kernel of the host would honour.
 fn attributes(file: &str) {
     // Version 2, effective, CAP_SETUID.
-    let capability = [0x0200_0001u32, 1 << 7, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let capability = [0x0200_0001u32, 1 << 7, 0, 0, 0]
+        .map(u32::to_le_bytes)
+        .concat();
     let path = c_path(file);
     for name in [c"security.capability", c"trusted.planted"] {
-        _ = call!(libc::SYS_setxattr, &*path, name, &capability[..], capability.len(), 0);
+        _ = call!(
+            libc::SYS_setxattr,
+            &*path,
+            name,
+            &capability[..],
+            capability.len(),
+            0
+        );
     }
 }
 
@@ -298,7 +425,12 @@ fn attributes(file: &str) {
 fn lease(file: &str) {
     let opened = fs::OpenOptions::new().read(true).write(true).open(file);
     if let Ok(file) = &opened {
-        _ = call!(libc::SYS_fcntl, file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK);
+        _ = call!(
+            libc::SYS_fcntl,
+            file.as_raw_fd(),
+            libc::F_SETLEASE,
+            libc::F_WRLCK
+        );
     }
     const REPORT_FID: i32 = 0x200;
     _ = call!(libc::SYS_fanotify_init, REPORT_FID, 0);

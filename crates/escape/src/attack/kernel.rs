@@ -30,7 +30,12 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
         ("type", []) => type_into_terminals(),
         ("print-escapes", [text]) => say(&text.replace("ESC", "\x1b").replace("BEL", "\x07")),
         ("flip", [one, other, rounds, seconds]) => {
-            flip(one, other, rounds.parse().unwrap_or(0), seconds.parse().unwrap_or(0));
+            flip(
+                one,
+                other,
+                rounds.parse().unwrap_or(0),
+                seconds.parse().unwrap_or(0),
+            );
         }
         ("second-listener", []) => second_listener(),
         ("kill", [victim, outside]) => kill(victim, outside.parse().unwrap_or(0)),
@@ -58,13 +63,18 @@ fn text(text: &str) -> CString {
 /// Whom to attack: the trap if it is in sight, else whoever is.
 fn targets(victim: &str) -> Vec<i32> {
     let seen = others();
-    let victims: Vec<_> = seen.iter().copied().filter(|pid| is_victim(*pid, victim)).collect();
+    let victims: Vec<_> = seen
+        .iter()
+        .copied()
+        .filter(|pid| is_victim(*pid, victim))
+        .collect();
     if victims.is_empty() { seen } else { victims }
 }
 
 /// Writes each value to its file below `/proc/sys`, with the walls around it taken away if that can be.
 fn settings(pairs: &[&str]) {
-    let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    let flags =
+        libc::MS_REMOUNT | libc::MS_BIND | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     _ = call!(libc::SYS_mount, 0, c"/proc/sys", 0, flags, 0);
     _ = fs::create_dir("/tmp/fresh-proc");
     _ = call!(libc::SYS_mount, c"proc", c"/tmp/fresh-proc", c"proc", 0, 0);
@@ -86,22 +96,46 @@ fn masked(paths: &[&str]) {
         _ = call!(libc::SYS_umount2, &*text(path), libc::MNT_DETACH);
         tell(path);
     }
-    let _trigger = fs::OpenOptions::new().write(true).open("/proc/sysrq-trigger");
+    let _trigger = fs::OpenOptions::new()
+        .write(true)
+        .open("/proc/sysrq-trigger");
     hold();
 }
 
 /// Mounts every tree of cgroups that may be there and moves itself to the top of it.
 fn leave_cgroup() {
-    let v1 = ["memory", "pids", "cpu,cpuacct", "cpu", "cpuset", "freezer", "devices"];
-    let trees = [("cgroup2", "")].into_iter().chain(v1.map(|controller| ("cgroup", controller)));
+    let v1 = [
+        "memory",
+        "pids",
+        "cpu,cpuacct",
+        "cpu",
+        "cpuset",
+        "freezer",
+        "devices",
+    ];
+    let trees = [("cgroup2", "")]
+        .into_iter()
+        .chain(v1.map(|controller| ("cgroup", controller)));
     for (number, (kind, option)) in trees.enumerate() {
         let place = format!("/tmp/cgroup-{number}");
         _ = fs::create_dir(&place);
-        _ = call!(libc::SYS_mount, c"cgroup", &*text(&place), &*text(kind), 0, &*text(option));
+        _ = call!(
+            libc::SYS_mount,
+            c"cgroup",
+            &*text(&place),
+            &*text(kind),
+            0,
+            &*text(option)
+        );
         _ = fs::write(format!("{place}/cgroup.procs"), "0");
         for file in ["release_agent", "devices.allow"] {
             // Opened only: what it would do is done to the machine.
-            _ = claim(file, fs::OpenOptions::new().write(true).open(format!("{place}/{file}")));
+            _ = claim(
+                file,
+                fs::OpenOptions::new()
+                    .write(true)
+                    .open(format!("{place}/{file}")),
+            );
         }
     }
     _ = fs::write("/sys/fs/cgroup/cgroup.procs", "0");
@@ -112,9 +146,19 @@ fn leave_cgroup() {
 fn overwrite_program() {
     for pid in others() {
         let way = format!("/proc/{pid}/exe");
-        _ = claim("the supervisor's program can be written", fs::OpenOptions::new().write(true).open(way));
+        _ = claim(
+            "the supervisor's program can be written",
+            fs::OpenOptions::new().write(true).open(way),
+        );
     }
-    let Ok(own) = call!(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/exe", libc::O_PATH) else { return };
+    let Ok(own) = call!(
+        libc::SYS_openat,
+        libc::AT_FDCWD,
+        c"/proc/self/exe",
+        libc::O_PATH
+    ) else {
+        return;
+    };
     let script = format!(
         "round=0; while [ $round -lt 50 ]; do round=$((round + 1)); \
          ( echo overwritten > /proc/self/fd/{own} ) 2> /dev/null; done; echo done"
@@ -128,10 +172,20 @@ fn read_processes(victim: &str) {
         for file in ["environ", "maps", "stack", "syscall"] {
             tell(&format!("/proc/{pid}/{file}"));
         }
-        for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-            _ = claim("descriptors of another process", fs::read_link(entry.path()));
+        for entry in fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            _ = claim(
+                "descriptors of another process",
+                fs::read_link(entry.path()),
+            );
         }
-        let memory = fs::OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
+        let memory = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{pid}/mem"));
         _ = claim("memory of another process", memory);
     }
 }
@@ -143,11 +197,22 @@ fn trace(victim: &str) {
         if let Ok(handle) = call!(libc::SYS_pidfd_open, pid, 0) {
             _ = claim("pidfd_getfd", call!(libc::SYS_pidfd_getfd, handle, 0, 0));
         }
-        _ = claim("kcmp", call!(libc::SYS_kcmp, pid, std::process::id() as i32, 1, 0, 0));
+        _ = claim(
+            "kcmp",
+            call!(libc::SYS_kcmp, pid, std::process::id() as i32, 1, 0, 0),
+        );
         let mut byte = [0u8; 1];
         let words = |place: u64| [place, 1].map(u64::to_ne_bytes).concat();
         let (own, theirs) = (words(byte.as_mut_ptr() as u64), words(first_mapping(pid)));
-        let read = call!(libc::SYS_process_vm_readv, pid, &own[..], 1, &theirs[..], 1, 0);
+        let read = call!(
+            libc::SYS_process_vm_readv,
+            pid,
+            &own[..],
+            1,
+            &theirs[..],
+            1,
+            0
+        );
         _ = claim("process_vm_readv", read);
     }
     hold();
@@ -210,9 +275,15 @@ fn table() {
     let (map, counter) = ([2u32, 4, 4, 1].map(u32::to_ne_bytes).concat(), counter());
     let calls: &mut [(&str, io::Result<i64>)] = &mut [
         ("bpf", call!(libc::SYS_bpf, none, &map[..], map.len())),
-        ("perf_event_open", call!(libc::SYS_perf_event_open, &counter[..], 0, -1, -1, 0)),
+        (
+            "perf_event_open",
+            call!(libc::SYS_perf_event_open, &counter[..], 0, -1, -1, 0),
+        ),
         ("userfaultfd", call!(libc::SYS_userfaultfd, 1)),
-        ("kexec_file_load", call!(libc::SYS_kexec_file_load, -1, -1, 0, path, 0)),
+        (
+            "kexec_file_load",
+            call!(libc::SYS_kexec_file_load, -1, -1, 0, path, 0),
+        ),
         ("init_module", call!(libc::SYS_init_module, none, 0, path)),
         ("finit_module", call!(libc::SYS_finit_module, -1, path, 0)),
         ("delete_module", call!(libc::SYS_delete_module, path, 0)),
@@ -220,26 +291,43 @@ fn table() {
         ("swapoff", call!(libc::SYS_swapoff, path)),
         ("reboot", call!(libc::SYS_reboot, none, none, none, none)),
         ("acct", call!(libc::SYS_acct, path)),
-        ("quotactl", call!(libc::SYS_quotactl, none, path, none, none)),
+        (
+            "quotactl",
+            call!(libc::SYS_quotactl, none, path, none, none),
+        ),
         ("syslog", call!(libc::SYS_syslog, 10, none, none)),
         ("settimeofday", call!(libc::SYS_settimeofday, none, none)),
         ("clock_settime", call!(libc::SYS_clock_settime, 0, none)),
         ("adjtimex", call!(libc::SYS_adjtimex, &mut buffer[..])),
-        ("move_pages", call!(libc::SYS_move_pages, 0, 0, none, none, none, 0)),
-        ("migrate_pages", call!(libc::SYS_migrate_pages, 0, 0, none, none)),
+        (
+            "move_pages",
+            call!(libc::SYS_move_pages, 0, 0, none, none, none, 0),
+        ),
+        (
+            "migrate_pages",
+            call!(libc::SYS_migrate_pages, 0, 0, none, none),
+        ),
         ("memfd_secret", call!(libc::SYS_memfd_secret, 0)),
-        ("name_to_handle_at", call!(libc::SYS_name_to_handle_at, -1, path, none, none, 0)),
+        (
+            "name_to_handle_at",
+            call!(libc::SYS_name_to_handle_at, -1, path, none, none, 0),
+        ),
         ("sethostname", call!(libc::SYS_sethostname, path, 1 << 20)),
         ("vhangup", call!(libc::SYS_vhangup, 0)),
         ("ioperm", ioperm()),
     ];
-    let reached = |error: &io::Error| !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS));
+    let reached =
+        |error: &io::Error| !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS));
     for (name, came_to) in calls {
         say(&format!("tried {name}"));
         match came_to {
-            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => say(&format!("absent {name}")),
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                say(&format!("absent {name}"))
+            }
             Ok(_) => say(&format!("claim {name} works")),
-            Err(error) if reached(error) => say(&format!("claim {name} reaches the kernel: {error}")),
+            Err(error) if reached(error) => {
+                say(&format!("claim {name} reaches the kernel: {error}"))
+            }
             Err(_) => {}
         }
     }
@@ -271,7 +359,14 @@ const SESSION_KEYRING: i32 = -3;
 /// For the host's side: a key in the session that a box might inherit.
 pub(crate) fn plant_key(description: &str, secret: &str) -> io::Result<i64> {
     let bytes = secret.as_bytes();
-    call!(libc::SYS_add_key, c"user", &*text(description), bytes, bytes.len(), SESSION_KEYRING)
+    call!(
+        libc::SYS_add_key,
+        c"user",
+        &*text(description),
+        bytes,
+        bytes.len(),
+        SESSION_KEYRING
+    )
 }
 
 /// For the host's side: takes it away again.
@@ -288,17 +383,25 @@ fn keys(description: &str) {
     for keyring in [SESSION_KEYRING, -4, -5] {
         let searched = call!(libc::SYS_keyctl, SEARCH, keyring, c"user", &*name, 0);
         let asked = || call!(libc::SYS_request_key, c"user", &*name, 0, 0);
-        let Ok(key) = searched.or_else(|_| asked()) else { continue };
+        let Ok(key) = searched.or_else(|_| asked()) else {
+            continue;
+        };
         let mut secret = [0u8; 256];
         if let Ok(length) = call!(libc::SYS_keyctl, READ, key, &mut secret[..], 256) {
             let length = usize::try_from(length).unwrap_or(0).min(secret.len());
-            say(&format!("key {}", String::from_utf8_lossy(&secret[..length])));
+            say(&format!(
+                "key {}",
+                String::from_utf8_lossy(&secret[..length])
+            ));
         }
     }
 }
 
 fn personality() {
-    _ = call!(libc::SYS_personality, i64::from(libc::ADDR_NO_RANDOMIZE | libc::READ_IMPLIES_EXEC));
+    _ = call!(
+        libc::SYS_personality,
+        i64::from(libc::ADDR_NO_RANDOMIZE | libc::READ_IMPLIES_EXEC)
+    );
     #[cfg(target_arch = "x86_64")]
     {
         _ = claim("modify_ldt", call!(libc::SYS_modify_ldt, 0, 0, 0));
@@ -310,7 +413,13 @@ fn personality() {
 fn type_into_terminals() {
     let opened: Vec<_> = ["/dev/tty", "/dev/console", "/dev/pts/0", "/dev/pts/1"]
         .iter()
-        .filter_map(|name| fs::OpenOptions::new().read(true).write(true).open(name).ok())
+        .filter_map(|name| {
+            fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(name)
+                .ok()
+        })
         .collect();
     let numbers = (0..3).chain(opened.iter().map(AsRawFd::as_raw_fd));
     for number in numbers {
@@ -329,12 +438,19 @@ fn type_into_terminals() {
 fn flip(one: &str, other: &str, rounds: u32, seconds: u64) {
     let end = Instant::now() + Duration::from_secs(seconds);
     let spellings = [one.as_bytes().to_vec(), other.as_bytes().to_vec()];
-    let path: &'static [AtomicU8] = one.bytes().chain([0]).map(AtomicU8::new).collect::<Vec<_>>().leak();
+    let path: &'static [AtomicU8] = one
+        .bytes()
+        .chain([0])
+        .map(AtomicU8::new)
+        .collect::<Vec<_>>()
+        .leak();
     let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
     let flipper = std::thread::spawn(move || {
         while !stop.load(Ordering::Relaxed) {
             for spelling in &spellings {
-                path.iter().zip(spelling).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
+                path.iter()
+                    .zip(spelling)
+                    .for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
             }
         }
     });
@@ -344,7 +460,13 @@ fn flip(one: &str, other: &str, rounds: u32, seconds: u64) {
             break;
         }
         // The path lives for ever.
-        let opened = call!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr() as i64, flags, 0o666);
+        let opened = call!(
+            libc::SYS_openat,
+            libc::AT_FDCWD,
+            path.as_ptr() as i64,
+            flags,
+            0o666
+        );
         if let Ok(number) = opened {
             _ = call!(libc::SYS_write, number, &b"of the program"[..], 14);
             _ = call!(libc::SYS_close, number);
@@ -357,13 +479,22 @@ fn flip(one: &str, other: &str, rounds: u32, seconds: u64) {
 /// A listener of one's own that lets every call go on, behind whatever filter there is.
 fn second_listener() {
     let number = libc::SYS_io_uring_setup as u32;
-    let line =
-        |code: u16, jt: u8, jf: u8, k: u32| [&code.to_ne_bytes()[..], &[jt, jf], &k.to_ne_bytes()].concat();
+    let line = |code: u16, jt: u8, jf: u8, k: u32| {
+        [&code.to_ne_bytes()[..], &[jt, jf], &k.to_ne_bytes()].concat()
+    };
     let (notify, allow) = (0x7fc0_0000, 0x7fff_0000);
-    let program =
-        [line(0x20, 0, 0, 0), line(0x15, 0, 1, number), line(0x06, 0, 0, notify), line(0x06, 0, 0, allow)]
-            .concat();
-    let filter = [&4u64.to_ne_bytes()[..], &(program.as_ptr() as u64).to_ne_bytes()].concat();
+    let program = [
+        line(0x20, 0, 0, 0),
+        line(0x15, 0, 1, number),
+        line(0x06, 0, 0, notify),
+        line(0x06, 0, 0, allow),
+    ]
+    .concat();
+    let filter = [
+        &4u64.to_ne_bytes()[..],
+        &(program.as_ptr() as u64).to_ne_bytes(),
+    ]
+    .concat();
     const SET_FILTER: i32 = 1;
     const NEW_LISTENER: i32 = 8;
     let Ok(listener) = call!(libc::SYS_seccomp, SET_FILTER, NEW_LISTENER, &filter[..]) else {
@@ -404,7 +535,11 @@ fn hold_quietly() -> ! {
 /// Everybody in sight, and a process of the host's by its number there.
 fn kill(victim: &str, outside: i32) {
     let seen = others();
-    let victims: Vec<_> = seen.iter().copied().filter(|pid| is_victim(*pid, victim)).collect();
+    let victims: Vec<_> = seen
+        .iter()
+        .copied()
+        .filter(|pid| is_victim(*pid, victim))
+        .collect();
     if victims.is_empty() {
         _ = call!(libc::SYS_kill, -1, libc::SIGKILL);
         _ = call!(libc::SYS_kill, outside, libc::SIGKILL);
@@ -421,10 +556,20 @@ fn crash() {
     let most = [u64::MAX, u64::MAX].map(u64::to_ne_bytes).concat();
     let mut limit = [0u8; 16];
     _ = call!(libc::SYS_setrlimit, libc::RLIMIT_CORE as i32, &most[..]);
-    if call!(libc::SYS_getrlimit, libc::RLIMIT_CORE as i32, &mut limit[..]).is_ok() {
+    if call!(
+        libc::SYS_getrlimit,
+        libc::RLIMIT_CORE as i32,
+        &mut limit[..]
+    )
+    .is_ok()
+    {
         // As much as the hard limit gives.
         let hard = limit[8..].to_vec();
-        _ = call!(libc::SYS_setrlimit, libc::RLIMIT_CORE as i32, &[&hard[..], &hard].concat()[..]);
+        _ = call!(
+            libc::SYS_setrlimit,
+            libc::RLIMIT_CORE as i32,
+            &[&hard[..], &hard].concat()[..]
+        );
     }
     say("crashing");
     sys::crash()
@@ -443,21 +588,34 @@ fn groups() {
 const SHARED_BYTES: usize = 64;
 
 fn key_of(name: &str) -> i64 {
-    name.bytes().fold(0x61_6972, |key: i64, byte| (key * 31 + i64::from(byte)) & 0x7fff_ffff)
+    name.bytes().fold(0x61_6972, |key: i64, byte| {
+        (key * 31 + i64::from(byte)) & 0x7fff_ffff
+    })
 }
 
 /// A secret in everything that two processes can share by name.
 fn share(name: &str, secret: &str) {
     let mut bytes = secret.as_bytes().to_vec();
     bytes.resize(SHARED_BYTES, b' ');
-    let segment = call!(libc::SYS_shmget, key_of(name), SHARED_BYTES, libc::IPC_CREAT | 0o666);
+    let segment = call!(
+        libc::SYS_shmget,
+        key_of(name),
+        SHARED_BYTES,
+        libc::IPC_CREAT | 0o666
+    );
     if let Ok(segment) = &segment
         && let Ok(memory) = sys::attach_segment(*segment, SHARED_BYTES)
     {
         memory.copy_from_slice(&bytes);
     }
     _ = fs::write(format!("/dev/shm/{name}"), &bytes);
-    let queue = call!(libc::SYS_mq_open, &*text(name), libc::O_CREAT | libc::O_RDWR, 0o666, 0);
+    let queue = call!(
+        libc::SYS_mq_open,
+        &*text(name),
+        libc::O_CREAT | libc::O_RDWR,
+        0o666,
+        0
+    );
     if let Ok(queue) = queue {
         _ = call!(libc::SYS_mq_timedsend, queue, &bytes[..], bytes.len(), 0, 0);
     }
@@ -473,10 +631,26 @@ fn find_shared(name: &str) {
         say(&format!("segment {}", String::from_utf8_lossy(memory)));
     }
     tell(&format!("/dev/shm/{name}"));
-    if let Ok(queue) = call!(libc::SYS_mq_open, &*text(name), libc::O_RDONLY | libc::O_NONBLOCK, 0, 0) {
+    if let Ok(queue) = call!(
+        libc::SYS_mq_open,
+        &*text(name),
+        libc::O_RDONLY | libc::O_NONBLOCK,
+        0,
+        0
+    ) {
         let mut message = [0u8; 8192];
-        _ = call!(libc::SYS_mq_timedreceive, queue, &mut message[..], 8192, 0, 0);
-        say(&format!("queue {}", String::from_utf8_lossy(&message[..SHARED_BYTES])));
+        _ = call!(
+            libc::SYS_mq_timedreceive,
+            queue,
+            &mut message[..],
+            8192,
+            0,
+            0
+        );
+        say(&format!(
+            "queue {}",
+            String::from_utf8_lossy(&message[..SHARED_BYTES])
+        ));
     }
 }
 
@@ -508,7 +682,13 @@ fn foreign_call() {
 fn limit_keeper() {
     let none = [1u64, 1].map(u64::to_ne_bytes).concat();
     for pid in others() {
-        _ = call!(libc::SYS_prlimit64, pid, libc::RLIMIT_MSGQUEUE as i32, &none[..], 0);
+        _ = call!(
+            libc::SYS_prlimit64,
+            pid,
+            libc::RLIMIT_MSGQUEUE as i32,
+            &none[..],
+            0
+        );
     }
     hold();
 }
@@ -531,10 +711,18 @@ fn set_id_left() {
         let name = text(&format!("/workspace/left-{way}"));
         let mode = if way < 4 { 0o755 } else { BITS };
         if way == 6 {
-            _ = call!(libc::SYS_mknodat, here, &*name, i64::from(libc::S_IFREG) | i64::from(BITS), 0);
+            _ = call!(
+                libc::SYS_mknodat,
+                here,
+                &*name,
+                i64::from(libc::S_IFREG) | i64::from(BITS),
+                0
+            );
         }
         let flags = libc::O_RDWR | libc::O_CREAT;
-        let Ok(file) = call!(libc::SYS_openat, here, &*name, flags, mode) else { continue };
+        let Ok(file) = call!(libc::SYS_openat, here, &*name, flags, mode) else {
+            continue;
+        };
         match way {
             5 => _ = call!(libc::SYS_fallocate, file, 0, 0, 4096),
             _ => _ = call!(libc::SYS_write, file, &b"#!/bin/sh\n"[..], 10),
@@ -553,13 +741,26 @@ fn set_id_left() {
 /// What the kernel counts for whoever made the namespace of the box.
 fn quotas(kibibytes: usize) {
     let all_signals = u64::MAX.to_ne_bytes();
-    _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &all_signals[..], 0, 8);
+    _ = call!(
+        libc::SYS_rt_sigprocmask,
+        libc::SIG_BLOCK,
+        &all_signals[..],
+        0,
+        8
+    );
     const QUEUED: i32 = -1;
     let mut about = [0u8; 128];
     about[..4].copy_from_slice(&40i32.to_ne_bytes());
     about[8..12].copy_from_slice(&QUEUED.to_ne_bytes());
     for _ in 0..2000 {
-        if call!(libc::SYS_rt_sigqueueinfo, std::process::id() as i32, 40, &about[..]).is_err() {
+        if call!(
+            libc::SYS_rt_sigqueueinfo,
+            std::process::id() as i32,
+            40,
+            &about[..]
+        )
+        .is_err()
+        {
             break;
         }
     }
@@ -587,7 +788,12 @@ fn huge_pages() {
     if let Ok(file) = call!(libc::SYS_memfd_create, c"huge", OF_HUGE_PAGES) {
         _ = call!(libc::SYS_fallocate, file, 0, 0, bytes);
     }
-    let segment = call!(libc::SYS_shmget, 0, bytes, libc::IPC_CREAT | libc::SHM_HUGETLB | 0o600);
+    let segment = call!(
+        libc::SYS_shmget,
+        0,
+        bytes,
+        libc::IPC_CREAT | libc::SHM_HUGETLB | 0o600
+    );
     hold();
     _ = segment.map(|segment| call!(libc::SYS_shmctl, segment, libc::IPC_RMID, 0));
 }

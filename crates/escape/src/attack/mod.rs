@@ -43,13 +43,18 @@ pub(crate) fn keep_descriptors_to_ourselves() -> io::Result<()> {
 
 /// Carries out an attack if the arguments ask for one; the status to exit with.
 pub fn entry(arguments: &[OsString]) -> Option<u8> {
-    let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let mut words = arguments
+        .iter()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned());
     if words.next().as_deref() != Some(WORD) {
         return None;
     }
     let token = words.next().unwrap_or_default();
     if !permitted(&token) {
-        eprintln!("airlock: error: attacks run only in boxes that the escape suite has made for them");
+        eprintln!(
+            "airlock: error: attacks run only in boxes that the escape suite has made for them"
+        );
         return Some(REFUSED);
     }
     let (_marker, name) = (words.next(), words.next().unwrap_or_default());
@@ -62,17 +67,25 @@ pub fn entry(arguments: &[OsString]) -> Option<u8> {
         .or_else(|| resources::attack(&name, &rest));
     match known {
         Some(()) => say("done"),
-        None => say(&format!("no attack is called {name} with {} arguments", rest.len())),
+        None => say(&format!(
+            "no attack is called {name} with {} arguments",
+            rest.len()
+        )),
     }
     Some(0)
 }
 
 /// With the token of this suite, and in other namespaces than those of whoever runs it.
 fn permitted(token: &str) -> bool {
-    let Ok(permit) = fs::read_to_string(PERMIT) else { return false };
-    let [expected, mounts, pids] = permit.lines().collect::<Vec<_>>()[..] else { return false };
+    let Ok(permit) = fs::read_to_string(PERMIT) else {
+        return false;
+    };
+    let [expected, mounts, pids] = permit.lines().collect::<Vec<_>>()[..] else {
+        return false;
+    };
     let elsewhere = |kind: &str, outside: &str| {
-        fs::read_link(format!("/proc/self/ns/{kind}")).is_ok_and(|own| own.to_string_lossy() != outside)
+        fs::read_link(format!("/proc/self/ns/{kind}"))
+            .is_ok_and(|own| own.to_string_lossy() != outside)
     };
     !token.is_empty() && token == expected && elsewhere("mnt", mounts) && elsewhere("pid", pids)
 }
@@ -80,7 +93,11 @@ fn permitted(token: &str) -> bool {
 /// One line to the host. Where nobody listens any more there is nothing left to do.
 fn say(text: &str) {
     let mut out = io::stdout().lock();
-    if out.write_all(format!("{text}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
+    if out
+        .write_all(format!("{text}\n").as_bytes())
+        .and_then(|()| out.flush())
+        .is_err()
+    {
         sys::exit(1);
     }
 }
@@ -103,10 +120,16 @@ fn hold() {
 fn tell(path: &str) {
     let mut text = Vec::new();
     // Not blocking: some are pipes.
-    let opened = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let opened = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path);
     if let Ok(file) = opened {
         _ = file.take(1 << 16).read_to_end(&mut text);
-        say(&format!("read {path}: {}", String::from_utf8_lossy(&text).replace('\n', " ")));
+        say(&format!(
+            "read {path}: {}",
+            String::from_utf8_lossy(&text).replace('\n', " ")
+        ));
     }
 }
 
@@ -121,7 +144,8 @@ fn others() -> Vec<i32> {
 /// Whether a process is the one that the host set as a trap. Others in sight are left alone.
 fn is_victim(pid: i32, marker: &str) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.windows(marker.len().max(1)).any(|part| part == marker.as_bytes())
+    line.windows(marker.len().max(1))
+        .any(|part| part == marker.as_bytes())
 }
 
 #[cfg(test)]
@@ -133,7 +157,10 @@ mod tests {
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
         assert_eq!(entry(&words(&["airlock", "run"])), None);
         for token in ["", "guessed"] {
-            assert_eq!(entry(&words(&["airlock", WORD, token, "marker", "wait"])), Some(REFUSED));
+            assert_eq!(
+                entry(&words(&["airlock", WORD, token, "marker", "wait"])),
+                Some(REFUSED)
+            );
         }
     }
 }

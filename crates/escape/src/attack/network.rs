@@ -39,16 +39,22 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
 /// Connects to every address of that name, and prints what the other side says.
 fn connect(name: &str) {
     for address in name.to_socket_addrs().into_iter().flatten() {
-        let Some(mut stream) = claim(name, TcpStream::connect_timeout(&address, PATIENCE)) else { continue };
+        let Some(mut stream) = claim(name, TcpStream::connect_timeout(&address, PATIENCE)) else {
+            continue;
+        };
         let mut said = String::new();
-        _ = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.read_to_string(&mut said));
+        _ = stream
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| stream.read_to_string(&mut said));
         say(&format!("{name} says {said}"));
     }
 }
 
 fn listen_to(mut stream: UnixStream, name: &str) {
     let mut said = String::new();
-    _ = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.read_to_string(&mut said));
+    _ = stream
+        .set_read_timeout(Some(PATIENCE))
+        .and_then(|()| stream.read_to_string(&mut said));
     say(&format!("{name} says {said}"));
 }
 
@@ -86,7 +92,9 @@ fn sockets(datagram: &str, secret: &str) {
 /// Tells a secret to whoever comes from outside.
 fn serve(port: &str, secret: &str) {
     for place in ["0.0.0.0", "[::]"] {
-        let Ok(listener) = TcpListener::bind(format!("{place}:{port}")) else { continue };
+        let Ok(listener) = TcpListener::bind(format!("{place}:{port}")) else {
+            continue;
+        };
         let secret = secret.to_owned();
         // A limit may not let it.
         _ = std::thread::Builder::new().spawn(move || {

@@ -71,8 +71,9 @@ fn write_file(path: &Path, mebibytes: usize) -> io::Result<()> {
 
 /// Noise without a line in it.
 fn flood(mebibytes: usize) {
-    let chunk: Vec<u8> =
-        (0..1u32 << 20).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8 | 0x80).collect();
+    let chunk: Vec<u8> = (0..1u32 << 20)
+        .map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8 | 0x80)
+        .collect();
     let mut out = io::stdout().lock();
     for _ in 0..mebibytes {
         _ = out.write_all(&chunk);
@@ -126,8 +127,14 @@ fn zombies(count: usize) {
 
 /// Everywhere where something can be written, until it cannot.
 fn fill(mebibytes: usize, files: usize) {
-    for (number, folder) in ["/tmp", "/dev/shm", "/workspace", "/workspace/.home"].iter().enumerate() {
-        _ = write_file(&Path::new(folder).join(format!("large-{number}")), mebibytes);
+    for (number, folder) in ["/tmp", "/dev/shm", "/workspace", "/workspace/.home"]
+        .iter()
+        .enumerate()
+    {
+        _ = write_file(
+            &Path::new(folder).join(format!("large-{number}")),
+            mebibytes,
+        );
     }
     for (number, folder) in ["/tmp", "/dev/shm"].iter().enumerate() {
         for file in 0..files {
@@ -145,8 +152,15 @@ fn deep(depth: usize, secret: &str) {
     _ = fs::create_dir_all("/workspace/.artifacts");
     _ = std::env::set_current_dir("/workspace/.artifacts");
     for level in 0..depth {
-        let name = if level % 100 == 99 { long.as_str() } else { "d" };
-        if fs::create_dir(name).and_then(|()| std::env::set_current_dir(name)).is_err() {
+        let name = if level % 100 == 99 {
+            long.as_str()
+        } else {
+            "d"
+        };
+        if fs::create_dir(name)
+            .and_then(|()| std::env::set_current_dir(name))
+            .is_err()
+        {
             break;
         }
     }
@@ -157,10 +171,22 @@ fn deep(depth: usize, secret: &str) {
 fn numbers() {
     let mut mask = [0u8; 128];
     let length = call!(libc::SYS_sched_getaffinity, 0, 128, &mut mask[..]).unwrap_or(0);
-    let cpus: u32 =
-        mask.iter().take(usize::try_from(length).unwrap_or(0)).map(|byte| byte.count_ones()).sum();
+    let cpus: u32 = mask
+        .iter()
+        .take(usize::try_from(length).unwrap_or(0))
+        .map(|byte| byte.count_ones())
+        .sum();
     say(&format!("cpus {cpus}"));
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    say(&format!("memory {}", total.unwrap_or_default().trim().trim_end_matches("kB").trim()));
+    let total = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"));
+    say(&format!(
+        "memory {}",
+        total
+            .unwrap_or_default()
+            .trim()
+            .trim_end_matches("kB")
+            .trim()
+    ));
 }

@@ -84,7 +84,16 @@ pub(super) fn fork() -> io::Result<Option<i32>> {
 /// A child by `clone` with these flags; it waits until standard input ends.
 pub(super) fn clone_child(flags: i64) -> io::Result<i64> {
     // SAFETY: without a stack of its own and without shared memory it is a fork.
-    match unsafe { libc::syscall(libc::SYS_clone, flags | i64::from(libc::SIGCHLD), 0, 0, 0, 0) } {
+    match unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            flags | i64::from(libc::SIGCHLD),
+            0,
+            0,
+            0,
+            0,
+        )
+    } {
         -1 => Err(io::Error::last_os_error()),
         0 => wait_and_exit(),
         pid => Ok(pid),
@@ -96,7 +105,13 @@ pub(super) fn clone3_child(flags: u64) -> io::Result<i64> {
     let mut arguments = [0u64; 8];
     (arguments[0], arguments[4]) = (flags, libc::SIGCHLD as u64);
     // SAFETY: the struct has that size and lives over the call; without a stack it is a fork.
-    match unsafe { libc::syscall(libc::SYS_clone3, arguments.as_mut_ptr(), size_of_val(&arguments)) } {
+    match unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            arguments.as_mut_ptr(),
+            size_of_val(&arguments),
+        )
+    } {
         -1 => Err(io::Error::last_os_error()),
         0 => wait_and_exit(),
         pid => Ok(pid),

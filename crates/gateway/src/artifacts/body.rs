@@ -27,15 +27,32 @@ pub(super) async fn receive(
 ) -> Answer<Kept> {
     let mut size = 0;
     loop {
-        let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body stopped coming", None);
-        let Some(frame) = tokio::time::timeout(IDLE, body.frame()).await.map_err(late)? else { break };
+        let late = |_| {
+            Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                "the body stopped coming",
+                None,
+            )
+        };
+        let Some(frame) = tokio::time::timeout(IDLE, body.frame())
+            .await
+            .map_err(late)?
+        else {
+            break;
+        };
         let frame = frame.map_err(|_| Problem::invalid("the body was cut off", "send it again"))?;
-        let Ok(bytes) = frame.into_data() else { continue };
+        let Ok(bytes) = frame.into_data() else {
+            continue;
+        };
         size += bytes.len() as u64;
         putting.write(bytes).await.map_err(problem)?;
     }
     if announced.is_some_and(|announced| announced != size) {
-        return Err(Problem::invalid("the body is not as long as was announced", "send it again"));
+        return Err(Problem::invalid(
+            "the body is not as long as was announced",
+            "send it again",
+        ));
     }
     putting.finish(expected).await.map_err(problem)
 }
@@ -47,7 +64,9 @@ pub(super) fn send(mut reading: Reading) -> Body {
         loop {
             let piece = reading.next().await;
             let last = !matches!(piece, Ok(Some(_)));
-            let Some(piece) = piece.transpose() else { return };
+            let Some(piece) = piece.transpose() else {
+                return;
+            };
             // Nobody takes it any more.
             if sender.send(piece).await.is_err() || last {
                 return;
@@ -67,6 +86,8 @@ impl http_body::Body for Pieces {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, StoreError>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+        self.0
+            .poll_recv(context)
+            .map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 }

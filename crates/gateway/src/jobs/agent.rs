@@ -94,7 +94,9 @@ impl AgentOrder {
     pub(crate) fn into_run(self, job_id: &str) -> Answer<RunOrder> {
         self.check()?;
         let task = self.task(job_id)?;
-        let AgentOrder { command, mut run, .. } = self;
+        let AgentOrder {
+            command, mut run, ..
+        } = self;
         run.profile.get_or_insert_with(|| "agent".to_owned());
         run.llm.get_or_insert(Llm::Open(true));
         run.contract.get_or_insert_with(|| "task".to_owned());
@@ -106,7 +108,12 @@ impl AgentOrder {
             false => command,
             true => {
                 let text = Some(REFERENCE_AGENT.1.to_owned());
-                run.inputs.push(Input { name: PLACE.to_owned(), artifact: None, text, base64: None });
+                run.inputs.push(Input {
+                    name: PLACE.to_owned(),
+                    artifact: None,
+                    text,
+                    base64: None,
+                });
                 COMMAND.map(str::to_owned).to_vec()
             }
         };
@@ -117,23 +124,43 @@ impl AgentOrder {
         let run = &self.run;
         let refused = |title: &str, hint: &str| Err(Problem::invalid(title, hint));
         if self.prompt.trim().is_empty() {
-            return refused("the agent has no prompt", "say in `agent.prompt` what it shall do");
+            return refused(
+                "the agent has no prompt",
+                "say in `agent.prompt` what it shall do",
+            );
         }
         if !run.command.is_empty() {
-            return refused("`agent.run` has a command", "give an agent of your own as `agent.command`");
+            return refused(
+                "`agent.run` has a command",
+                "give an agent of your own as `agent.command`",
+            );
         }
         if run.env.contains_key(TASK) || run.stdin.is_some() || run.stdin_base64.is_some() {
             let hint = "give what it shall do as `agent.prompt`, and files as `agent.run.inputs`";
-            return refused("an agent has its task in `TASK_PAYLOAD` or on standard input", hint);
+            return refused(
+                "an agent has its task in `TASK_PAYLOAD` or on standard input",
+                hint,
+            );
         }
-        if self.command.is_empty() && run.contract.as_deref().is_some_and(|contract| contract != "task") {
-            let hint = "leave `agent.run.contract` away, or give an agent of your own as `agent.command`";
+        if self.command.is_empty()
+            && run
+                .contract
+                .as_deref()
+                .is_some_and(|contract| contract != "task")
+        {
+            let hint =
+                "leave `agent.run.contract` away, or give an agent of your own as `agent.command`";
             return refused("the reference agent has the contract `task`", hint);
         }
-        let many = self.tools.as_ref().is_some_and(|tools| tools.len() > MOST_TOOLS);
+        let many = self
+            .tools
+            .as_ref()
+            .is_some_and(|tools| tools.len() > MOST_TOOLS);
         if many
             || self.context.len() > MOST_MESSAGES
-            || self.max_iterations.is_some_and(|most| most > MOST_ITERATIONS)
+            || self
+                .max_iterations
+                .is_some_and(|most| most > MOST_ITERATIONS)
         {
             let hint = "there may be 256 tools, 1,000 messages of context and 100 iterations";
             return refused("the agent is given too much", hint);
@@ -153,7 +180,10 @@ impl AgentOrder {
             max_iterations: self.max_iterations,
         };
         let too_long = || {
-            Problem::invalid("the task is too long", "give at most 4 MiB, and the rest as `agent.run.inputs`")
+            Problem::invalid(
+                "the task is too long",
+                "give at most 4 MiB, and the rest as `agent.run.inputs`",
+            )
         };
         let text = serde_json::to_string(&task).map_err(|_| too_long())?;
         match text.len() <= LONGEST_TASK {
@@ -169,7 +199,9 @@ mod tests {
     use serde_json::{Value, json};
 
     fn run(order: Value) -> Answer<RunOrder> {
-        serde_json::from_value::<AgentOrder>(order).unwrap().into_run("job-1")
+        serde_json::from_value::<AgentOrder>(order)
+            .unwrap()
+            .into_run("job-1")
     }
 
     fn task(run: &RunOrder) -> Value {
@@ -178,16 +210,31 @@ mod tests {
 
     #[test]
     fn a_prompt_becomes_a_run_of_the_reference_agent() {
-        let tools =
-            json!([{ "name": "shell", "arguments": { "command": ["make"] } }, { "name": "read_file" }]);
-        let made =
-            run(json!({ "prompt": "do", "model": "m", "tools": tools, "run": { "budget_usd": 1 } })).unwrap();
+        let tools = json!([{ "name": "shell", "arguments": { "command": ["make"] } }, { "name": "read_file" }]);
+        let made = run(
+            json!({ "prompt": "do", "model": "m", "tools": tools, "run": { "budget_usd": 1 } }),
+        )
+        .unwrap();
         assert_eq!(made.command, COMMAND);
-        assert_eq!((made.profile.as_deref(), made.contract.as_deref()), (Some("agent"), Some("task")));
+        assert_eq!(
+            (made.profile.as_deref(), made.contract.as_deref()),
+            (Some("agent"), Some("task"))
+        );
         assert!(matches!(made.llm, Some(Llm::Open(true))) && made.stdin.is_none());
-        assert_eq!(task(&made), json!({ "task_id": "job-1", "prompt": "do", "model": "m", "tools": tools }));
-        assert_eq!((made.inputs.len(), made.inputs[0].name.as_str()), (1, ".airlock/agent"));
-        assert!(made.inputs[0].text.as_ref().is_some_and(|text| text.starts_with("#!/usr/bin/env python3")));
+        assert_eq!(
+            task(&made),
+            json!({ "task_id": "job-1", "prompt": "do", "model": "m", "tools": tools })
+        );
+        assert_eq!(
+            (made.inputs.len(), made.inputs[0].name.as_str()),
+            (1, ".airlock/agent")
+        );
+        assert!(
+            made.inputs[0]
+                .text
+                .as_ref()
+                .is_some_and(|text| text.starts_with("#!/usr/bin/env python3"))
+        );
         assert!(made.into_request().is_ok());
     }
 
@@ -195,9 +242,15 @@ mod tests {
     fn what_is_said_stays_and_a_command_of_ones_own_gets_the_same_task() {
         let said = json!({ "profile": "ci", "llm": "p", "contract": "raw", "task_id": "t" });
         let made = run(json!({ "prompt": "do", "command": ["mine"], "run": said })).unwrap();
-        assert_eq!((made.profile.as_deref(), made.contract.as_deref()), (Some("ci"), Some("raw")));
+        assert_eq!(
+            (made.profile.as_deref(), made.contract.as_deref()),
+            (Some("ci"), Some("raw"))
+        );
         assert!(matches!(&made.llm, Some(Llm::Provider(name)) if name == "p"));
-        assert_eq!((made.command.as_slice(), made.inputs.len()), (&["mine".to_owned()][..], 0));
+        assert_eq!(
+            (made.command.as_slice(), made.inputs.len()),
+            (&["mine".to_owned()][..], 0)
+        );
         assert_eq!(task(&made), json!({ "task_id": "t", "prompt": "do" }));
     }
 
@@ -205,9 +258,14 @@ mod tests {
     fn arguments_are_handed_over_as_they_were_written() {
         let quoted = r#"{"$serde_json::private::RawValue":"[\"rm\"]"}"#;
         let usual: Value = serde_json::from_str(quoted).unwrap();
-        assert_eq!(usual, json!(["rm"]), "the control: the parser takes it for what it quotes");
+        assert_eq!(
+            usual,
+            json!(["rm"]),
+            "the control: the parser takes it for what it quotes"
+        );
         let numbers = "[100000000000000000000, 0.10]";
-        let tools = format!(r#"[{{"name":"shell","arguments":{{"command":{quoted},"n":{numbers}}}}}]"#);
+        let tools =
+            format!(r#"[{{"name":"shell","arguments":{{"command":{quoted},"n":{numbers}}}}}]"#);
         let order: AgentOrder =
             serde_json::from_str(&format!(r#"{{"prompt":"do","tools":{tools}}}"#)).unwrap();
         let made = order.into_run("job-1").unwrap();
@@ -241,9 +299,10 @@ mod tests {
         ] {
             assert!(run(order.clone()).is_err(), "{order}");
         }
-        for unknown in
-            [json!({ "prompt": "do", "promt": 1 }), json!({ "prompt": "do", "tools": [{ "nam": "x" }] })]
-        {
+        for unknown in [
+            json!({ "prompt": "do", "promt": 1 }),
+            json!({ "prompt": "do", "tools": [{ "nam": "x" }] }),
+        ] {
             assert!(serde_json::from_value::<AgentOrder>(unknown).is_err());
         }
     }

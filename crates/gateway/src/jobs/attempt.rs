@@ -42,24 +42,34 @@ pub(super) async fn carry_out(gateway: Gateway, picked: Picked) {
             // A task that broke off has not written the end down; the job is not under way for ever.
             if task.await.is_err() {
                 let mut result = live::lost(live.id.clone(), engine::now());
-                result.error = result
-                    .error
-                    .map(|error| spec::ErrorInfo { message: "the run broke off".to_owned(), ..error });
+                result.error = result.error.map(|error| spec::ErrorInfo {
+                    message: "the run broke off".to_owned(),
+                    ..error
+                });
                 live::conclude(&gateway, &live, result).await;
             }
         }
         Ok(None) => {}
         Err(problem) => {
-            crate::say(format_args!("airlock: a job cannot start now: {}", problem.as_error()));
+            crate::say(format_args!(
+                "airlock: a job cannot start now: {}",
+                problem.as_error()
+            ));
             tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
 /// Starts it; none if that is not its turn any more, or if it may not run at all, which is its end.
-async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::task::JoinHandle<()>)>> {
+async fn begin(
+    gateway: &Gateway,
+    id: &str,
+) -> Answer<Option<(Arc<Live>, tokio::task::JoinHandle<()>)>> {
     let name = id.to_owned();
-    let Some((row, order)) = gateway.look_up(move |served| served.job_with_order(&name)).await? else {
+    let Some((row, order)) = gateway
+        .look_up(move |served| served.job_with_order(&name))
+        .await?
+    else {
         return Ok(None);
     };
     // Keys are read from the disk, and an order may be long.
@@ -71,8 +81,11 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
         Err(Refused { problem, .. }) if problem.status().is_server_error() => return Err(*problem),
         Err(refused) => return refuse(gateway, row, refused).await.map(|()| None),
     };
-    let needs =
-        Needs { what: What::Job, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
+    let needs = Needs {
+        what: What::Job,
+        llm: spec.grants.llm.is_some(),
+        storage: spec.sandbox.copy_on_write,
+    };
     match gateway.may_begin(&row.tenant, needs).await {
         Ok(()) => {}
         Err(problem) if is_quota(problem.code()) => {
@@ -89,9 +102,15 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
         (row.id.clone(), spec.task_id.clone()),
         About::by(&row.key, &spec),
     ));
-    let writer = if row.rerun { gateway.writer() } else { gateway.durable() };
+    let writer = if row.rerun {
+        gateway.writer()
+    } else {
+        gateway.durable()
+    };
     let (of, listed, task) = (gateway.clone(), live.clone(), spec.task_id.clone());
-    let written = writer.write(move |writing| take(&of, writing, &row, &listed, task.as_ref())).await;
+    let written = writer
+        .write(move |writing| take(&of, writing, &row, &listed, task.as_ref()))
+        .await;
     match written {
         Ok(Some(changed)) => {
             change::after(gateway, &[changed]);
@@ -110,7 +129,9 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
 /// Waits until nothing of the try before is left. Its processes end with their server, but not at once, and what is left of
 /// them the engine sweeps at its opening; should that have failed it is swept now. A job never runs beside itself.
 async fn rest_is_gone(gateway: &Gateway, row: &JobRow) -> Answer<()> {
-    let Some(before) = row.run.as_deref().and_then(|run| Id::new(run).ok()) else { return Ok(()) };
+    let Some(before) = row.run.as_deref().and_then(|run| Id::new(run).ok()) else {
+        return Ok(());
+    };
     let end = tokio::time::Instant::now() + PAUSE;
     // The record of one that ended in order is removed right behind its end; nobody tells when.
     while gateway.engine().may_be_left(&before) && tokio::time::Instant::now() < end {
@@ -126,7 +147,9 @@ async fn rest_is_gone(gateway: &Gateway, row: &JobRow) -> Answer<()> {
         true => Err(Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "internal",
-            format!("something of the run `{before}` is left, and its job does not run beside itself"),
+            format!(
+                "something of the run `{before}` is left, and its job does not run beside itself"
+            ),
             Some("see what `airlock sweep` says".to_owned()),
         )),
     }
@@ -139,19 +162,32 @@ struct Refused {
 }
 
 /// What it runs, with the rights that its key has now.
-fn admitted(gateway: &Gateway, row: &JobRow, order: &str) -> Result<(RunSpec, Option<Vec<u8>>), Refused> {
-    let not_started = |problem| Refused { status: "not_started", problem: Box::new(problem) };
-    let holder = gateway.keys().holder(&row.key).map_err(|error| not_started(error.into()))?;
+fn admitted(
+    gateway: &Gateway,
+    row: &JobRow,
+    order: &str,
+) -> Result<(RunSpec, Option<Vec<u8>>), Refused> {
+    let not_started = |problem| Refused {
+        status: "not_started",
+        problem: Box::new(problem),
+    };
+    let holder = gateway
+        .keys()
+        .holder(&row.key)
+        .map_err(|error| not_started(error.into()))?;
     let Some(caller) = holder.filter(|caller| caller.tenant == row.tenant) else {
         let title = "the key by which it was asked for was revoked or has expired";
         let hint = Some("ask for it again by another".to_owned());
         let problem = Problem::new(StatusCode::FORBIDDEN, "policy_denied", title, hint);
-        return Err(Refused { status: "cancelled", problem: Box::new(problem) });
+        return Err(Refused {
+            status: "cancelled",
+            problem: Box::new(problem),
+        });
     };
     let admit = || {
         caller.require(crate::Scope::Runs)?;
-        let order: JobOrder =
-            serde_json::from_str(order).map_err(|error| crate::wire::unreadable(&error.to_string()))?;
+        let order: JobOrder = serde_json::from_str(order)
+            .map_err(|error| crate::wire::unreadable(&error.to_string()))?;
         let id = Id::new(&row.id).map_err(|_| Problem::not_found("job"))?;
         order::admit(gateway, &caller, order, &id)
     };
@@ -172,7 +208,10 @@ async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()>
     let due_ms = (now.0 + pause).min(Day::of(now).next().start().0);
     let of = gateway.clone();
     let written = gateway.writer().write(move |writing| {
-        let before = row.error.as_ref().is_some_and(|error| problem.is_said_by(error));
+        let before = row
+            .error
+            .as_ref()
+            .is_some_and(|error| problem.is_said_by(error));
         // Whoever waits for long is told of once.
         if writing.put_off_job(&row.id, due_ms, &problem.as_error())? && !before {
             let (what, decision) = ("job.start", Decision::Refused);
@@ -184,7 +223,13 @@ async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()>
                 job: &row.id,
                 ..Entry::default()
             };
-            change::note(&of, &Entry { rule: problem.rule(), ..entry })?;
+            change::note(
+                &of,
+                &Entry {
+                    rule: problem.rule(),
+                    ..entry
+                },
+            )?;
         }
         Ok(())
     });
@@ -194,13 +239,33 @@ async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()>
 async fn refuse(gateway: &Gateway, row: JobRow, refused: Refused) -> Answer<()> {
     let (of, at_ms) = (gateway.clone(), engine::now().0);
     let written = gateway.durable().write(move |writing| {
-        let (error, rule) = (refused.problem.as_error(), refused.problem.rule().to_owned());
-        let end = End { status: refused.status, result: None, error: Some(&error), at_ms };
+        let (error, rule) = (
+            refused.problem.as_error(),
+            refused.problem.rule().to_owned(),
+        );
+        let end = End {
+            status: refused.status,
+            result: None,
+            error: Some(&error),
+            at_ms,
+        };
         let changes = writing.refuse_job(&row.id, &end)?;
         let (what, decision) = ("job.start", Decision::Refused);
-        let entry =
-            Entry { what, decision, tenant: &row.tenant, key: &row.key, job: &row.id, ..Entry::default() };
-        change::note(&of, &Entry { rule: &rule, ..entry })?;
+        let entry = Entry {
+            what,
+            decision,
+            tenant: &row.tenant,
+            key: &row.key,
+            job: &row.id,
+            ..Entry::default()
+        };
+        change::note(
+            &of,
+            &Entry {
+                rule: &rule,
+                ..entry
+            },
+        )?;
         change::follow(&of, writing, &changes, at_ms)?;
         Ok(changes)
     });
@@ -216,7 +281,9 @@ fn take(
     live: &Arc<Live>,
     task: Option<&Id>,
 ) -> Result<Option<Change>, DatabaseError> {
-    let Some(_listing) = gateway.may_list() else { return Ok(None) };
+    let Some(_listing) = gateway.may_list() else {
+        return Ok(None);
+    };
     let (jobs, at_ms) = (gateway.jobs(), engine::now().0);
     let is_full = gateway.runs_full(&job.tenant).is_some();
     if is_full || !writing.start_job(&job.id, live.id.as_str(), &jobs.boot, at_ms)? {
@@ -224,13 +291,23 @@ fn take(
     }
     let (id, owner) = (live.id.as_str(), job.tenant.as_str());
     let task = task.map(|task| task.as_str());
-    let run = NewRun { id, owner, task, job: Some(&job.id), at_ms, promise: None };
+    let run = NewRun {
+        id,
+        owner,
+        task,
+        job: Some(&job.id),
+        at_ms,
+        promise: None,
+    };
     match writing.accept(&run, true)? {
         Accepted::New => {}
         // A fresh name that is taken: none of it is written.
         Accepted::Before(_) | Accepted::OtherRequest | Accepted::NameTaken | Accepted::Full => {
             let why = "a run of a fresh name was there before".to_owned();
-            return Err(DatabaseError::Place { path: gateway.state().to_owned(), why });
+            return Err(DatabaseError::Place {
+                path: gateway.state().to_owned(),
+                why,
+            });
         }
     }
     let day = gateway.days().count(owner, DayUse::RUN);

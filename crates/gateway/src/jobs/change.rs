@@ -49,9 +49,24 @@ pub(super) fn follow(
             _ => ("job.end", Some("final")),
         };
         let run = change.run.as_deref().unwrap_or_default();
-        let (tenant, job, about) = (change.tenant.as_str(), change.id.as_str(), change.status.as_str());
+        let (tenant, job, about) = (
+            change.tenant.as_str(),
+            change.id.as_str(),
+            change.status.as_str(),
+        );
         let decision = Decision::Happened;
-        note(gateway, &Entry { what, decision, tenant, job, run, about, ..Entry::default() })?;
+        note(
+            gateway,
+            &Entry {
+                what,
+                decision,
+                tenant,
+                job,
+                run,
+                about,
+                ..Entry::default()
+            },
+        )?;
         if let Some(event) = event {
             tell(gateway, writing, change, event, at_ms)?;
         }
@@ -66,14 +81,27 @@ fn tell(
     event: &str,
     at_ms: u64,
 ) -> Result<(), DatabaseError> {
-    let kept = change.webhook.as_deref().and_then(|text| serde_json::from_str::<KeptWebhook>(text).ok());
+    let kept = change
+        .webhook
+        .as_deref()
+        .and_then(|text| serde_json::from_str::<KeptWebhook>(text).ok());
     let Some(kept) = kept.filter(|kept| kept.events.iter().any(|wanted| wanted == event)) else {
         return Ok(());
     };
-    let Some(row) = writing.job(&change.id)? else { return Ok(()) };
+    let Some(row) = writing.job(&change.id)? else {
+        return Ok(());
+    };
     let result = store::webhooks::result_of(writing, &change.id)?;
     let body = Job::of(gateway, &row).whole(result.as_deref());
-    webhook::enqueue(writing, &kept, &change.id, &change.tenant, event, at_ms, body)
+    webhook::enqueue(
+        writing,
+        &kept,
+        &change.id,
+        &change.tenant,
+        event,
+        at_ms,
+        body,
+    )
 }
 
 /// What is done once they are committed.
@@ -98,8 +126,15 @@ pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
 pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<String>> {
     let (mut before, mut cancelled) = (None, Vec::new());
     loop {
-        let filter = JobFilter { open: true, before, limit: A_PAGE, ..JobFilter::default() };
-        let page = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
+        let filter = JobFilter {
+            open: true,
+            before,
+            limit: A_PAGE,
+            ..JobFilter::default()
+        };
+        let page = gateway
+            .look_up(move |served| served.list_jobs(&filter))
+            .await?;
         let is_last = page.before.is_none();
         before = page.before;
         let (of, key, at_ms) = (gateway.clone(), key.to_owned(), engine::now().0);
@@ -112,8 +147,21 @@ pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<Strin
                     Cancelled::Before | Cancelled::Unknown => continue,
                 };
                 let (what, decision, rule) = ("job.cancel", Decision::Allowed, "admin");
-                let entry = Entry { what, decision, rule, key: &key, ..Entry::default() };
-                note(&of, &Entry { tenant: &row.tenant, job: &row.id, ..entry })?;
+                let entry = Entry {
+                    what,
+                    decision,
+                    rule,
+                    key: &key,
+                    ..Entry::default()
+                };
+                note(
+                    &of,
+                    &Entry {
+                        tenant: &row.tenant,
+                        job: &row.id,
+                        ..entry
+                    },
+                )?;
                 follow(&of, writing, &changes, at_ms)?;
                 all.extend(changes);
             }
@@ -131,7 +179,12 @@ pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<Strin
 /// A try is over: its run and its job are written down together, so that neither is ever without the other. Whether that
 /// could be done. One that ended because the server does is not the job's end: that is decided as after a crash.
 pub(crate) async fn ended(gateway: &Gateway, live: &Live, ending: Ending) -> bool {
-    let (of, run, owner, at_ms) = (gateway.clone(), live.id.clone(), live.owner.clone(), engine::now().0);
+    let (of, run, owner, at_ms) = (
+        gateway.clone(),
+        live.id.clone(),
+        live.owner.clone(),
+        engine::now().0,
+    );
     let written = gateway.durable().write(move |writing| {
         ending.write(writing, run.as_str(), &owner)?;
         // It was text a moment ago.
@@ -140,8 +193,15 @@ pub(crate) async fn ended(gateway: &Gateway, live: &Live, ending: Ending) -> boo
             true => (Status::Lost, Some(lost())),
             false => (ending.status, ending.error.clone()),
         };
-        let error = error.as_ref().and_then(|error| serde_json::to_string(error).ok());
-        let end = End { status: status.name(), result: Some(&result), error: error.as_deref(), at_ms };
+        let error = error
+            .as_ref()
+            .and_then(|error| serde_json::to_string(error).ok());
+        let end = End {
+            status: status.name(),
+            result: Some(&result),
+            error: error.as_deref(),
+            at_ms,
+        };
         let changes = writing.end_job(run.as_str(), &end)?;
         follow(&of, writing, &changes, at_ms)?;
         Ok(changes)
@@ -162,7 +222,12 @@ pub(crate) fn abandoned(
 ) -> Result<(), DatabaseError> {
     let at_ms = engine::now().0;
     let error = serde_json::to_string(&lost()).ok();
-    let end = End { status: Status::Lost.name(), result, error: error.as_deref(), at_ms };
+    let end = End {
+        status: Status::Lost.name(),
+        result,
+        error: error.as_deref(),
+        at_ms,
+    };
     let changes = writing.end_job(run, &end)?;
     follow(gateway, writing, &changes, at_ms)
 }
@@ -175,12 +240,17 @@ pub(crate) fn settle(gateway: &Gateway) -> Result<(), DatabaseError> {
     let rest = served.abandoned_jobs(&gateway.jobs().boot)?;
     if !rest.is_empty() {
         served.together_durably(|writing| {
-            rest.iter().try_for_each(|job| abandoned(gateway, writing, &job.run, None))
+            rest.iter()
+                .try_for_each(|job| abandoned(gateway, writing, &job.run, None))
         })?;
     }
     // Whoever starts a server may have said otherwise what tenants may have.
     served.together(|writing| writing.look_again_at_jobs(engine::now().0))?;
-    served.prune_jobs(engine::now().0, gateway.jobs().bounds.keep_jobs, super::MOST_BYTES / 2)?;
+    served.prune_jobs(
+        engine::now().0,
+        gateway.jobs().bounds.keep_jobs,
+        super::MOST_BYTES / 2,
+    )?;
     Ok(())
 }
 
@@ -189,7 +259,8 @@ fn lost() -> ErrorInfo {
         code: ErrorCode::Lost,
         message: "the server ended before the job did".to_owned(),
         hint: Some(
-            "nobody knows how far it came; look, then retry it, or ask for `on_lost`: `rerun`".to_owned(),
+            "nobody knows how far it came; look, then retry it, or ask for `on_lost`: `rerun`"
+                .to_owned(),
         ),
     }
 }

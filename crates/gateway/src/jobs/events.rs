@@ -30,7 +30,12 @@ struct Seen {
 impl Seen {
     /// What stands before a run's own id.
     fn before(&self) -> String {
-        format!("{}:{}{}:", self.version, self.run, if self.whole { "!" } else { "" })
+        format!(
+            "{}:{}{}:",
+            self.version,
+            self.run,
+            if self.whole { "!" } else { "" }
+        )
     }
 
     fn id(&self) -> String {
@@ -48,9 +53,20 @@ impl FromStr for Seen {
         else {
             return Err(());
         };
-        let version = version.parse().ok().filter(|version| *version >= 0).ok_or(())?;
-        let (run, whole) = run.strip_suffix('!').map_or((run, false), |run| (run, true));
-        Ok(Seen { version, run: run.to_owned(), whole, of_run: of_run.parse()? })
+        let version = version
+            .parse()
+            .ok()
+            .filter(|version| *version >= 0)
+            .ok_or(())?;
+        let (run, whole) = run
+            .strip_suffix('!')
+            .map_or((run, false), |run| (run, true));
+        Ok(Seen {
+            version,
+            run: run.to_owned(),
+            whole,
+            of_run: of_run.parse()?,
+        })
     }
 }
 
@@ -70,10 +86,16 @@ pub(crate) async fn events(
     headers: HeaderMap,
 ) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
-    let seen = match headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default()) {
+    let seen = match headers
+        .get("last-event-id")
+        .map(|id| id.to_str().unwrap_or_default())
+    {
         None | Some("") => Seen::default(),
         Some(id) => id.parse().map_err(|()| {
-            Problem::invalid("this is no id of an event", "send the last `id:` of this stream, or none")
+            Problem::invalid(
+                "this is no id of an event",
+                "send the last `id:` of this stream, or none",
+            )
         })?,
     };
     let (to, body) = stream::body();
@@ -84,13 +106,20 @@ pub(crate) async fn events(
     Ok(of_runs::answer(body))
 }
 
-async fn follow(gateway: &Gateway, id: &str, mut seen: Seen, to: mpsc::Sender<Bytes>) -> Result<(), Gone> {
+async fn follow(
+    gateway: &Gateway,
+    id: &str,
+    mut seen: Seen,
+    to: mpsc::Sender<Bytes>,
+) -> Result<(), Gone> {
     let mut changes = gateway.jobs().watch(id);
     loop {
         changes.borrow_and_update();
         let name = id.to_owned();
         // Forgotten, or not to be had: the stream ends, and whoever wants more comes again.
-        let Ok(Some(row)) = gateway.look_up(move |served| served.job(&name)).await else { return Ok(()) };
+        let Ok(Some(row)) = gateway.look_up(move |served| served.job(&name)).await else {
+            return Ok(());
+        };
         let job = Job::of(gateway, &row);
         if row.version > seen.version {
             seen.version = row.version;
@@ -98,7 +127,8 @@ async fn follow(gateway: &Gateway, id: &str, mut seen: Seen, to: mpsc::Sender<By
         }
         if let Some(run) = unseen(&seen, &row.runs) {
             if seen.run != *run {
-                (seen.run, seen.whole, seen.of_run) = (run.clone(), false, of_runs::Seen::default());
+                (seen.run, seen.whole, seen.of_run) =
+                    (run.clone(), false, of_runs::Seen::default());
             }
             pass_on(gateway, &mut seen, to.clone()).await?;
             // What has become of the job meanwhile?
@@ -127,7 +157,11 @@ fn unseen<'a>(seen: &Seen, runs: &'a [String]) -> Option<&'a String> {
 }
 
 async fn send(to: &mpsc::Sender<Bytes>, seen: &Seen, event: &str, job: &Job) -> Result<(), Gone> {
-    let text = format!("id: {}\nevent: {event}\ndata: {}\n\n", seen.id(), job.text());
+    let text = format!(
+        "id: {}\nevent: {event}\ndata: {}\n\n",
+        seen.id(),
+        job.text()
+    );
     to.send(text.into()).await.map_err(|_| Gone)
 }
 
@@ -135,12 +169,22 @@ async fn send(to: &mpsc::Sender<Bytes>, seen: &Seen, event: &str, job: &Job) -> 
 async fn pass_on(gateway: &Gateway, seen: &mut Seen, to: mpsc::Sender<Bytes>) -> Result<(), Gone> {
     let (before, of_run) = (seen.before(), seen.of_run);
     (seen.whole, seen.of_run) = (true, of_runs::Seen::default());
-    let reader = Reader { before, at_end: Some(seen.id()), seen: of_run, hold: None, to };
+    let reader = Reader {
+        before,
+        at_end: Some(seen.id()),
+        seen: of_run,
+        hold: None,
+        to,
+    };
     let run = seen.run.clone();
     match gateway.runs().find(&run) {
         Some(live) => of_runs::until_ended(&live, reader).await,
         None => {
-            let row = gateway.look_up(move |served| served.run(&run)).await.ok().flatten();
+            let row = gateway
+                .look_up(move |served| served.run(&run))
+                .await
+                .ok()
+                .flatten();
             match row.and_then(|row| row.result) {
                 Some(result) => of_runs::all(&result, reader).await,
                 // Runs are forgotten sooner than jobs.
@@ -158,12 +202,26 @@ mod tests {
     fn an_id_says_how_much_was_seen() {
         let text = "3:01ABC:1.0.5.0";
         let seen: Seen = text.parse().unwrap();
-        assert_eq!((seen.version, seen.run.as_str(), seen.whole), (3, "01ABC", false));
+        assert_eq!(
+            (seen.version, seen.run.as_str(), seen.whole),
+            (3, "01ABC", false)
+        );
         assert_eq!(seen.id(), text);
         for text in ["0::0.0.0.0", "7:x!:0.0.0.0"] {
-            assert_eq!(text.parse::<Seen>().map(|seen| seen.id()), Ok(text.to_owned()));
+            assert_eq!(
+                text.parse::<Seen>().map(|seen| seen.id()),
+                Ok(text.to_owned())
+            );
         }
-        for text in ["", "1", "1:x", "x:y:0.0.0.0", "-1:y:0.0.0.0", "1:x:0.0.0.0:", "1:x:0"] {
+        for text in [
+            "",
+            "1",
+            "1:x",
+            "x:y:0.0.0.0",
+            "-1:y:0.0.0.0",
+            "1:x:0.0.0.0:",
+            "1:x:0",
+        ] {
             assert_eq!(text.parse::<Seen>(), Err(()), "{text}");
         }
     }
@@ -172,7 +230,15 @@ mod tests {
     fn runs_are_told_one_after_the_other() {
         let runs = ["a", "b"].map(str::to_owned);
         let next = |run: &str, whole| {
-            unseen(&Seen { run: run.to_owned(), whole, ..Seen::default() }, &runs).cloned()
+            unseen(
+                &Seen {
+                    run: run.to_owned(),
+                    whole,
+                    ..Seen::default()
+                },
+                &runs,
+            )
+            .cloned()
         };
         assert_eq!(next("", false).as_deref(), Some("a"));
         assert_eq!(next("a", false).as_deref(), Some("a"));

@@ -59,7 +59,10 @@ mod tests {
 
     #[test]
     fn everybody_has_turns_by_weight() {
-        assert_eq!(turns(&mut Fair::default(), &[("a", 1), ("b", 1)], 6), "ababab");
+        assert_eq!(
+            turns(&mut Fair::default(), &[("a", 1), ("b", 1)], 6),
+            "ababab"
+        );
         let mixed = turns(&mut Fair::default(), &[("a", 2), ("b", 1)], 9);
         assert_eq!(mixed.matches('a').count(), 6, "{mixed}");
         assert_eq!(turns(&mut Fair::default(), &[("a", 0)], 2), "aa");
@@ -69,7 +72,10 @@ mod tests {
     fn who_comes_late_is_next_and_has_no_credit() {
         let mut fair = Fair::default();
         assert_eq!(turns(&mut fair, &[("noisy", 1)], 3), "noisynoisynoisy");
-        assert_eq!(turns(&mut fair, &[("late", 1), ("noisy", 1)], 4), "latenoisylatenoisy");
+        assert_eq!(
+            turns(&mut fair, &[("late", 1), ("noisy", 1)], 4),
+            "latenoisylatenoisy"
+        );
         assert!(fair.next.len() <= 2);
     }
 

@@ -108,7 +108,8 @@ impl Jobs {
 
     /// How many more could run now.
     fn free(&self) -> usize {
-        self.slots.saturating_sub(Jobs::locked(&self.taken).values().sum())
+        self.slots
+            .saturating_sub(Jobs::locked(&self.taken).values().sum())
     }
 
     /// Tells when the job changes.
@@ -116,7 +117,10 @@ impl Jobs {
         let mut watched = Jobs::locked(&self.watched);
         // Whoever stopped following is forgotten with the next who begins.
         watched.retain(|_, changes| changes.receiver_count() > 0);
-        watched.entry(id.to_owned()).or_insert_with(|| watch::Sender::new(())).subscribe()
+        watched
+            .entry(id.to_owned())
+            .or_insert_with(|| watch::Sender::new(()))
+            .subscribe()
     }
 
     fn tell(&self, id: &str) {
@@ -156,7 +160,8 @@ impl Gateway {
 /// Forgets what is too old or too much, off the event loop.
 pub(crate) async fn forget(gateway: &Gateway) {
     let most = gateway.jobs().bounds.keep_jobs;
-    let pruned = gateway.look_up(move |served| served.prune_jobs(engine::now().0, most, MOST_BYTES / 2));
+    let pruned =
+        gateway.look_up(move |served| served.prune_jobs(engine::now().0, most, MOST_BYTES / 2));
     // What cannot be forgotten now is forgotten next time; why is said where it failed.
     _ = pruned.await;
 }

@@ -41,12 +41,20 @@ impl Terms {
     /// Of this order, at this moment.
     pub(super) fn of(order: &JobOrder, bounds: &JobBounds, now_ms: u64) -> Answer<Terms> {
         let (most_attempts, retry_on, pause_ms) = retries(order.retries.as_ref())?;
-        let webhook: Option<KeptWebhook> = order.webhook.clone().map(|order| order.checked()).transpose()?;
+        let webhook: Option<KeptWebhook> = order
+            .webhook
+            .clone()
+            .map(|order| order.checked())
+            .transpose()?;
         Ok(Terms {
             name: order.name.clone().map(name).transpose()?,
             labels: labels(&order.labels)?,
             priority: priority(order.priority)?,
-            not_before_ms: order.not_before.as_deref().map(|text| not_before(text, now_ms)).transpose()?,
+            not_before_ms: order
+                .not_before
+                .as_deref()
+                .map(|text| not_before(text, now_ms))
+                .transpose()?,
             most_attempts,
             retry_on,
             pause_ms,
@@ -66,15 +74,19 @@ fn is_plain(text: &str, most: usize) -> bool {
 fn name(name: String) -> Answer<String> {
     match is_plain(&name, LONGEST_NAME) {
         true => Ok(name),
-        false => Err(Problem::invalid("`name` is no name for a job", "give 1 to 100 characters")),
+        false => Err(Problem::invalid(
+            "`name` is no name for a job",
+            "give 1 to 100 characters",
+        )),
     }
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> Answer<String> {
     crate::wire::check_names(labels)?;
     let (key, value) = LONGEST_LABEL;
-    let fits =
-        |(name, text): (&String, &String)| is_plain(name, key) && (text.is_empty() || is_plain(text, value));
+    let fits = |(name, text): (&String, &String)| {
+        is_plain(name, key) && (text.is_empty() || is_plain(text, value))
+    };
     let text = serde_json::to_string(labels).unwrap_or_default();
     match labels.len() <= MOST_LABELS && labels.iter().all(fits) && text.len() <= MOST_LABEL_BYTES {
         true => Ok(text),
@@ -88,7 +100,10 @@ fn labels(labels: &BTreeMap<String, String>) -> Answer<String> {
 fn priority(priority: i32) -> Answer<i32> {
     match (-100..=100).contains(&priority) {
         true => Ok(priority),
-        false => Err(Problem::invalid("`priority` is out of range", "give -100 to 100")),
+        false => Err(Problem::invalid(
+            "`priority` is out of range",
+            "give -100 to 100",
+        )),
     }
 }
 
@@ -101,19 +116,34 @@ fn not_before(text: &str, now_ms: u64) -> Answer<u64> {
     })?;
     match moment.0 <= now_ms.saturating_add(FURTHEST_MS) {
         true => Ok(moment.0),
-        false => Err(Problem::invalid("`not_before` is too far ahead", "give a moment of the next 366 days")),
+        false => Err(Problem::invalid(
+            "`not_before` is too far ahead",
+            "give a moment of the next 366 days",
+        )),
     }
 }
 
 fn retries(order: Option<&RetryOrder>) -> Answer<(u32, String, u64)> {
-    let Some(order) = order else { return Ok((1, String::new(), 0)) };
-    let on = order.on.clone().unwrap_or_else(|| RETRIED.map(str::to_owned).to_vec());
+    let Some(order) = order else {
+        return Ok((1, String::new(), 0));
+    };
+    let on = order
+        .on
+        .clone()
+        .unwrap_or_else(|| RETRIED.map(str::to_owned).to_vec());
     if let Some(other) = on.iter().find(|name| !RETRIED.contains(&name.as_str())) {
         let shown: String = other.chars().take(64).collect();
         let title = format!("`retries.on` knows no `{}`", shown.escape_debug());
-        return Err(Problem::invalid(title, format!("there are {}", RETRIED.join(", "))));
+        return Err(Problem::invalid(
+            title,
+            format!("there are {}", RETRIED.join(", ")),
+        ));
     }
-    let pause = order.pause.as_ref().map(|pause| pause.parse::<Time>("retries.pause")).transpose()?;
+    let pause = order
+        .pause
+        .as_ref()
+        .map(|pause| pause.parse::<Time>("retries.pause"))
+        .transpose()?;
     let pause = pause.map_or(USUAL_PAUSE, |pause| pause.0);
     if order.most > MOST_RETRIES || pause > LONGEST_PAUSE || on.len() > RETRIED.len() {
         let hint = "give at most 100 retries, each status once, and a pause of at most 1h";
@@ -124,7 +154,10 @@ fn retries(order: Option<&RetryOrder>) -> Answer<(u32, String, u64)> {
 
 fn after(after: &[String]) -> Answer<Vec<String>> {
     if after.len() > MOST_AFTER {
-        return Err(Problem::invalid("`after` names too many jobs", "name at most 100"));
+        return Err(Problem::invalid(
+            "`after` names too many jobs",
+            "name at most 100",
+        ));
     }
     let mut once: Vec<String> = Vec::new();
     for id in after {
@@ -141,13 +174,25 @@ fn after(after: &[String]) -> Answer<Vec<String>> {
 /// There is none, or it is somebody else's: nobody learns which.
 pub(super) fn unknown_job(id: &str) -> Problem {
     let shown: String = id.chars().take(64).collect();
-    let title = format!("`after` names `{}`, and there is no such job", shown.escape_debug());
+    let title = format!(
+        "`after` names `{}`, and there is no such job",
+        shown.escape_debug()
+    );
     let hint = Some("name jobs that were accepted and are not forgotten yet".to_owned());
-    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_spec", title, hint)
+    Problem::new(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "invalid_spec",
+        title,
+        hint,
+    )
 }
 
 fn keep(order: &JobOrder, bounds: &JobBounds) -> Answer<u64> {
-    let asked = order.keep_for.as_ref().map(|time| time.parse::<Time>("keep_for")).transpose()?;
+    let asked = order
+        .keep_for
+        .as_ref()
+        .map(|time| time.parse::<Time>("keep_for"))
+        .transpose()?;
     let keep = asked.map_or(bounds.keep_for, |time| time.0);
     match keep <= bounds.keep_for {
         true => Ok(keep.as_millis() as u64),
@@ -171,7 +216,12 @@ pub(super) fn admit(
     let run = match (order.run, order.agent) {
         (Some(run), None) => run,
         (None, Some(agent)) => agent.into_run(id.as_str())?,
-        _ => return Err(Problem::invalid("a job has either `run` or `agent`", "give one of them")),
+        _ => {
+            return Err(Problem::invalid(
+                "a job has either `run` or `agent`",
+                "give one of them",
+            ));
+        }
     };
     if run.is_named() {
         let hint = "leave `run_id` and `job_id` away: the job has its own name, and each try, too";
@@ -196,8 +246,14 @@ mod tests {
     #[test]
     fn what_is_not_said_is_the_usual() {
         let usual = terms("{}").unwrap();
-        assert_eq!((usual.most_attempts, usual.retry_on.as_str(), usual.rerun), (1, "", false));
-        assert_eq!((usual.labels.as_str(), usual.priority, usual.keep_ms), ("{}", 0, 604_800_000));
+        assert_eq!(
+            (usual.most_attempts, usual.retry_on.as_str(), usual.rerun),
+            (1, "", false)
+        );
+        assert_eq!(
+            (usual.labels.as_str(), usual.priority, usual.keep_ms),
+            ("{}", 0, 604_800_000)
+        );
         let retries = terms(r#"{"retries":{"most":2}}"#).unwrap();
         assert_eq!((retries.most_attempts, retries.pause_ms), (3, 10_000));
         assert_eq!(retries.retry_on, "failed timed_out oom_killed lost");
@@ -205,8 +261,14 @@ mod tests {
             r#"{"not_before":"2030-01-01T00:00:01Z","after":["a","b","a"],"on_lost":"rerun","keep_for":"1h"}"#,
         );
         let said = said.unwrap();
-        assert_eq!((said.not_before_ms, said.rerun), (Some(1_893_456_001_000), true));
-        assert_eq!((said.after, said.keep_ms), (vec!["a".to_owned(), "b".to_owned()], 3_600_000));
+        assert_eq!(
+            (said.not_before_ms, said.rerun),
+            (Some(1_893_456_001_000), true)
+        );
+        assert_eq!(
+            (said.after, said.keep_ms),
+            (vec!["a".to_owned(), "b".to_owned()], 3_600_000)
+        );
     }
 
     #[test]
@@ -228,11 +290,15 @@ mod tests {
         }
         let listed = r#"[{"labels":{"$serde_json::private::RawValue":"x"}}]"#;
         let usual = serde_json::from_str::<serde_json::Value>(listed);
-        assert!(usual.is_err(), "the control: a list with such a label could not be read: {usual:?}");
+        assert!(
+            usual.is_err(),
+            "the control: a list with such a label could not be read: {usual:?}"
+        );
         assert!(terms(r#"{"labels":{"$serde_json":"x"}}"#).is_ok());
         let labels = |count: usize, value: &str| {
-            let all: BTreeMap<_, _> =
-                (0..count).map(|number| (number.to_string(), value.repeat(255))).collect();
+            let all: BTreeMap<_, _> = (0..count)
+                .map(|number| (number.to_string(), value.repeat(255)))
+                .collect();
             terms(&serde_json::json!({ "labels": all }).to_string()).map(drop)
         };
         assert_eq!((labels(15, "x"), labels(16, "x")), (Ok(()), Err(400)));
@@ -242,7 +308,11 @@ mod tests {
             "bytes, not characters"
         );
         assert_eq!(terms(r#"{"after":["../x"]}"#).map(drop), Err(422));
-        for unknown in [r#"{"ru":{}}"#, r#"{"on_lost":"again"}"#, r#"{"retries":{"times":1}}"#] {
+        for unknown in [
+            r#"{"ru":{}}"#,
+            r#"{"on_lost":"again"}"#,
+            r#"{"retries":{"times":1}}"#,
+        ] {
             assert_eq!(terms(unknown).map(drop), Err(0), "{unknown}");
         }
     }

@@ -29,7 +29,9 @@ use std::{sync::Arc, time::Duration};
 use store::{
     DatabaseError,
     audit::{Decision, Entry},
-    jobs::{Added, Cancelled, Change, JobFilter, JobRoom, JobRow, Listed, NewJob, Retried, WhichBound},
+    jobs::{
+        Added, Cancelled, Change, JobFilter, JobRoom, JobRow, Listed, NewJob, Retried, WhichBound,
+    },
     served::Writing,
 };
 use utoipa::{IntoParams, ToSchema};
@@ -80,7 +82,10 @@ type Asked<T> = Result<Query<T>, axum::extract::rejection::QueryRejection>;
 
 fn query<T>(asked: Asked<T>) -> Answer<T> {
     let Query(asked) = asked.map_err(|error| {
-        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
+        Problem::invalid(
+            format!("the query cannot be read: {}", error.body_text()),
+            "see /openapi.json",
+        )
     })?;
     Ok(asked)
 }
@@ -89,7 +94,10 @@ fn query<T>(asked: Asked<T>) -> Answer<T> {
 pub(super) async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<JobRow> {
     caller.require(Scope::Runs)?;
     let id = id.to_owned();
-    let found = gateway.look_up(move |served| served.job(&id)).await?.filter(|row| caller.sees(&row.tenant));
+    let found = gateway
+        .look_up(move |served| served.job(&id))
+        .await?
+        .filter(|row| caller.sees(&row.tenant));
     found.ok_or_else(|| Problem::not_found("job"))
 }
 
@@ -112,23 +120,42 @@ async fn create(
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     gateway.has_room()?;
-    let promise = runs::promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
+    let promise =
+        runs::promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let id = engine::fresh_id();
     let order = raw.json::<JobOrder>()?;
     let at_ms = engine::now().0;
-    order.webhook.as_ref().map_or(Ok(()), |webhook| webhook.allowed(&gateway))?;
+    order
+        .webhook
+        .as_ref()
+        .map_or(Ok(()), |webhook| webhook.allowed(&gateway))?;
     let terms = Terms::of(&order, &gateway.jobs().bounds, at_ms)?;
     let is_now = terms.not_before_ms.is_none_or(|moment| moment <= at_ms);
     // Whoever asks hears of mistakes now; at its start it is measured again.
     let (spec, _) = order::admit(&gateway, &caller, order, &id)?;
-    let needs =
-        Needs { what: What::Job, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
+    let needs = Needs {
+        what: What::Job,
+        llm: spec.grants.llm.is_some(),
+        storage: spec.sandbox.copy_on_write,
+    };
     // What is to run another day has that day's CPU time and money, and is asked for them then.
-    let may = if is_now { gateway.may_begin(&caller.tenant, needs).await } else { Ok(()) };
+    let may = if is_now {
+        gateway.may_begin(&caller.tenant, needs).await
+    } else {
+        Ok(())
+    };
     let Ok(order) = String::from_utf8(raw.0.to_vec()) else {
         return Err(wire::unreadable("it is not UTF-8"));
     };
-    let new = Accepting { id: id.clone(), caller: caller.clone(), at_ms, terms, order, promise, may };
+    let new = Accepting {
+        id: id.clone(),
+        caller: caller.clone(),
+        at_ms,
+        terms,
+        order,
+        promise,
+        may,
+    };
     match to_its_end(take(gateway.clone(), new)).await? {
         Taken::New(row, _) => accepted(&gateway, &row),
         Taken::Before(id) => accepted(&gateway, &promised(&gateway, &caller, &id).await?),
@@ -137,13 +164,20 @@ async fn create(
 }
 
 /// Goes on even if whoever asked hangs up: what is written down is carried out.
-async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Answer<T>> + Send + 'static) -> Answer<T> {
-    tokio::spawn(work).await.map_err(|_| crate::writer::busy())?
+async fn to_its_end<T: Send + 'static>(
+    work: impl Future<Output = Answer<T>> + Send + 'static,
+) -> Answer<T> {
+    tokio::spawn(work)
+        .await
+        .map_err(|_| crate::writer::busy())?
 }
 
 async fn take(gateway: Gateway, new: Accepting) -> Answer<Taken> {
     let of = gateway.clone();
-    let taken = gateway.durable().write(move |writing| new.accept(&of, writing)).await?;
+    let taken = gateway
+        .durable()
+        .write(move |writing| new.accept(&of, writing))
+        .await?;
     if let Taken::New(_, changes) = &taken {
         change::after(&gateway, changes);
     }
@@ -151,7 +185,12 @@ async fn take(gateway: Gateway, new: Accepting) -> Answer<Taken> {
 }
 
 fn about(caller: &Caller) -> Entry<'_> {
-    Entry { what: "job.accept", tenant: &caller.tenant, key: &caller.key, ..Entry::default() }
+    Entry {
+        what: "job.accept",
+        tenant: &caller.tenant,
+        key: &caller.key,
+        ..Entry::default()
+    }
 }
 
 /// A job that is about to be written down.
@@ -193,7 +232,10 @@ impl Accepting {
             after: &terms.after,
             webhook: terms.webhook.as_deref(),
             order: &self.order,
-            promise: self.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
+            promise: self
+                .promise
+                .as_ref()
+                .map(|(name, body)| (name.as_str(), *body)),
         };
         let room = gateway.job_room(&self.caller.tenant);
         let queued = if self.may.is_ok() { room.queued } else { 0 };
@@ -205,9 +247,18 @@ impl Accepting {
         };
         let problem = match (added, self.may) {
             (Added::New | Added::InVain(_), _) => {
-                let entry =
-                    Entry { decision: Decision::Allowed, job: self.id.as_str(), ..about(&self.caller) };
-                change::note(gateway, &Entry { rule: Scope::Runs.name(), ..entry })?;
+                let entry = Entry {
+                    decision: Decision::Allowed,
+                    job: self.id.as_str(),
+                    ..about(&self.caller)
+                };
+                change::note(
+                    gateway,
+                    &Entry {
+                        rule: Scope::Runs.name(),
+                        ..entry
+                    },
+                )?;
                 change::follow(gateway, writing, &changes, self.at_ms)?;
                 let row = writing.job(self.id.as_str())?;
                 return Ok(row.map_or_else(
@@ -261,17 +312,29 @@ fn full(bound: WhichBound) -> Problem {
             "let one job come after it, and the others after that one; those that have ended count until they are forgotten",
         ),
     };
-    Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint.to_owned()))
+    Problem::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        "quota_exceeded",
+        title,
+        Some(hint.to_owned()),
+    )
 }
 
 /// The job that this key was promised. A promise may outlive its job; it is not run again all the same.
 async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<JobRow> {
     let id = id.to_owned();
-    let found =
-        gateway.look_up(move |served| served.job(&id)).await?.filter(|row| row.tenant == caller.tenant);
+    let found = gateway
+        .look_up(move |served| served.job(&id))
+        .await?
+        .filter(|row| row.tenant == caller.tenant);
     found.ok_or_else(|| {
         let hint = Some("use a new key to run it again".to_owned());
-        Problem::new(StatusCode::GONE, "lost", "the job of this Idempotency-Key is forgotten", hint)
+        Problem::new(
+            StatusCode::GONE,
+            "lost",
+            "the job of this Idempotency-Key is forgotten",
+            hint,
+        )
     })
 }
 
@@ -287,20 +350,29 @@ fn accepted(gateway: &Gateway, row: &JobRow) -> Answer<Response> {
 #[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(Which), responses(
     (status = 200, description = "One page of them, without results", body = JobList),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which>) -> Answer<Response> {
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    which: Asked<Which>,
+) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     let which = query(which)?;
     let known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
     if which.status.as_ref().is_some_and(|status| !known(status)) {
         let names = Status::ALL.map(Status::name).join(", ");
-        return Err(Problem::invalid("there is no such status", format!("there are {names}")));
+        return Err(Problem::invalid(
+            "there is no such status",
+            format!("there are {names}"),
+        ));
     }
     let limit = which.limit.unwrap_or(USUALLY_LISTED);
     if !(1..=store::served::MOST_LISTED).contains(&limit) {
         return Err(Problem::invalid("`limit` is out of range", "give 1 to 200"));
     }
     let label = |text: String| {
-        let split = text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let split = text
+            .split_once('=')
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
         split.ok_or_else(|| Problem::invalid("`label` is no label", "write label=name=value"))
     };
     let filter = JobFilter {
@@ -309,7 +381,9 @@ async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which
         name: which.name,
         label: which.label.map(label).transpose()?,
         open: false,
-        before: gateway.cursors().open(&caller.tenant, List::Jobs, which.before.as_deref())?,
+        before: gateway
+            .cursors()
+            .open(&caller.tenant, List::Jobs, which.before.as_deref())?,
         limit,
     };
     let (of, tenant) = (gateway.clone(), caller.tenant.clone());
@@ -322,7 +396,9 @@ fn page(gateway: &Gateway, tenant: &str, Listed { rows, before }: Listed) -> Ans
     let (jobs, more) = Room::new().fill(rows.iter().map(|row| Job::of(gateway, row)));
     let last = jobs.len().checked_sub(1).map(|last| rows[last].n);
     let before = if more { last } else { before };
-    let before = before.map(|n| gateway.cursors().seal(tenant, List::Jobs, n)).transpose()?;
+    let before = before
+        .map(|n| gateway.cursors().seal(tenant, List::Jobs, n))
+        .transpose()?;
     Ok(JobList { jobs, before })
 }
 
@@ -330,7 +406,9 @@ fn page(gateway: &Gateway, tenant: &str, Listed { rows, before }: Listed) -> Ans
 async fn whole(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
     let row = row(gateway, caller, id).await?;
     let id = row.id.clone();
-    let result = gateway.look_up(move |served| served.job_result(&id)).await?;
+    let result = gateway
+        .look_up(move |served| served.job_result(&id))
+        .await?;
     let text = Job::of(gateway, &row).whole(result.as_deref());
     let mut response = fitting::sent(gateway.answering(), &caller.tenant, text)
         .map_err(|problem| problem.about(format!("/v1/jobs/{}", row.id)))?;
@@ -345,7 +423,11 @@ async fn whole(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response>
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path,)), responses(
     (status = 200, description = "The job, with the `result` of its last try once there is one", body = Job),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+async fn get(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Response> {
     let mut response = whole(&gateway, &caller, &id).await?;
     *response.status_mut() = StatusCode::OK;
     Ok(response)
@@ -359,7 +441,11 @@ async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<Stri
     (status = 200, description = "It has ended; the job", body = Job),
     (status = 202, description = "It is still ending", body = Job),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+async fn cancel(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
     if let Some(live) = to_its_end(end(gateway.clone(), row, caller.key.clone())).await? {
         // Whether it has ended by then, the job says.
@@ -372,8 +458,20 @@ async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<S
 async fn end(gateway: Gateway, row: JobRow, key: String) -> Answer<Option<Arc<Live>>> {
     let (of, id, at_ms) = (gateway.clone(), row.id.clone(), engine::now().0);
     let cancelled = gateway.durable().write(move |writing| {
-        let entry = Entry { what: "job.cancel", decision: Decision::Allowed, ..Entry::default() };
-        change::note(&of, &Entry { tenant: &row.tenant, key: &key, job: &row.id, ..entry })?;
+        let entry = Entry {
+            what: "job.cancel",
+            decision: Decision::Allowed,
+            ..Entry::default()
+        };
+        change::note(
+            &of,
+            &Entry {
+                tenant: &row.tenant,
+                key: &key,
+                job: &row.id,
+                ..entry
+            },
+        )?;
         let cancelled = writing.cancel_job(&row.id, at_ms)?;
         if let Cancelled::Queued(changes) = &cancelled {
             change::follow(&of, writing, changes, at_ms)?;
@@ -400,14 +498,19 @@ async fn end(gateway: Gateway, row: JobRow, key: String) -> Answer<Option<Arc<Li
     (status = 202, description = "It waits", body = Job),
     (status = 409, description = "It is not over, or waits in vain", body = Problem, content_type = "application/problem+json"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn retry(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+async fn retry(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Response> {
     let before = row(&gateway, &caller, &id).await?;
     gateway.has_room()?;
     match to_its_end(again(gateway.clone(), before, caller.key.clone())).await? {
         Retried::Queued => accepted(&gateway, &row(&gateway, &caller, &id).await?),
-        Retried::NotFinal => {
-            Err(Problem::conflict("the job has not ended", "wait for its end, or cancel it first"))
-        }
+        Retried::NotFinal => Err(Problem::conflict(
+            "the job has not ended",
+            "wait for its end, or cancel it first",
+        )),
         Retried::InVain(needed) => Err(Problem::conflict(
             format!("it comes after the job `{needed}`, which did not succeed"),
             "retry that one first",
@@ -426,9 +529,25 @@ async fn again(gateway: Gateway, before: JobRow, key: String) -> Answer<Retried>
     let (of, id, at_ms) = (gateway.clone(), before.id.clone(), engine::now().0);
     let retried = gateway.durable().write(move |writing| {
         let retried = writing.retry_job(&before.id, at_ms, &of.job_room(&before.tenant))?;
-        let decision = if retried == Retried::Queued { Decision::Allowed } else { Decision::Refused };
-        let entry = Entry { what: "job.retry", decision, ..Entry::default() };
-        change::note(&of, &Entry { tenant: &before.tenant, key: &key, job: &before.id, ..entry })?;
+        let decision = if retried == Retried::Queued {
+            Decision::Allowed
+        } else {
+            Decision::Refused
+        };
+        let entry = Entry {
+            what: "job.retry",
+            decision,
+            ..Entry::default()
+        };
+        change::note(
+            &of,
+            &Entry {
+                tenant: &before.tenant,
+                key: &key,
+                job: &before.id,
+                ..entry
+            },
+        )?;
         Ok(retried)
     });
     let retried = retried.await?;
@@ -453,7 +572,12 @@ async fn logs(
     let stream = match query(which)?.stream.as_deref() {
         None | Some("stdout") => Stream::Stdout,
         Some("stderr") => Stream::Stderr,
-        Some(_) => return Err(Problem::invalid("there is no such stream", "there are stdout, stderr")),
+        Some(_) => {
+            return Err(Problem::invalid(
+                "there is no such stream",
+                "there are stdout, stderr",
+            ));
+        }
     };
     let live = row.run.as_deref().and_then(|run| gateway.runs().find(run));
     let (bytes, truncated) = match live {
@@ -462,14 +586,25 @@ async fn logs(
             .map_err(|_| crate::writer::busy())?,
         None => {
             let id = row.id.clone();
-            kept(gateway.look_up(move |served| served.job_result(&id)).await?, stream)
+            kept(
+                gateway
+                    .look_up(move |served| served.job_result(&id))
+                    .await?,
+                stream,
+            )
         }
     };
     let mut response = fitting::sent(gateway.answering(), &caller.tenant, bytes)?;
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     // What a program wrote is not for a browser to make a page of.
-    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    headers.insert(
+        "x-content-type-options",
+        HeaderValue::from_static("nosniff"),
+    );
     if truncated {
         headers.insert("airlock-truncated", HeaderValue::from_static("true"));
     }
@@ -480,7 +615,11 @@ async fn logs(
 fn written(feed: &engine::Feed, stream: Stream) -> (Vec<u8>, bool) {
     let (mut bytes, mut from, mut truncated) = (Vec::new(), 0, false);
     let [stdout, stderr] = feed.lengths();
-    let end = if stream == Stream::Stdout { stdout } else { stderr };
+    let end = if stream == Stream::Stdout {
+        stdout
+    } else {
+        stderr
+    };
     loop {
         let piece = feed.read(stream, from, LARGEST_PIECE);
         truncated |= piece.from > from;
@@ -494,14 +633,20 @@ fn written(feed: &engine::Feed, stream: Stream) -> (Vec<u8>, bool) {
 
 /// What is kept of it.
 fn kept(result: Option<String>, stream: Stream) -> (Vec<u8>, bool) {
-    let result: Value = result.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    let result: Value = result
+        .and_then(|text| serde_json::from_str(&text).ok())
+        .unwrap_or_default();
     let name = match stream {
         Stream::Stdout => "stdout",
         Stream::Stderr => "stderr",
     };
     let text = result[name].as_str().map(|text| text.as_bytes().to_vec());
-    let bytes = text.or_else(|| wire::decoded(result[format!("{name}_base64")].as_str()?, name).ok());
-    (bytes.unwrap_or_default(), result["truncated"][name].as_bool() == Some(true))
+    let bytes =
+        text.or_else(|| wire::decoded(result[format!("{name}_base64")].as_str()?, name).ok());
+    (
+        bytes.unwrap_or_default(),
+        result["truncated"][name].as_bool() == Some(true),
+    )
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

@@ -6,7 +6,12 @@ use serde_json::json;
 
 fn caller(name: &str) -> Caller {
     let validity = crate::validity::InUse::default().watch(name);
-    Caller { key: name.to_owned(), tenant: name.to_owned(), scopes: vec![Scope::Runs], validity }
+    Caller {
+        key: name.to_owned(),
+        tenant: name.to_owned(),
+        scopes: vec![Scope::Runs],
+        validity,
+    }
 }
 
 /// Jobs of hers, with this label each, that are tried twice.
@@ -42,12 +47,25 @@ fn add(gateway: &Gateway, numbers: std::ops::Range<usize>, label: &str) {
 }
 
 async fn listed(gateway: &Gateway, name: &str, before: Option<String>) -> Answer<Value> {
-    asked(gateway, name, Which { status: None, name: None, label: None, limit: Some(200), before }).await
+    asked(
+        gateway,
+        name,
+        Which {
+            status: None,
+            name: None,
+            label: None,
+            limit: Some(200),
+            before,
+        },
+    )
+    .await
 }
 
 async fn asked(gateway: &Gateway, name: &str, which: Which) -> Answer<Value> {
     let response = list(State(gateway.clone()), caller(name), Ok(Query(which))).await?;
-    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX)
+        .await
+        .unwrap();
     assert!(body.len() < fitting::MOST_BYTES * 11 / 10, "{}", body.len());
     Ok(serde_json::from_slice(&body).unwrap())
 }
@@ -68,7 +86,10 @@ async fn a_page_that_does_not_fit_goes_on_behind_what_does() {
             break;
         }
     }
-    let all: Vec<_> = (0..150).rev().map(|number| format!("job-{number}")).collect();
+    let all: Vec<_> = (0..150)
+        .rev()
+        .map(|number| format!("job-{number}"))
+        .collect();
     assert_eq!((seen, pages), (all, 2));
 }
 
@@ -80,10 +101,20 @@ async fn a_list_is_made_only_where_its_tenant_has_room_for_it() {
     for (shares, amount) in [(gateway.answering(), 60 << 20), (gateway.working(), 16)] {
         let mut taken = shares.of("her");
         shares.add(&mut taken, amount).unwrap();
-        assert_eq!(listed(&gateway, "her", None).await.unwrap_err().status(), 429);
-        assert_eq!(listed(&gateway, "him", None).await.unwrap()["jobs"], json!([]), "others have theirs");
+        assert_eq!(
+            listed(&gateway, "her", None).await.unwrap_err().status(),
+            429
+        );
+        assert_eq!(
+            listed(&gateway, "him", None).await.unwrap()["jobs"],
+            json!([]),
+            "others have theirs"
+        );
     }
-    assert_eq!(listed(&gateway, "her", None).await.unwrap()["jobs"][0]["job_id"], "job-0");
+    assert_eq!(
+        listed(&gateway, "her", None).await.unwrap()["jobs"][0]["job_id"],
+        "job-0"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,14 +125,28 @@ async fn a_list_by_label_goes_on_behind_what_was_looked_through() {
     add(&gateway, 1..2001, "other");
     let page = async |before| {
         let label = Some("label=wanted".to_owned());
-        let which = Which { status: None, name: None, label, limit: None, before };
+        let which = Which {
+            status: None,
+            name: None,
+            label,
+            limit: None,
+            before,
+        };
         let page = asked(&gateway, "her", which).await.unwrap();
-        let ids =
-            page["jobs"].as_array().unwrap().iter().map(|job| job["job_id"].clone()).collect::<Vec<_>>();
+        let ids = page["jobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|job| job["job_id"].clone())
+            .collect::<Vec<_>>();
         (ids, page["before"].as_str().map(str::to_owned))
     };
     let (none, before) = page(None).await;
-    assert_eq!((none, before.is_some()), (vec![], true), "it goes on behind the oldest that was looked at");
+    assert_eq!(
+        (none, before.is_some()),
+        (vec![], true),
+        "it goes on behind the oldest that was looked at"
+    );
     assert_eq!(page(before).await, (vec![json!("job-0")], None));
 }
 
@@ -117,13 +162,23 @@ async fn what_runs_when_all_is_cancelled_does_not_come_back_for_another_try() {
         })
     };
     let fail = |id: &'static str| {
-        let end = store::jobs::End { status: "failed", result: None, error: None, at_ms: 2 };
-        let changes =
-            gateway.served().together_durably(|writing| writing.end_job(&format!("run-{id}"), &end));
+        let end = store::jobs::End {
+            status: "failed",
+            result: None,
+            error: None,
+            at_ms: 2,
+        };
+        let changes = gateway
+            .served()
+            .together_durably(|writing| writing.end_job(&format!("run-{id}"), &end));
         changes.unwrap()[0].status.clone()
     };
     ["job-0", "job-1"].iter().for_each(|id| write(id).unwrap());
-    assert_eq!(fail("job-0"), "queued", "the control: it would be tried again");
+    assert_eq!(
+        fail("job-0"),
+        "queued",
+        "the control: it would be tried again"
+    );
     let cancelled = change::cancel_all(&gateway, "admin").await.unwrap();
     assert_eq!(cancelled, ["job-2", "job-0"], "those that waited");
     assert_eq!(fail("job-1"), "failed");

@@ -43,8 +43,13 @@ struct Slot {
 
 impl Slot {
     fn take(gateway: &Gateway, tenant: &str) -> Slot {
-        *Jobs::locked(&gateway.jobs().taken).entry(tenant.to_owned()).or_default() += 1;
-        Slot { gateway: gateway.clone(), tenant: tenant.to_owned() }
+        *Jobs::locked(&gateway.jobs().taken)
+            .entry(tenant.to_owned())
+            .or_default() += 1;
+        Slot {
+            gateway: gateway.clone(),
+            tenant: tenant.to_owned(),
+        }
     }
 }
 
@@ -116,7 +121,10 @@ async fn look(gateway: &Gateway, fair: &mut Fair) -> Answer<Look> {
     let now = engine::now().0;
     if due.is_some_and(|due| due <= now) {
         // A power cut may take it back: then it is due again.
-        let moved = gateway.writer().write(move |writing| writing.due_jobs(now, MOST_DUE)).await?;
+        let moved = gateway
+            .writer()
+            .write(move |writing| writing.due_jobs(now, MOST_DUE))
+            .await?;
         moved.iter().for_each(|id| gateway.jobs().tell(id));
         (due, tenants) = asked().await?;
     }
@@ -138,11 +146,19 @@ async fn look(gateway: &Gateway, fair: &mut Fair) -> Answer<Look> {
             Ok(None)
         })
         .await?;
-    let Some((id, tenant)) = first else { return Ok(Look::Until(due)) };
+    let Some((id, tenant)) = first else {
+        return Ok(Look::Until(due));
+    };
     fair.charge(&tenant, gateway.quota(&tenant).weight);
     let slot = Slot::take(gateway, &tenant);
     Jobs::locked(&gateway.jobs().starting).insert(id.clone(), tenant);
-    Ok(Look::Found(Picked { gateway: gateway.clone(), id }, slot))
+    Ok(Look::Found(
+        Picked {
+            gateway: gateway.clone(),
+            id,
+        },
+        slot,
+    ))
 }
 
 /// Those that may have one more slot and run. Whoever is at his bound is passed over, and keeps nobody waiting.
@@ -176,7 +192,11 @@ mod tests {
 
     #[test]
     fn nobody_takes_what_is_for_those_who_have_none() {
-        let most = |slots: usize| (0..slots).take_while(|own| may_take(slots, slots - own, *own > 0)).count();
+        let most = |slots: usize| {
+            (0..slots)
+                .take_while(|own| may_take(slots, slots - own, *own > 0))
+                .count()
+        };
         assert_eq!([1, 2, 4, 16, 64].map(most), [1, 1, 3, 14, 56]);
         assert!(may_take(4, 1, false) && !may_take(4, 1, true) && !may_take(4, 0, false));
     }

@@ -47,7 +47,10 @@ impl Job {
     /// As it stands now.
     pub(crate) fn of(gateway: &Gateway, row: &JobRow) -> Job {
         let time = |ms: Option<u64>| ms.map(|ms| Timestamp(ms).to_string());
-        let webhook = row.webhook.as_deref().and_then(|text| serde_json::from_str::<KeptWebhook>(text).ok());
+        let webhook = row
+            .webhook
+            .as_deref()
+            .and_then(|text| serde_json::from_str::<KeptWebhook>(text).ok());
         Job {
             job_id: row.id.clone(),
             name: row.name.clone(),
@@ -60,13 +63,21 @@ impl Job {
             runs: row.runs.clone(),
             accepted_at: Timestamp(row.accepted_ms).to_string(),
             not_before: time(row.not_before_ms),
-            next_try_at: time(Some(row.due_ms).filter(|_| row.waits_for.as_deref() == Some("time"))),
+            next_try_at: time(
+                Some(row.due_ms).filter(|_| row.waits_for.as_deref() == Some("time")),
+            ),
             started_at: time(row.started_ms),
             ended_at: time(row.ended_ms),
             after: row.after.clone(),
-            waiting_for: row.waits_for.as_deref().map(|word| waiting_for(gateway, row, word).to_owned()),
+            waiting_for: row
+                .waits_for
+                .as_deref()
+                .map(|word| waiting_for(gateway, row, word).to_owned()),
             webhook: webhook.map(|kept| webhook::shown(kept, row.told.as_ref())),
-            error: row.error.as_deref().and_then(|text| serde_json::from_str(text).ok()),
+            error: row
+                .error
+                .as_deref()
+                .and_then(|text| serde_json::from_str(text).ok()),
         }
     }
 
@@ -88,10 +99,14 @@ impl Job {
 }
 
 fn waiting_for<'a>(gateway: &Gateway, row: &JobRow, word: &'a str) -> &'a str {
-    let may_not = || gateway.runs_full(&row.tenant).is_some() || gateway.has_cpu(&row.tenant).is_err();
+    let may_not =
+        || gateway.runs_full(&row.tenant).is_some() || gateway.has_cpu(&row.tenant).is_err();
     // It was its turn, and there was none of what it needs.
     let was_put_off = || {
-        let error: Option<Value> = row.error.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        let error: Option<Value> = row
+            .error
+            .as_deref()
+            .and_then(|text| serde_json::from_str(text).ok());
         error.is_some_and(|error| error["code"].as_str().is_some_and(is_quota))
     };
     match word == "turn" && may_not() || word == "time" && was_put_off() {

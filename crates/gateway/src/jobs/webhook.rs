@@ -48,7 +48,11 @@ impl Webhooks {
     pub(crate) fn new(settings: WebhookSettings, engine: &Engine) -> Webhooks {
         let WebhookSettings { attempts, courier } = settings;
         let signer = signature::Signer::new(engine.clone());
-        Webhooks { courier: engine.courier(courier), attempts: attempts.max(1), signer }
+        Webhooks {
+            courier: engine.courier(courier),
+            attempts: attempts.max(1),
+            signer,
+        }
     }
 }
 
@@ -86,7 +90,9 @@ impl WebhookOrder {
     /// Whether the operator lets notices go there, as far as the address says.
     pub(crate) fn allowed(&self, gateway: &Gateway) -> Answer<()> {
         let checked = gateway.webhooks().courier.check(&self.url);
-        checked.map(drop).map_err(|bad| Problem::invalid(format!("`webhook.url`: {bad}"), bad.hint))
+        checked
+            .map(drop)
+            .map_err(|bad| Problem::invalid(format!("`webhook.url`: {bad}"), bad.hint))
     }
 
     /// Checks what can be said of it without the operator's rules.
@@ -99,8 +105,13 @@ impl WebhookOrder {
                 "there are running, final",
             ));
         }
-        let events = EVENTS.into_iter().filter(|event| given.iter().any(|given| given == event));
-        Ok(KeptWebhook { url: self.url, events: events.map(str::to_owned).collect() })
+        let events = EVENTS
+            .into_iter()
+            .filter(|event| given.iter().any(|given| given == event));
+        Ok(KeptWebhook {
+            url: self.url,
+            events: events.map(str::to_owned).collect(),
+        })
     }
 }
 
@@ -120,17 +131,40 @@ pub(crate) fn enqueue(
     let id = format!("msg_{}", engine::fresh_id());
     let body = notice(event, at_ms, body);
     let (url, body) = (webhook.url.as_str(), body.as_str());
-    webhooks::enqueue(writing, &NewNotice { id: &id, job, tenant, url, event, at_ms, body })
+    webhooks::enqueue(
+        writing,
+        &NewNotice {
+            id: &id,
+            job,
+            tenant,
+            url,
+            event,
+            at_ms,
+            body,
+        },
+    )
 }
 
 /// How far the webhook of a job is.
 pub(crate) fn shown(webhook: KeptWebhook, progress: Option<&Progress>) -> Shown {
     let url = webhook.url;
     match progress {
-        None => Shown { url, state: "none".to_owned(), attempts: 0, error: None },
-        Some(Progress { state, attempts, problem }) => {
-            Shown { url, state: state.clone(), attempts: *attempts, error: problem.clone() }
-        }
+        None => Shown {
+            url,
+            state: "none".to_owned(),
+            attempts: 0,
+            error: None,
+        },
+        Some(Progress {
+            state,
+            attempts,
+            problem,
+        }) => Shown {
+            url,
+            state: state.clone(),
+            attempts: *attempts,
+            error: problem.clone(),
+        },
     }
 }
 
@@ -140,8 +174,19 @@ fn notice(event: &str, at_ms: u64, job: String) -> String {
     // It is ours; if it were no JSON, it would be passed on as text.
     let mut data = serde_json::from_str(&job).unwrap_or(Value::String(job));
     if is_long && let Some(result) = data.get_mut("result").and_then(Value::as_object_mut) {
-        let words = ["stdout", "stderr", "stdout_base64", "stderr_base64", "output", "denials", "notes"];
-        let left_out: Vec<_> = words.into_iter().filter(|name| result.remove(*name).is_some()).collect();
+        let words = [
+            "stdout",
+            "stderr",
+            "stdout_base64",
+            "stderr_base64",
+            "output",
+            "denials",
+            "notes",
+        ];
+        let left_out: Vec<_> = words
+            .into_iter()
+            .filter(|name| result.remove(*name).is_some())
+            .collect();
         result.insert("left_out".to_owned(), json!(left_out));
         if data["result"].to_string().len() > MOST_WORDS {
             data["result"] = json!({ "left_out": ["all"] });
@@ -158,18 +203,28 @@ mod tests {
     #[test]
     fn events_are_known_ones_and_the_end_unless_said() {
         let of = |events: Option<&[&str]>| {
-            let events = events.map(|events| events.iter().map(|event| (*event).to_owned()).collect());
-            WebhookOrder { url: "https://x".into(), events }.checked().map(|kept| kept.events)
+            let events =
+                events.map(|events| events.iter().map(|event| (*event).to_owned()).collect());
+            WebhookOrder {
+                url: "https://x".into(),
+                events,
+            }
+            .checked()
+            .map(|kept| kept.events)
         };
         assert_eq!(of(None).unwrap(), ["final"]);
-        assert_eq!(of(Some(&["final", "running", "final"])).unwrap(), ["running", "final"]);
+        assert_eq!(
+            of(Some(&["final", "running", "final"])).unwrap(),
+            ["running", "final"]
+        );
         assert!(of(Some(&[])).is_err() && of(Some(&["queued"])).is_err());
     }
 
     #[test]
     fn long_words_are_left_out_of_a_notice_and_named() {
-        let job =
-            |text: &str| json!({ "job_id": "j", "result": { "stdout": text, "exit_code": 0 } }).to_string();
+        let job = |text: &str| {
+            json!({ "job_id": "j", "result": { "stdout": text, "exit_code": 0 } }).to_string()
+        };
         let short: Value = serde_json::from_str(&notice("final", 0, job("hi"))).unwrap();
         assert_eq!(short["data"]["result"]["stdout"], "hi");
         assert_eq!(
@@ -179,7 +234,10 @@ mod tests {
         let long = notice("final", 0, job(&"x".repeat(MOST_WORDS)));
         assert!(long.len() < 1000);
         let long: Value = serde_json::from_str(&long).unwrap();
-        assert_eq!(long["data"]["result"], json!({ "exit_code": 0, "left_out": ["stdout"] }));
+        assert_eq!(
+            long["data"]["result"],
+            json!({ "exit_code": 0, "left_out": ["stdout"] })
+        );
         let other = json!({ "result": { "artifacts": ["x".repeat(MOST_WORDS)] } }).to_string();
         let other: Value = serde_json::from_str(&notice("final", 0, other)).unwrap();
         assert_eq!(other["data"]["result"], json!({ "left_out": ["all"] }));

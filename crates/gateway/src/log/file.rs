@@ -12,7 +12,11 @@ use std::{
 #[derive(Debug)]
 pub(super) enum Target {
     Stderr,
-    File { settings: LogFile, open: Option<(File, u64)>, warned: bool },
+    File {
+        settings: LogFile,
+        open: Option<(File, u64)>,
+        warned: bool,
+    },
 }
 
 impl Target {
@@ -21,14 +25,23 @@ impl Target {
             None => Target::Stderr,
             Some(settings) => {
                 let open = Some(open(&settings.path)?);
-                Target::File { settings, open, warned: false }
+                Target::File {
+                    settings,
+                    open,
+                    warned: false,
+                }
             }
         })
     }
 
     /// For whoever moved the file away. If it cannot be had now, the next line tries again.
     pub(super) fn reopen(&mut self) {
-        if let Target::File { settings, open: held, .. } = self {
+        if let Target::File {
+            settings,
+            open: held,
+            ..
+        } = self
+        {
             *held = open(&settings.path).ok();
         }
     }
@@ -36,7 +49,11 @@ impl Target {
     pub(super) fn write(&mut self, line: &[u8]) -> io::Result<()> {
         match self {
             Target::Stderr => io::stderr().write_all(line),
-            Target::File { settings, open: held, warned } => {
+            Target::File {
+                settings,
+                open: held,
+                warned,
+            } => {
                 let written = put(settings, held, warned, line);
                 if written.is_err() {
                     *held = None;
@@ -47,15 +64,26 @@ impl Target {
     }
 }
 
-fn put(settings: &LogFile, held: &mut Option<(File, u64)>, warned: &mut bool, line: &[u8]) -> io::Result<()> {
-    if held.as_ref().is_some_and(|(_, size)| *size > 0 && *size + line.len() as u64 > settings.size) {
+fn put(
+    settings: &LogFile,
+    held: &mut Option<(File, u64)>,
+    warned: &mut bool,
+    line: &[u8],
+) -> io::Result<()> {
+    if held
+        .as_ref()
+        .is_some_and(|(_, size)| *size > 0 && *size + line.len() as u64 > settings.size)
+    {
         match (rotate(settings), held.as_mut()) {
             (Err(error), Some((_, size))) => {
                 // Lines matter more than the size of a file: it goes on, and is tried again a file's size later.
                 *size = 0;
                 if !std::mem::replace(warned, true) {
                     let name = settings.path.display();
-                    _ = writeln!(io::stderr(), "airlock: `{name}` cannot be moved away and grows: {error}");
+                    _ = writeln!(
+                        io::stderr(),
+                        "airlock: `{name}` cannot be moved away and grows: {error}"
+                    );
                 }
             }
             _ => *held = None,
@@ -107,7 +135,10 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
         return Err(io::Error::other("it belongs to another user"));
     }
     rustix::fs::fchmod(&file, mode)?;
-    Ok((File::from(file), u64::try_from(found.st_size).unwrap_or_default()))
+    Ok((
+        File::from(file),
+        u64::try_from(found.st_size).unwrap_or_default(),
+    ))
 }
 
 #[cfg(test)]
@@ -119,15 +150,17 @@ mod tests {
 
     impl Folder {
         fn new(name: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("airlock-log-{}-{name}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("airlock-log-{}-{name}", std::process::id()));
             fs::create_dir_all(&path).unwrap();
             Folder(path)
         }
 
         fn names(&self) -> Vec<String> {
             let entries = fs::read_dir(&self.0).unwrap();
-            let mut names: Vec<_> =
-                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            let mut names: Vec<_> = entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
             names.sort();
             names
         }
@@ -143,19 +176,32 @@ mod tests {
     fn pieces_have_a_size_and_a_number_and_nobody_else_reads_them() {
         let folder = Folder::new("pieces");
         let path = folder.0.join("log");
-        let settings = LogFile { path: path.clone(), size: 10, keep: 2 };
+        let settings = LogFile {
+            path: path.clone(),
+            size: 10,
+            keep: 2,
+        };
         let mut target = Target::open(Some(settings)).unwrap();
         for line in ["first\n", "second\n", "third\n", "fourth\n"] {
             target.write(line.as_bytes()).unwrap();
         }
         assert_eq!(folder.names(), ["log", "log.1", "log.2"]);
         let read = |name: &str| fs::read_to_string(folder.0.join(name)).unwrap();
-        assert_eq!([read("log"), read("log.1"), read("log.2")], ["fourth\n", "third\n", "second\n"]);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            [read("log"), read("log.1"), read("log.2")],
+            ["fourth\n", "third\n", "second\n"]
+        );
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         fs::rename(&path, folder.0.join("moved")).unwrap();
         target.reopen();
         target.write(b"fifth\n").unwrap();
-        assert_eq!((read("log"), read("moved")), ("fifth\n".to_owned(), "fourth\n".to_owned()));
+        assert_eq!(
+            (read("log"), read("moved")),
+            ("fifth\n".to_owned(), "fourth\n".to_owned())
+        );
     }
 
     #[test]
@@ -164,7 +210,11 @@ mod tests {
         let path = folder.0.join("log");
         // No file takes the place of a folder.
         fs::create_dir(folder.0.join("log.1")).unwrap();
-        let settings = LogFile { path: path.clone(), size: 10, keep: 1 };
+        let settings = LogFile {
+            path: path.clone(),
+            size: 10,
+            keep: 1,
+        };
         let mut target = Target::open(Some(settings)).unwrap();
         for line in ["first\n", "second\n", "third\n"] {
             target.write(line.as_bytes()).unwrap();
@@ -172,7 +222,11 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "first\nsecond\nthird\n");
         fs::remove_dir(folder.0.join("log.1")).unwrap();
         target.write(b"fourth\n").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "fourth\n", "tried again");
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            "fourth\n",
+            "tried again"
+        );
     }
 
     #[test]

@@ -34,8 +34,19 @@ pub(crate) struct Fields {
 }
 
 impl Line {
-    pub(crate) fn new(level: Level, what: &'static str, about: impl Into<String>, fields: Fields) -> Line {
-        Line { at: engine::now(), level, what, about: about.into(), fields }
+    pub(crate) fn new(
+        level: Level,
+        what: &'static str,
+        about: impl Into<String>,
+        fields: Fields,
+    ) -> Line {
+        Line {
+            at: engine::now(),
+            level,
+            what,
+            about: about.into(),
+            fields,
+        }
     }
 
     /// Something that somebody should look at.
@@ -63,7 +74,9 @@ impl Line {
             level => format!("{}: ", level.name()),
         };
         text.push_str(&printable(&self.about, LONGEST_WORDS));
-        let Fields { status, ms, key, .. } = &self.fields;
+        let Fields {
+            status, ms, key, ..
+        } = &self.fields;
         if !status.is_empty() {
             _ = write!(text, " {}", printable(status, LONGEST_FIELD));
         }
@@ -86,13 +99,21 @@ impl Line {
         add("level", self.level.name().into());
         add("what", self.what.into());
         add("about", printable(&self.about, LONGEST_WORDS).into());
-        let Fields { status, ms, key, .. } = &self.fields;
+        let Fields {
+            status, ms, key, ..
+        } = &self.fields;
         let words = [("status", status), ("key", key)];
-        let words = words.into_iter().filter(|(_, value)| !value.is_empty()).chain(self.names());
+        let words = words
+            .into_iter()
+            .filter(|(_, value)| !value.is_empty())
+            .chain(self.names());
         for (name, value) in words {
             // A status of HTTP is a number.
             let number = value.parse::<u16>().ok().filter(|_| name == "status");
-            add(name, number.map_or_else(|| printable(value, LONGEST_FIELD).into(), Value::from));
+            add(
+                name,
+                number.map_or_else(|| printable(value, LONGEST_FIELD).into(), Value::from),
+            );
         }
         if let Some(ms) = ms {
             add("ms", ((ms * 10.0).round() / 10.0).into());
@@ -101,8 +122,21 @@ impl Line {
     }
 
     fn names(&self) -> impl Iterator<Item = (&'static str, &String)> {
-        let Fields { tenant, run, task, job, trace, .. } = &self.fields;
-        let all = [("tenant", tenant), ("run", run), ("task", task), ("job", job), ("trace", trace)];
+        let Fields {
+            tenant,
+            run,
+            task,
+            job,
+            trace,
+            ..
+        } = &self.fields;
+        let all = [
+            ("tenant", tenant),
+            ("run", run),
+            ("task", task),
+            ("job", job),
+            ("trace", trace),
+        ];
         all.into_iter().filter(|(_, value)| !value.is_empty())
     }
 }
@@ -143,13 +177,19 @@ mod tests {
             run: "r".into(),
             ..Fields::default()
         };
-        Line { at: Timestamp(0), ..Line::new(Level::Info, "request", about, fields) }
+        Line {
+            at: Timestamp(0),
+            ..Line::new(Level::Info, "request", about, fields)
+        }
     }
 
     #[test]
     fn a_line_is_the_same_in_words_and_as_an_object() {
         let line = line("GET /v1/runs");
-        assert_eq!(line.text(), "1970-01-01T00:00:00.000Z GET /v1/runs 200 2.1ms k1 run=r\n");
+        assert_eq!(
+            line.text(),
+            "1970-01-01T00:00:00.000Z GET /v1/runs 200 2.1ms k1 run=r\n"
+        );
         let object: Value = serde_json::from_str(&line.rendered(Format::Json)).unwrap();
         let wanted = serde_json::json!({
             "at": "1970-01-01T00:00:00.000Z", "level": "info", "what": "request", "about": "GET /v1/runs",
@@ -160,7 +200,14 @@ mod tests {
 
     #[test]
     fn no_words_end_a_line_or_steer_a_terminal_or_have_no_end() {
-        for evil in ["a\nb", "a\u{1b}[2Jb", "a\u{9b}31mb", "a\u{202e}b", "a\u{2028}b", "a\r\u{7}b"] {
+        for evil in [
+            "a\nb",
+            "a\u{1b}[2Jb",
+            "a\u{9b}31mb",
+            "a\u{202e}b",
+            "a\u{2028}b",
+            "a\r\u{7}b",
+        ] {
             for format in [Format::Text, Format::Json] {
                 let shown = line(evil).rendered(format);
                 assert_eq!(shown.matches('\n').count(), 1, "{shown:?}");
@@ -169,7 +216,11 @@ mod tests {
             }
         }
         let long = line(&"\u{1}".repeat(100_000)).text();
-        assert!(long.len() < LONGEST_WORDS + 200 && long.contains('…'), "{}", long.len());
+        assert!(
+            long.len() < LONGEST_WORDS + 200 && long.contains('…'),
+            "{}",
+            long.len()
+        );
         assert!(line("plain").text().contains("plain"));
     }
 }

@@ -34,8 +34,16 @@ pub struct NodeFacts {
 impl NodeFacts {
     /// With the name of this machine where none was chosen.
     pub fn named(slug: Option<String>) -> NodeFacts {
-        let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-        NodeFacts { slug: slug.unwrap_or_else(name), ..NodeFacts::default() }
+        let name = || {
+            rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned()
+        };
+        NodeFacts {
+            slug: slug.unwrap_or_else(name),
+            ..NodeFacts::default()
+        }
     }
 }
 
@@ -51,11 +59,16 @@ pub(super) struct Platform {
 impl Platform {
     pub(super) fn look() -> Platform {
         let release = text("/etc/os-release");
-        let distro = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+        let distro = release
+            .lines()
+            .find_map(|line| line.strip_prefix("PRETTY_NAME="));
         Platform {
             os: std::env::consts::OS,
             arch: std::env::consts::ARCH,
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            kernel: rustix::system::uname()
+                .release()
+                .to_string_lossy()
+                .into_owned(),
             distro: distro.map(|name| name.trim_matches('"').to_owned()),
         }
     }
@@ -75,15 +88,23 @@ pub(super) struct Load {
 impl Load {
     pub(super) fn look(state: &Path) -> Load {
         let mut load = Load::default();
-        for (value, word) in load.average.iter_mut().zip(text("/proc/loadavg").split(' ')) {
+        for (value, word) in load
+            .average
+            .iter_mut()
+            .zip(text("/proc/loadavg").split(' '))
+        {
             *value = word.parse().unwrap_or_default();
         }
         let memory = text("/proc/meminfo");
         let kib = |name: &str| {
-            let line = memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
+            let line = memory
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
+                .unwrap_or_default()
         };
-        (load.memory_total_mb, load.memory_free_mb) = (kib("MemTotal") >> 10, kib("MemAvailable") >> 10);
+        (load.memory_total_mb, load.memory_free_mb) =
+            (kib("MemTotal") >> 10, kib("MemAvailable") >> 10);
         if let Ok(disk) = rustix::fs::statvfs(state) {
             let mb = |blocks: u64| blocks.saturating_mul(disk.f_frsize) >> 20;
             (load.disk_free_mb, load.disk_total_mb) = (mb(disk.f_bavail), mb(disk.f_blocks));
@@ -120,7 +141,11 @@ fn gpus() -> Vec<Value> {
         names.filter(|name| name.starts_with(start)).collect()
     };
     let of_node = |name: String| {
-        let read = |file: &str| text(&format!("/sys/class/drm/{name}/device/{file}")).trim().to_owned();
+        let read = |file: &str| {
+            text(&format!("/sys/class/drm/{name}/device/{file}"))
+                .trim()
+                .to_owned()
+        };
         let vendor = match read("vendor").as_str() {
             "0x10de" => "nvidia",
             "0x1002" => "amd",
@@ -130,7 +155,10 @@ fn gpus() -> Vec<Value> {
         };
         Some(json!({ "vendor": vendor, "device_id": read("device") }))
     };
-    let mut devices: Vec<_> = names("/sys/class/drm", "renderD").into_iter().filter_map(of_node).collect();
+    let mut devices: Vec<_> = names("/sys/class/drm", "renderD")
+        .into_iter()
+        .filter_map(of_node)
+        .collect();
     let numbered = |name: &String| name["nvidia".len()..].parse::<u32>().is_ok();
     if !devices.iter().any(|device| device["vendor"] == "nvidia") {
         let found = names("/dev", "nvidia").into_iter().filter(numbered);
@@ -149,10 +177,20 @@ fn features(trial: &RunResult) -> Vec<&'static str> {
         (Barrier::PathRules, "landlock"),
         (Barrier::NoNewPrivileges, "no_new_privileges"),
     ];
-    let stood = barriers.into_iter().filter(|(barrier, _)| trial.barriers.contains(barrier));
-    let held = [(Enforcer::CgroupV2, "cgroups_v2"), (Enforcer::CgroupV1, "cgroups_v1")];
-    let held = held.into_iter().filter(|(by, _)| trial.enforced_by.values().any(|found| found == by));
-    stood.map(|(_, name)| name).chain(held.map(|(_, name)| name)).collect()
+    let stood = barriers
+        .into_iter()
+        .filter(|(barrier, _)| trial.barriers.contains(barrier));
+    let held = [
+        (Enforcer::CgroupV2, "cgroups_v2"),
+        (Enforcer::CgroupV1, "cgroups_v1"),
+    ];
+    let held = held
+        .into_iter()
+        .filter(|(by, _)| trial.enforced_by.values().any(|found| found == by));
+    stood
+        .map(|(_, name)| name)
+        .chain(held.map(|(_, name)| name))
+        .collect()
 }
 
 /// What this node runs for whoever says nothing, if it takes any work.
@@ -166,7 +204,8 @@ fn usual(policy: &Policy, node: &Node) -> Option<RunSpec> {
 /// By what boxes are made here. What version an engine of others' has is its own to say.
 pub(super) fn runtime(policy: &Policy, node: &Node) -> Value {
     let named = || node.backend.clone().unwrap_or_else(|| "native".to_owned());
-    let name = usual(policy, node).map_or_else(named, |spec| spec.sandbox.backend.name().to_owned());
+    let name =
+        usual(policy, node).map_or_else(named, |spec| spec.sandbox.backend.name().to_owned());
     match name.as_str() {
         "native" => json!({ "runtime": name, "version": env!("CARGO_PKG_VERSION") }),
         _ => json!({ "runtime": name }),
@@ -182,11 +221,15 @@ fn outbound(usual: Option<&RunSpec>) -> &'static str {
 }
 
 async fn inference(facts: &NodeFacts, node: &Node) -> Value {
-    let server = facts.inference.as_ref().filter(|_| node.gives_inference().is_ok());
+    let server = facts
+        .inference
+        .as_ref()
+        .filter(|_| node.gives_inference().is_ok());
     let Some((host, port)) = server else {
         return json!({ "supported": false, "mode": "disabled" });
     };
-    let reached = tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((host.as_str(), *port))).await;
+    let reached =
+        tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((host.as_str(), *port))).await;
     let running = matches!(reached, Ok(Ok(_)));
     json!({ "supported": running, "mode": "allow", "existing_service": running, "running": running })
 }
@@ -206,11 +249,15 @@ pub async fn report(
         None => RunResult::blank(engine::fresh_id(), String::new(), engine::now()),
     };
     let (state, platform) = (engine.state_folder().to_owned(), Platform::look());
-    let looked = tokio::task::spawn_blocking(move || (Load::look(&state), cpu_model(), gpus())).await;
+    let looked =
+        tokio::task::spawn_blocking(move || (Load::look(&state), cpu_model(), gpus())).await;
     let (load, model, gpus) = looked.unwrap_or_default();
     let as_user = !rustix::process::geteuid().is_root();
     let mut sandbox = Map::new();
-    sandbox.insert("supported".to_owned(), (trial.status == Status::Succeeded).into());
+    sandbox.insert(
+        "supported".to_owned(),
+        (trial.status == Status::Succeeded).into(),
+    );
     sandbox.insert("features".to_owned(), features(&trial).into());
     if facts.max_concurrency > 0 {
         sandbox.insert("max_concurrency".to_owned(), facts.max_concurrency.into());
@@ -242,13 +289,29 @@ pub async fn report(
     };
     let (labels, metadata) = (node.labels.clone(), &node.metadata);
     add("node", "name", node.name.clone().map(Value::from));
-    add("node", "labels", (!labels.is_empty()).then(|| labels.into()));
-    add("node", "metadata", (!metadata.is_empty()).then(|| json!(metadata)));
+    add(
+        "node",
+        "labels",
+        (!labels.is_empty()).then(|| labels.into()),
+    );
+    add(
+        "node",
+        "metadata",
+        (!metadata.is_empty()).then(|| json!(metadata)),
+    );
     add("platform", "distro", platform.distro.map(Value::from));
     add("compute", "cpu_model", model.map(Value::from));
     add("gpu", "devices", (!gpus.is_empty()).then(|| gpus.into()));
-    add("worker_api", "base_url", node.public_url.as_deref().or(address).map(Value::from));
-    add("tls", "worker_api_server_cert_pem", facts.certificate.clone().map(Value::from));
+    add(
+        "worker_api",
+        "base_url",
+        node.public_url.as_deref().or(address).map(Value::from),
+    );
+    add(
+        "tls",
+        "worker_api_server_cert_pem",
+        facts.certificate.clone().map(Value::from),
+    );
     report
 }
 
@@ -283,7 +346,14 @@ impl Gateway {
     }
 
     async fn fresh_report(&self) -> Value {
-        report(self.engine(), self.policy(), self.facts(), self.node(), self.address()).await
+        report(
+            self.engine(),
+            self.policy(),
+            self.facts(),
+            self.node(),
+            self.address(),
+        )
+        .await
     }
 }
 
@@ -293,7 +363,10 @@ impl Gateway {
 #[utoipa::path(get, path = "/v1/worker/capability", tag = "worker", responses(
     (status = 200, description = "The report, made now", body = Object),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn capability(State(gateway): State<Gateway>, caller: Caller) -> Result<Json<Value>, Problem> {
+async fn capability(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+) -> Result<Json<Value>, Problem> {
     caller.require(Scope::Admin)?;
     let report = gateway.fresh_report().await;
     gateway.swap_report(report.clone());
@@ -329,12 +402,24 @@ mod tests {
     async fn a_model_server_is_there_once_it_is_reached() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let facts = NodeFacts { inference: Some(("127.0.0.1".to_owned(), port)), ..NodeFacts::named(None) };
-        let (node, closed) = (Node::default(), Node { inference: false, ..Node::default() });
+        let facts = NodeFacts {
+            inference: Some(("127.0.0.1".to_owned(), port)),
+            ..NodeFacts::named(None)
+        };
+        let (node, closed) = (
+            Node::default(),
+            Node {
+                inference: false,
+                ..Node::default()
+            },
+        );
         assert_eq!(inference(&facts, &node).await["supported"], true);
         assert_eq!(inference(&facts, &closed).await["mode"], "disabled");
         drop(listener);
         assert_eq!(inference(&facts, &node).await["supported"], false);
-        assert_eq!(inference(&NodeFacts::default(), &node).await["mode"], "disabled");
+        assert_eq!(
+            inference(&NodeFacts::default(), &node).await["mode"],
+            "disabled"
+        );
     }
 }

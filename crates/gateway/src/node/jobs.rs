@@ -77,7 +77,11 @@ impl WorkerJob {
     /// As the rest of Airlock knows it, within what this node allows.
     pub(crate) fn request(&self, gateway: &Gateway) -> Answer<RunRequest> {
         let sandbox = &self.sandbox;
-        let network = if sandbox.use_inference { Network::Doors } else { Network::None };
+        let network = if sandbox.use_inference {
+            Network::Doors
+        } else {
+            Network::None
+        };
         Ok(RunRequest {
             command: sandbox.command.iter().map(Into::into).collect(),
             image: sandbox.image.as_ref().map(Into::into),
@@ -101,7 +105,10 @@ impl WorkerJob {
             is_short(text)?;
         }
         match self.sandbox.command.is_empty() && !has_steps {
-            true => Err(Problem::invalid("`sandbox.command` is empty", "name a program and its arguments")),
+            true => Err(Problem::invalid(
+                "`sandbox.command` is empty",
+                "name a program and its arguments",
+            )),
             false => Ok(()),
         }
     }
@@ -127,9 +134,14 @@ pub(crate) fn run_id(job: &Uuid, tenant: &str) -> Answer<Id> {
 pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<Maximum> {
     let node = gateway.node();
     if timeout_seconds == Some(0) {
-        return Err(Problem::invalid("`sandbox.timeout_seconds` is 0", "give at least 1, or leave it away"));
+        return Err(Problem::invalid(
+            "`sandbox.timeout_seconds` is 0",
+            "give at least 1, or leave it away",
+        ));
     }
-    let wanted = timeout_seconds.map_or(node.default_timeout, Duration::from_secs).min(node.longest_timeout);
+    let wanted = timeout_seconds
+        .map_or(node.default_timeout, Duration::from_secs)
+        .min(node.longest_timeout);
     let wanted = least(Time(wanted), gateway.policy().maximum.wall_time).0;
     Ok(given(gateway, wanted, wanted))
 }
@@ -145,7 +157,10 @@ pub(crate) fn given(gateway: &Gateway, of_one: Duration, of_all: Duration) -> Ma
         wall_time: Some(least(Time(of_one), maximum.wall_time)),
         cpu_time: Some(cpu_time),
         output: Some(output),
-        memory: node.resources.memory.map(|memory| least(memory, maximum.memory)),
+        memory: node
+            .resources
+            .memory
+            .map(|memory| least(memory, maximum.memory)),
         cpus: node.resources.cpus.map(|cpus| least(cpus, maximum.cpus)),
         pids: node.resources.pids.map(|pids| least(pids, maximum.pids)),
         ..Maximum::default()
@@ -205,11 +220,17 @@ async fn begin(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<
     }
     let (asked, spec) = admitted(gateway, caller, order)?;
     note(gateway, caller, order).await?;
-    let needs = Needs { what: What::Run, llm: spec.grants.llm.is_some(), storage: false };
+    let needs = Needs {
+        what: What::Run,
+        llm: spec.grants.llm.is_some(),
+        storage: false,
+    };
     let may = gateway.may_begin(&caller.tenant, needs).await;
     let begun = runs::begin(gateway.clone(), asked, may, spec, None, false);
     // Whoever hangs up meanwhile leaves no job behind that was accepted and never starts.
-    let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
+    let begun = tokio::spawn(begun)
+        .await
+        .map_err(|_| crate::writer::busy())?;
     match begun.map_err(of_another)? {
         Begun::New(live) | Begun::Held(live, _) => Ok(Some(live)),
         Begun::Before(id) => Ok(gateway.runs().find(&id)),
@@ -218,7 +239,10 @@ async fn begin(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<
 
 fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(Asked, RunSpec)> {
     let request = host::admit(gateway, caller, order.request(gateway)?)?;
-    let image = request.image.as_ref().map(|image| image.to_string_lossy().into_owned());
+    let image = request
+        .image
+        .as_ref()
+        .map(|image| image.to_string_lossy().into_owned());
     let mut spec = gateway.policy().admit(request)?;
     gateway.node().grants(&spec.grants)?;
     spec.run_id = Some(order.run_id(caller)?);
@@ -226,7 +250,10 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(As
     spec.keep = caller.require(Scope::Artifacts).is_ok();
     let about = About::of(caller, &spec);
     let runtime = Some(spec.sandbox.backend.name().to_owned());
-    let mut asked = Asked { about, ..asked(caller, order, AskedFor { image, runtime })? };
+    let mut asked = Asked {
+        about,
+        ..asked(caller, order, AskedFor { image, runtime })?
+    };
     // The first half of what may be written is kept.
     asked.keeping.exact = usize::try_from(spec.sandbox.limits.output.0 / 2).ok();
     Ok((asked, spec))
@@ -291,7 +318,10 @@ pub(super) fn accepted(order: &WorkerJob) -> Response {
     if let Ok(place) = HeaderValue::try_from(place) {
         response.headers_mut().insert(header::LOCATION, place);
     }
-    response.headers_mut().insert("preference-applied", HeaderValue::from_static("respond-async"));
+    response.headers_mut().insert(
+        "preference-applied",
+        HeaderValue::from_static("respond-async"),
+    );
     response
 }
 
@@ -322,14 +352,22 @@ pub(super) async fn of_before(
 /// The row of a caller's job.
 pub(crate) async fn row(gateway: &Gateway, caller: &Caller, job: &Uuid) -> Answer<RunRow> {
     let id = run_id(job, &caller.tenant)?;
-    let row = gateway.look_up(move |served| served.run(id.as_str())).await?;
-    row.filter(|row| row.owner == caller.tenant).ok_or_else(|| Problem::not_found("job"))
+    let row = gateway
+        .look_up(move |served| served.run(id.as_str()))
+        .await?;
+    row.filter(|row| row.owner == caller.tenant)
+        .ok_or_else(|| Problem::not_found("job"))
 }
 
 /// The result of a job, if the caller has room for it. It is not lost without.
 pub(crate) fn told_of(gateway: &Gateway, caller: &Caller, kept: &[u8]) -> Answer<Response> {
     let result = told::result(kept).ok_or_else(|| {
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the result cannot be read", None)
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "the result cannot be read",
+            None,
+        )
     })?;
     answer(gateway, &caller.tenant, &result)
 }
@@ -340,15 +378,24 @@ pub(crate) fn state_of(gateway: &Gateway, caller: &Caller, row: &RunRow) -> Answ
         return told_of(gateway, caller, kept.as_bytes());
     }
     let live = gateway.runs().find(&row.id);
-    if let Some(ended) = live.as_ref().and_then(|live| live.progress().borrow().ended.clone()) {
+    if let Some(ended) = live
+        .as_ref()
+        .and_then(|live| live.progress().borrow().ended.clone())
+    {
         return told_of(gateway, caller, &ended.kept);
     }
-    let started = live.as_ref().is_some_and(|live| live.progress().borrow().started.is_some());
+    let started = live
+        .as_ref()
+        .is_some_and(|live| live.progress().borrow().started.is_some());
     let state = WorkerJobState {
         version: Version,
         task_id: row.task.clone().unwrap_or_default(),
         job_id: row.job.clone().unwrap_or_default(),
-        status: if started { WorkerJobStatus::InProgress } else { WorkerJobStatus::Accepted },
+        status: if started {
+            WorkerJobStatus::InProgress
+        } else {
+            WorkerJobStatus::Accepted
+        },
         stopping: live.is_some_and(|live| live.is_to_end()),
     };
     Ok(Json(state).into_response())
@@ -358,12 +405,18 @@ pub(crate) fn state_of(gateway: &Gateway, caller: &Caller, row: &RunRow) -> Answ
 #[utoipa::path(get, path = "/v1/worker/jobs/{job_id}", tag = "worker", params(("job_id" = String, Path,)), responses(
     (status = 200, description = "Its state (`accepted`, `in_progress`), or once it has ended its result", body = WorkerJobResult),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn get(State(gateway): State<Gateway>, caller: Caller, Path(job): Path<String>) -> Answer<Response> {
+async fn get(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(job): Path<String>,
+) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     let row = row(&gateway, &caller, &Uuid::of_path(job, "job_id")?).await?;
     state_of(&gateway, &caller, &row)
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(run)).routes(routes!(get))
+    OpenApiRouter::new()
+        .routes(routes!(run))
+        .routes(routes!(get))
 }

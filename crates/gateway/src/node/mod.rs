@@ -40,8 +40,13 @@ pub(crate) fn is_its_path(path: &str) -> bool {
 
 /// A refusal with the kind that callers of this room know; the rest of it stays as it is.
 pub(crate) fn in_its_words(mut response: Response) -> Response {
-    let Some(problem) = response.extensions_mut().remove::<Problem>() else { return response };
-    let translated = problem.clone().of_kind(kind(problem.status())).into_response();
+    let Some(problem) = response.extensions_mut().remove::<Problem>() else {
+        return response;
+    };
+    let translated = problem
+        .clone()
+        .of_kind(kind(problem.status()))
+        .into_response();
     let (mut parts, _) = response.into_parts();
     let (new, body) = translated.into_parts();
     parts.headers.remove(http::header::CONTENT_LENGTH);

@@ -57,8 +57,14 @@ struct PtyOpened {
 
 fn size(cols: u16, rows: u16) -> Answer<TerminalSize> {
     match (1..=4096).contains(&rows) && (1..=4096).contains(&cols) {
-        true => Ok(TerminalSize { rows, columns: cols }),
-        false => Err(Problem::invalid("no terminal has that size", "give 1 to 4096 `rows` and `cols`")),
+        true => Ok(TerminalSize {
+            rows,
+            columns: cols,
+        }),
+        false => Err(Problem::invalid(
+            "no terminal has that size",
+            "give 1 to 4096 `rows` and `cols`",
+        )),
     }
 }
 
@@ -71,7 +77,8 @@ fn terminal(
     pty: &str,
 ) -> Answer<Exec> {
     let exec = sessions::live(gateway, caller, session, task)?.find_exec(pty);
-    exec.filter(|exec| exec.request().tty.is_some()).ok_or_else(|| Problem::not_found("terminal"))
+    exec.filter(|exec| exec.request().tty.is_some())
+        .ok_or_else(|| Problem::not_found("terminal"))
 }
 
 /// Open a terminal
@@ -95,10 +102,22 @@ async fn open(
     let request = sessions::exec_request(&command, &order.env)?;
     // It lives as long as its session; what keeps that from being idle is somebody who sends or receives.
     let (tty, background, stdin) = (Some(size(order.cols, order.rows)?), true, true);
-    let request = ExecRequest { tty, background, stdin, ..request };
-    let order = Order { request, typed: Vec::new(), stays_open: true };
+    let request = ExecRequest {
+        tty,
+        background,
+        stdin,
+        ..request
+    };
+    let order = Order {
+        request,
+        typed: Vec::new(),
+        stays_open: true,
+    };
     let exec = sandboxes::begin(live, order, whose).await?;
-    Ok(Json(PtyOpened { version: Version, pty_id: exec.id().to_owned() }))
+    Ok(Json(PtyOpened {
+        version: Version,
+        pty_id: exec.id().to_owned(),
+    }))
 }
 
 /// What is typed.
@@ -135,18 +154,38 @@ async fn send(
     Path(session): Path<String>,
     Sent(sent): Sent<PtySent>,
 ) -> Answer<Json<PtyTyped>> {
-    let exec = terminal(&gateway, &caller, session, Some(&sent.task_id), &sent.pty_id)?;
+    let exec = terminal(
+        &gateway,
+        &caller,
+        session,
+        Some(&sent.task_id),
+        &sent.pty_id,
+    )?;
     let bytes = decoded(&sent.data_b64, "data_b64")?;
     if bytes.len() > MOST_SENT {
         let hint = "send at most 64 KiB at a time".to_owned();
         let title = "`data_b64` is too long";
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", title, Some(hint)));
+        return Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "quota_exceeded",
+            title,
+            Some(hint),
+        ));
     }
     match tokio::time::timeout(STUCK, exec.write(&bytes)).await {
-        Ok(Ok(())) => Ok(Json(PtyTyped { version: Version, typed: exec.typed() })),
-        Ok(Err(why)) => Err(Problem::conflict(format!("it was not typed: {why}"), "receive what is left")),
+        Ok(Ok(())) => Ok(Json(PtyTyped {
+            version: Version,
+            typed: exec.typed(),
+        })),
+        Ok(Err(why)) => Err(Problem::conflict(
+            format!("it was not typed: {why}"),
+            "receive what is left",
+        )),
         Err(_) => Err(Problem::conflict(
-            format!("the program does not read what is typed; {} bytes were in all", exec.typed()),
+            format!(
+                "the program does not read what is typed; {} bytes were in all",
+                exec.typed()
+            ),
             "receive what it writes, then send the rest",
         )),
     }
@@ -198,16 +237,24 @@ async fn recv(
     Path(session): Path<String>,
     Asked(part): Asked<Part>,
 ) -> Answer<Json<PtyShown>> {
-    let task = part.task_id.map(|task| Uuid::of_path(task, "task_id")).transpose()?;
+    let task = part
+        .task_id
+        .map(|task| Uuid::of_path(task, "task_id"))
+        .transpose()?;
     let exec = terminal(&gateway, &caller, session, task.as_ref(), &part.pty_id)?;
     if part.wait_seconds > LONGEST_WAIT {
-        return Err(Problem::invalid("`wait_seconds` is too long", "give at most 60"));
+        return Err(Problem::invalid(
+            "`wait_seconds` is too long",
+            "give at most 60",
+        ));
     }
     let wait = Duration::from_secs(part.wait_seconds);
     // Whoever waits in vain gets what there is: nothing.
     _ = tokio::time::timeout(wait, sandboxes::longer(&exec, Stream::Stdout, part.after)).await;
     let over = exec.output().has_ended();
-    let piece = exec.output().read(Stream::Stdout, part.after, MOST_RECEIVED);
+    let piece = exec
+        .output()
+        .read(Stream::Stdout, part.after, MOST_RECEIVED);
     let next = piece.from + piece.bytes.len() as u64;
     let ended = over && next >= exec.output().lengths()[0];
     let result = exec.result().filter(|_| ended);
@@ -217,7 +264,8 @@ async fn recv(
         from: piece.from,
         next,
         ended,
-        exit_code: result.map(|end| told::code(end.status, end.exit_code, end.signal, end.exit_status)),
+        exit_code: result
+            .map(|end| told::code(end.status, end.exit_code, end.signal, end.exit_status)),
     }))
 }
 
@@ -245,7 +293,13 @@ async fn resize(
     Path(session): Path<String>,
     Sent(asked): Sent<PtyResize>,
 ) -> Answer<StatusCode> {
-    let exec = terminal(&gateway, &caller, session, Some(&asked.task_id), &asked.pty_id)?;
+    let exec = terminal(
+        &gateway,
+        &caller,
+        session,
+        Some(&asked.task_id),
+        &asked.pty_id,
+    )?;
     // A program that has just ended needs no size any more.
     _ = exec.resize(size(asked.cols, asked.rows)?);
     Ok(StatusCode::NO_CONTENT)
@@ -283,10 +337,19 @@ async fn close(
     Path(session): Path<String>,
     Sent(asked): Sent<PtyClose>,
 ) -> Answer<Json<PtyClosed>> {
-    let exec = terminal(&gateway, &caller, session, Some(&asked.task_id), &asked.pty_id)?;
+    let exec = terminal(
+        &gateway,
+        &caller,
+        session,
+        Some(&asked.task_id),
+        &asked.pty_id,
+    )?;
     let end = sandboxes::to_the_end(async move { Ok(exec.stop(GRACE).await) }).await?;
     let exit_code = told::code(end.status, end.exit_code, end.signal, end.exit_status);
-    Ok(Json(PtyClosed { version: Version, exit_code }))
+    Ok(Json(PtyClosed {
+        version: Version,
+        exit_code,
+    }))
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

@@ -22,7 +22,8 @@ use engine::Session;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use spec::{
-    DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status, Stream,
+    DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status,
+    Stream,
 };
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
@@ -123,25 +124,37 @@ async fn create(
     };
     let run = host::admit(&gateway, &caller, order.request(&gateway))?;
     let name = session.name("session", &caller.tenant);
-    let labels: Labels = [(TASK, order.task_id.to_string()), (SESSION, session.to_string())]
-        .map(|(k, v)| (k.into(), v))
-        .into();
+    let labels: Labels = [
+        (TASK, order.task_id.to_string()),
+        (SESSION, session.to_string()),
+    ]
+    .map(|(k, v)| (k.into(), v))
+    .into();
     note(&gateway, &caller, "sandbox.make", &name, &order.task_id).await?;
     let opening = Opening {
         owner: caller.tenant.clone(),
         labels,
         request: SessionRequest {
             // Nobody else can choose this one.
-            run: RunRequest { run_id: Some(name.clone()), ..run },
+            run: RunRequest {
+                run_id: Some(name.clone()),
+                ..run
+            },
             idle: order.idle_seconds.map(Duration::from_secs),
             lifetime: order.lifetime_seconds.map(Duration::from_secs),
         },
         fork_of: None,
         replay: Some((format!("{LASTING}{name}"), digest(&order).to_vec())),
     };
-    let entry = gateway.open(opening).await.map_err(|problem| of_another(problem).after_all())?;
+    let entry = gateway
+        .open(opening)
+        .await
+        .map_err(|problem| of_another(problem).after_all())?;
     if entry.session().is_err() {
-        let ended = Problem::conflict("the session of this `session_id` has ended", "choose another one");
+        let ended = Problem::conflict(
+            "the session of this `session_id` has ended",
+            "choose another one",
+        );
         return Err(ended.after_all());
     }
     let place = format!("/v1/worker/sessions/{session}");
@@ -161,12 +174,18 @@ fn of_another(problem: Problem) -> Problem {
 
 impl SessionOrder {
     fn request(&self, gateway: &Gateway) -> RunRequest {
-        let lifetime = self.lifetime_seconds.map_or(DEFAULT_LIFETIME, Duration::from_secs);
+        let lifetime = self
+            .lifetime_seconds
+            .map_or(DEFAULT_LIFETIME, Duration::from_secs);
         RunRequest {
             image: self.image.as_ref().map(Into::into),
             env: variables(&self.env),
             // Each program says how long it takes, up to the longest; and there may be one after the other.
-            limits: jobs::given(gateway, gateway.node().longest_timeout, lifetime.min(LONGEST_LIFETIME)),
+            limits: jobs::given(
+                gateway,
+                gateway.node().longest_timeout,
+                lifetime.min(LONGEST_LIFETIME),
+            ),
             network: Some(Network::None),
             task_id: Some(self.task_id.to_string()),
             ..RunRequest::default()
@@ -174,7 +193,13 @@ impl SessionOrder {
     }
 }
 
-async fn note(gateway: &Gateway, caller: &Caller, what: &str, sandbox: &str, task: &Uuid) -> Answer<()> {
+async fn note(
+    gateway: &Gateway,
+    caller: &Caller,
+    what: &str,
+    sandbox: &str,
+    task: &Uuid,
+) -> Answer<()> {
     let entry = audit::Entry {
         what,
         decision: Decision::Allowed,
@@ -198,7 +223,12 @@ pub(crate) fn entry(
     let name = Uuid::of_path(session, "session_id")?.name("session", &caller.tenant);
     let unknown = || Problem::not_found("session");
     let entry = gateway.entry(caller, &name).map_err(|_| unknown())?;
-    let same = |task: &Uuid| entry.labels.get(TASK).is_some_and(|known| known == task.as_str());
+    let same = |task: &Uuid| {
+        entry
+            .labels
+            .get(TASK)
+            .is_some_and(|known| known == task.as_str())
+    };
     match task.is_none_or(same) {
         true => Ok(entry),
         false => Err(unknown()),
@@ -214,7 +244,9 @@ pub(super) fn live(
 ) -> Answer<Session> {
     let entry = entry(gateway, caller, session, task)?;
     // What has ended is as if there were none; its own route says why.
-    let session = entry.session().map_err(|gone| gone.with_status(StatusCode::NOT_FOUND))?;
+    let session = entry
+        .session()
+        .map_err(|gone| gone.with_status(StatusCode::NOT_FOUND))?;
     session.touch();
     Ok(session)
 }
@@ -241,8 +273,16 @@ async fn show(
     Path(session): Path<String>,
     Asked(of): Asked<OfTask>,
 ) -> Answer<Json<SessionView>> {
-    let task = of.task_id.map(|task| Uuid::of_path(task, "task_id")).transpose()?;
-    Ok(Json(SessionView::of(&*entry(&gateway, &caller, session, task.as_ref())?)))
+    let task = of
+        .task_id
+        .map(|task| Uuid::of_path(task, "task_id"))
+        .transpose()?;
+    Ok(Json(SessionView::of(&*entry(
+        &gateway,
+        &caller,
+        session,
+        task.as_ref(),
+    )?)))
 }
 
 /// A program to be run in a session.
@@ -286,28 +326,51 @@ struct ExecTold {
 }
 
 /// What a program is asked to be, within bounds.
-pub(super) fn exec_request(command: &[String], env: &BTreeMap<String, String>) -> Answer<ExecRequest> {
+pub(super) fn exec_request(
+    command: &[String],
+    env: &BTreeMap<String, String>,
+) -> Answer<ExecRequest> {
     let words = command.len() + env.len();
     if command.is_empty() || words > MOST_WORDS {
         let hint = format!("name a program, with up to {MOST_WORDS} arguments and variables");
         return Err(Problem::invalid("`command` is empty or too long", hint));
     }
     let has_nul = |text: &String| text.contains('\0');
-    if command.iter().chain(env.iter().flat_map(|(name, value)| [name, value])).any(has_nul) {
-        return Err(Problem::invalid("a NUL cannot be passed to a program", "leave it out"));
+    if command
+        .iter()
+        .chain(env.iter().flat_map(|(name, value)| [name, value]))
+        .any(has_nul)
+    {
+        return Err(Problem::invalid(
+            "a NUL cannot be passed to a program",
+            "leave it out",
+        ));
     }
     let command = command.iter().map(Into::into).collect();
-    Ok(ExecRequest { command, env: variables(env), ..ExecRequest::default() })
+    Ok(ExecRequest {
+        command,
+        env: variables(env),
+        ..ExecRequest::default()
+    })
 }
 
 impl SessionExec {
     fn order(&self, gateway: &Gateway) -> Answer<Order> {
-        let typed = self.stdin_b64.as_deref().map(|text| decoded(text, "stdin_b64")).transpose()?;
+        let typed = self
+            .stdin_b64
+            .as_deref()
+            .map(|text| decoded(text, "stdin_b64"))
+            .transpose()?;
         if typed.as_ref().is_some_and(|typed| typed.len() > MOST_STDIN) {
             let hint = "write a file into the workspace by /v1/sandboxes/{sandbox_id}/files";
-            return Err(Problem::invalid(format!("`stdin_b64` is more than {MOST_STDIN} bytes"), hint));
+            return Err(Problem::invalid(
+                format!("`stdin_b64` is more than {MOST_STDIN} bytes"),
+                hint,
+            ));
         }
-        let timeout = jobs::limits(gateway, self.timeout_seconds)?.wall_time.map(|time| time.0);
+        let timeout = jobs::limits(gateway, self.timeout_seconds)?
+            .wall_time
+            .map(|time| time.0);
         let request = ExecRequest {
             directory: self.cwd.as_ref().map(Into::into),
             stdin: typed.is_some(),
@@ -315,7 +378,11 @@ impl SessionExec {
             beginning: MOST_OUTPUT,
             ..exec_request(&self.command, &self.env)?
         };
-        Ok(Order { request, typed: typed.unwrap_or_default(), stays_open: false })
+        Ok(Order {
+            request,
+            typed: typed.unwrap_or_default(),
+            stays_open: false,
+        })
     }
 }
 
@@ -338,14 +405,24 @@ async fn exec(
     let order = asked.order(&gateway)?;
     // What it will answer is kept from now on.
     let room = fitting::room(gateway.answering(), &caller.tenant, 2 * MOST_OUTPUT)?;
-    note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id).await?;
+    note(
+        &gateway,
+        &caller,
+        "sandbox.exec",
+        live.id().as_str(),
+        &asked.task_id,
+    )
+    .await?;
     let whose = sandboxes::For::of(&gateway, &caller).task(asked.task_id.as_str());
     let mut truncated = Cut::default();
     // Also if nobody waits any longer: what is taken is not kept.
     let (exec, result, stdout, stderr) = sandboxes::to_the_end(async move {
-        let exec = sandboxes::begin(live, order, whose).await.map_err(Problem::after_all)?;
+        let exec = sandboxes::begin(live, order, whose)
+            .await
+            .map_err(Problem::after_all)?;
         let result = exec.wait().await;
-        let [stdout, stderr] = [Stream::Stdout, Stream::Stderr].map(|stream| exec.take_beginning(stream));
+        let [stdout, stderr] =
+            [Stream::Stdout, Stream::Stderr].map(|stream| exec.take_beginning(stream));
         drop(room);
         Ok((exec, result, stdout, stderr))
     })
@@ -363,7 +440,12 @@ async fn exec(
             Status::TimedOut => WorkerJobStatus::Timeout,
             _ => WorkerJobStatus::Failed,
         },
-        exit_code: told::code(result.status, result.exit_code, result.signal, result.exit_status),
+        exit_code: told::code(
+            result.status,
+            result.exit_code,
+            result.signal,
+            result.exit_status,
+        ),
         stdout,
         stderr,
         truncated,
@@ -378,7 +460,10 @@ async fn exec(
 fn beginning(mut bytes: Vec<u8>, total: u64, cut: &mut bool) -> String {
     *cut = total > bytes.len() as u64;
     if *cut {
-        let half = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+        let half = bytes
+            .utf8_chunks()
+            .last()
+            .map_or(0, |last| last.invalid().len());
         bytes.truncate(bytes.len() - half);
     }
     told::shortened(told::lossy(&bytes), cut)

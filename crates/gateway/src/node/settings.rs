@@ -150,15 +150,19 @@ impl Node {
 
 fn is_listed(allowed: &[ImagePattern], image: Option<&Path>) -> Answer<()> {
     let name = image.and_then(Path::to_str).unwrap_or_default();
-    let listed =
-        name.parse::<ImageRef>().is_ok_and(|image| allowed.iter().any(|pattern| pattern.matches(&image)));
+    let listed = name
+        .parse::<ImageRef>()
+        .is_ok_and(|image| allowed.iter().any(|pattern| pattern.matches(&image)));
     match listed {
         true => Ok(()),
         false => Err(Problem::new(
             StatusCode::FORBIDDEN,
             "image_refused",
             match image {
-                Some(_) => format!("the image `{}` is not on this node's list", name.escape_debug()),
+                Some(_) => format!(
+                    "the image `{}` is not on this node's list",
+                    name.escape_debug()
+                ),
                 None => "this node runs only the images on its list, and none was named".to_owned(),
             },
             Some("the operator lists images as `sandbox.allowed_images`".to_owned()),
@@ -179,29 +183,67 @@ mod tests {
             ..Node::default()
         };
         let furnished = |image: Option<&str>, node: &Node| {
-            let mut request = RunRequest { image: image.map(Into::into), ..RunRequest::default() };
+            let mut request = RunRequest {
+                image: image.map(Into::into),
+                ..RunRequest::default()
+            };
             node.furnish(&mut request).map(|()| request)
         };
         let request = furnished(None, &node).unwrap();
-        assert_eq!((request.image, request.backend.as_deref()), (Some("alpine:3".into()), Some("podman")));
+        assert_eq!(
+            (request.image, request.backend.as_deref()),
+            (Some("alpine:3".into()), Some("podman"))
+        );
         assert!(furnished(Some("alpine:edge"), &node).is_ok());
-        for other in ["busybox", "/etc", "./x", "alpine.evil.example/alpine", "..", ""] {
-            assert_eq!(furnished(Some(other), &node).unwrap_err().status(), StatusCode::FORBIDDEN, "{other}");
+        for other in [
+            "busybox",
+            "/etc",
+            "./x",
+            "alpine.evil.example/alpine",
+            "..",
+            "",
+        ] {
+            assert_eq!(
+                furnished(Some(other), &node).unwrap_err().status(),
+                StatusCode::FORBIDDEN,
+                "{other}"
+            );
         }
-        let none = Node { default_image: None, ..node };
-        assert!(furnished(None, &none).is_err(), "the host's own root is on no list");
+        let none = Node {
+            default_image: None,
+            ..node
+        };
+        assert!(
+            furnished(None, &none).is_err(),
+            "the host's own root is on no list"
+        );
         assert!(furnished(None, &Node::default()).is_ok(), "the control");
-        let disabled = Node { mode: Mode::Disabled, ..Node::default() };
+        let disabled = Node {
+            mode: Mode::Disabled,
+            ..Node::default()
+        };
         assert!(furnished(None, &disabled).is_err());
     }
 
     #[test]
     fn the_inference_door_is_refused_whoever_grants_it() {
-        let closed = Node { inference: false, ..Node::default() };
-        let only = Node { mode: Mode::SandboxOnly, ..Node::default() };
-        let grants = Grants { inference: Some(Vec::new()), ..Grants::default() };
+        let closed = Node {
+            inference: false,
+            ..Node::default()
+        };
+        let only = Node {
+            mode: Mode::SandboxOnly,
+            ..Node::default()
+        };
+        let grants = Grants {
+            inference: Some(Vec::new()),
+            ..Grants::default()
+        };
         for (node, gives) in [(Node::default(), true), (closed, false), (only, false)] {
-            let mut request = RunRequest { inference: true, ..RunRequest::default() };
+            let mut request = RunRequest {
+                inference: true,
+                ..RunRequest::default()
+            };
             assert_eq!(node.furnish(&mut request).is_ok(), gives, "{node:?}");
             assert_eq!(node.grants(&grants).is_ok(), gives, "{node:?}");
             assert!(node.furnish(&mut RunRequest::default()).is_ok());

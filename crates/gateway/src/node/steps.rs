@@ -21,8 +21,8 @@ use engine::{
     steps::{Carried, Carrier, admit, read_job},
 };
 use spec::{
-    ErrorCode, ErrorInfo, Moments, RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Stream,
-    Timestamp,
+    ErrorCode, ErrorInfo, Moments, RunResult, SessionSpec, Status, StepJob, StepStatus,
+    StepsResult, Stream, Timestamp,
 };
 use std::{sync::Arc, time::Duration};
 
@@ -42,7 +42,10 @@ struct Admitted {
 impl Admitted {
     /// What the audit says of it.
     fn told(&self) -> String {
-        let backend = self.spec.as_ref().map_or("none", |spec| spec.run.sandbox.backend.name());
+        let backend = self
+            .spec
+            .as_ref()
+            .map_or("none", |spec| spec.run.sandbox.backend.name());
         format!("profile={} backend={backend}", self.profile)
     }
 }
@@ -66,7 +69,11 @@ pub(crate) async fn carry_out(
         asked.about = About::of(caller, &spec.run);
         llm = spec.run.grants.llm.is_some();
     }
-    let needs = Needs { what: What::Run, llm, storage: false };
+    let needs = Needs {
+        what: What::Run,
+        llm,
+        storage: false,
+    };
     let may = gateway.may_begin(&caller.tenant, needs).await;
     let begin = {
         let gateway = gateway.clone();
@@ -74,7 +81,10 @@ pub(crate) async fn carry_out(
             let key = asked.about.key.clone();
             let taken = live::take(&gateway, asked, may).await?;
             if let Taken::New(live) = &taken {
-                if let Err(problem) = gateway.note_accepted(&live.of(), &key, &admitted.told()).await {
+                if let Err(problem) = gateway
+                    .note_accepted(&live.of(), &key, &admitted.told())
+                    .await
+                {
                     live::give_up(&gateway, live, &admitted.profile).await;
                     return Err(problem);
                 }
@@ -84,7 +94,10 @@ pub(crate) async fn carry_out(
         }
     };
     // Whoever hangs up meanwhile leaves no job behind that was accepted and never starts.
-    let taken = tokio::spawn(begin).await.map_err(|_| crate::writer::busy())?.map_err(jobs::of_another)?;
+    let taken = tokio::spawn(begin)
+        .await
+        .map_err(|_| crate::writer::busy())?
+        .map_err(jobs::of_another)?;
     let live = match taken {
         Taken::New(live) => Some(live),
         Taken::Before(id) => gateway.runs().find(&id),
@@ -116,10 +129,20 @@ fn admitted(
 ) -> Answer<(Admitted, AskedFor)> {
     let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
     let mut request = host::admit(gateway, caller, order.request(gateway)?)?;
-    let image = request.image.as_ref().map(|image| image.to_string_lossy().into_owned());
+    let image = request
+        .image
+        .as_ref()
+        .map(|image| image.to_string_lossy().into_owned());
     let command = std::mem::take(&mut request.command);
-    let carrier = if command.is_empty() { Carrier::Own } else { Carrier::Program(command) };
-    let profile = request.profile.clone().unwrap_or_else(|| gateway.policy().default_profile.clone());
+    let carrier = if command.is_empty() {
+        Carrier::Own
+    } else {
+        Carrier::Program(command)
+    };
+    let profile = request
+        .profile
+        .clone()
+        .unwrap_or_else(|| gateway.policy().default_profile.clone());
     let mut spec = admit(gateway.policy(), request, &job);
     if let Ok(spec) = &mut spec {
         gateway.node().grants(&spec.run.grants)?;
@@ -127,15 +150,33 @@ fn admitted(
         spec.run.owner = Some(caller.owner()?);
         spec.run.keep = caller.require(Scope::Artifacts).is_ok();
     }
-    let runtime = spec.as_ref().ok().map(|spec| spec.run.sandbox.backend.name().to_owned());
-    Ok((Admitted { job, document, carrier, spec, profile }, AskedFor { image, runtime }))
+    let runtime = spec
+        .as_ref()
+        .ok()
+        .map(|spec| spec.run.sandbox.backend.name().to_owned());
+    Ok((
+        Admitted {
+            job,
+            document,
+            carrier,
+            spec,
+            profile,
+        },
+        AskedFor { image, runtime },
+    ))
 }
 
 /// Carries it through to its end, whoever waits for it.
 async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
     gateway.metrics().running.inc();
     let started_at = engine::now();
-    let Admitted { job, document, carrier, spec, profile } = admitted;
+    let Admitted {
+        job,
+        document,
+        carrier,
+        spec,
+        profile,
+    } = admitted;
     let carried = match spec {
         Err(result) => {
             let rule = result.failure_code.as_deref().unwrap_or_default();
@@ -147,7 +188,9 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
             // It counts while it goes on.
             let begun = |session: &Session| live.has_box(&gateway, session);
             let (engine, wishes) = (gateway.engine(), live.wishes(&gateway));
-            engine.carry_out(spec, &job, document.as_bytes(), carrier, wishes, begun).await
+            engine
+                .carry_out(spec, &job, document.as_bytes(), carrier, wishes, begun)
+                .await
         }
     };
     record(&gateway, &live, &carried);
@@ -155,7 +198,11 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
     let result = as_run(&live, &job, carried, started_at, profile);
     gateway.metrics().running.dec();
     let took = Duration::from_millis(result.duration_ms);
-    gateway.metrics().run(result.status.name(), took, (result.stdout.len() + result.stderr.len()) as u64);
+    gateway.metrics().run(
+        result.status.name(),
+        took,
+        (result.stdout.len() + result.stderr.len()) as u64,
+    );
     gateway.note_ended(&live.of(), &result, result.denials.len() as u64);
     live::conclude(&gateway, &live, result).await;
 }
@@ -168,7 +215,11 @@ fn record(gateway: &Gateway, live: &Live, carried: &Carried) {
             gateway.recorder().wrote(live.output(), stream, b"\n");
         }
     };
-    let outputs = carried.result.steps.iter().filter_map(|step| step.output.as_deref());
+    let outputs = carried
+        .result
+        .steps
+        .iter()
+        .filter_map(|step| step.output.as_deref());
     outputs.for_each(|output| wrote(Stream::Stdout, output.as_bytes()));
     wrote(Stream::Stdout, &carried.said.stdout);
     wrote(Stream::Stderr, &carried.said.stderr);
@@ -180,12 +231,29 @@ fn why_not(result: &StepsResult) -> ErrorInfo {
     let message = result.failure_message.clone().unwrap_or_default();
     // Codes of steps have no other name here.
     let code = serde_json::from_value(code.into()).unwrap_or(ErrorCode::StartFailed);
-    ErrorInfo { code, message, hint: None }
+    ErrorInfo {
+        code,
+        message,
+        hint: None,
+    }
 }
 
 /// What came of it as of every run; what came of the steps is its output.
-fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, profile: String) -> RunResult {
-    let Carried { result, said, barriers, usage, limits_hit, denials } = carried;
+fn as_run(
+    live: &Live,
+    job: &StepJob,
+    carried: Carried,
+    started_at: Timestamp,
+    profile: String,
+) -> RunResult {
+    let Carried {
+        result,
+        said,
+        barriers,
+        usage,
+        limits_hit,
+        denials,
+    } = carried;
     let code = result.failure_code.as_deref();
     let never = barriers.is_empty();
     let status = match (result.status, code) {
@@ -196,7 +264,13 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
         (StepStatus::Failure, Some("oom_killed")) => Status::OomKilled,
         (StepStatus::Failure, _) => Status::Failed,
     };
-    let of_step = || result.steps.iter().rev().find_map(|step| step.exit_code.filter(|code| *code != 0));
+    let of_step = || {
+        result
+            .steps
+            .iter()
+            .rev()
+            .find_map(|step| step.exit_code.filter(|code| *code != 0))
+    };
     let exit_code = match (status, code) {
         (Status::Succeeded, _) => Some(0),
         // Nobody knows what it would have been.
@@ -206,9 +280,17 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
     };
     let ended_at = engine::now();
     let (begun, ended) = (started_at.0 * 1000, ended_at.0 * 1000);
-    let moments = Moments { begun, started: if never { 0 } else { begun }, over: ended, kept: ended, ended };
+    let moments = Moments {
+        begun,
+        started: if never { 0 } else { begun },
+        over: ended,
+        kept: ended,
+        ended,
+    };
     // It was serialized from a value of ours.
-    let output = serde_json::to_value(&result).and_then(serde_json::from_value).ok();
+    let output = serde_json::to_value(&result)
+        .and_then(serde_json::from_value)
+        .ok();
     RunResult {
         task_id: live.task.clone(),
         job_id: live.job.clone().or_else(|| Some(job.job_id.clone())),

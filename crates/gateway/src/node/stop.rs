@@ -48,17 +48,33 @@ async fn stop(
     caller.require(Scope::Runs)?;
     let grace = order.grace_seconds.unwrap_or(USUAL_GRACE);
     if grace > LONGEST_GRACE {
-        return Err(Problem::invalid("`grace_seconds` is too long", "give at most 300"));
+        return Err(Problem::invalid(
+            "`grace_seconds` is too long",
+            "give at most 300",
+        ));
     }
     let row = jobs::row(&gateway, &caller, &order.job_id).await?;
     if row.task.as_deref() != Some(order.task_id.as_str()) {
         return Err(Problem::not_found("job"));
     }
-    let live = gateway.runs().find(&row.id).filter(|_| row.result.is_none());
+    let live = gateway
+        .runs()
+        .find(&row.id)
+        .filter(|_| row.result.is_none());
     if let Some(live) = live {
         let (task, job) = (order.task_id.as_str(), order.job_id.as_str());
-        note(&gateway, &caller, &Entry { what: "job.stop", run: &row.id, task, job, ..Entry::default() })
-            .await?;
+        note(
+            &gateway,
+            &caller,
+            &Entry {
+                what: "job.stop",
+                run: &row.id,
+                task,
+                job,
+                ..Entry::default()
+            },
+        )
+        .await?;
         live.terminate(Duration::from_secs(grace));
         if let Ok(ended) = tokio::time::timeout(WAITED_FOR, live.ended()).await {
             return jobs::told_of(&gateway, &caller, &ended?.kept);
@@ -68,7 +84,12 @@ async fn stop(
 }
 
 async fn note(gateway: &Gateway, caller: &Caller, entry: &Entry<'_>) -> Answer<()> {
-    let entry = Entry { decision: Decision::Allowed, tenant: &caller.tenant, key: &caller.key, ..*entry };
+    let entry = Entry {
+        decision: Decision::Allowed,
+        tenant: &caller.tenant,
+        key: &caller.key,
+        ..*entry
+    };
     gateway.note_aside(&entry).await
 }
 
@@ -106,18 +127,43 @@ async fn stop_all(
     Sent(_order): Sent<StopAll>,
 ) -> Answer<Json<StoppedAll>> {
     caller.require(Scope::Admin)?;
-    note(&gateway, &caller, &Entry { what: "node.stop_all", rule: "admin", ..Entry::default() }).await?;
+    note(
+        &gateway,
+        &caller,
+        &Entry {
+            what: "node.stop_all",
+            rule: "admin",
+            ..Entry::default()
+        },
+    )
+    .await?;
     // First what waits, so that nothing of it begins in the place of what is ended.
     let jobs = crate::jobs::cancel_all(&gateway, &caller.key).await;
     let (runs, (sessions, alive)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());
-    let mut left: Vec<_> = alive.into_iter().map(|id| format!("sandbox {id}")).collect();
+    let mut left: Vec<_> = alive
+        .into_iter()
+        .map(|id| format!("sandbox {id}"))
+        .collect();
     let jobs = jobs.unwrap_or_else(|_| {
         left.push("jobs that wait".to_owned());
         Vec::new()
     });
-    left.extend(runs.iter().filter(|(_, gone)| !gone).map(|(id, _)| format!("run {id}")));
-    let runs = runs.into_iter().filter_map(|(id, gone)| gone.then_some(id)).collect();
-    Ok(Json(StoppedAll { version: Version, runs, sessions, jobs, left }))
+    left.extend(
+        runs.iter()
+            .filter(|(_, gone)| !gone)
+            .map(|(id, _)| format!("run {id}")),
+    );
+    let runs = runs
+        .into_iter()
+        .filter_map(|(id, gone)| gone.then_some(id))
+        .collect();
+    Ok(Json(StoppedAll {
+        version: Version,
+        runs,
+        sessions,
+        jobs,
+        left,
+    }))
 }
 
 /// Cancels every run, and says of each whether it is gone.
@@ -134,5 +180,7 @@ async fn end_runs(gateway: &Gateway) -> Vec<(String, bool)> {
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(stop)).routes(routes!(stop_all))
+    OpenApiRouter::new()
+        .routes(routes!(stop))
+        .routes(routes!(stop_all))
 }

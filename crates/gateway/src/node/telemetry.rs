@@ -161,7 +161,12 @@ fn invalid(title: &str, detail: &str) -> Problem {
 
 fn query<T>(asked: Result<Query<T>, QueryRejection>) -> Answer<T> {
     // What was sent is not repeated: it may be anything.
-    let unreadable = |_| invalid("the query cannot be read", "see /openapi.json for its parameters");
+    let unreadable = |_| {
+        invalid(
+            "the query cannot be read",
+            "see /openapi.json for its parameters",
+        )
+    };
     asked.map(|Query(asked)| asked).map_err(unreadable)
 }
 
@@ -178,7 +183,10 @@ fn one_of(value: Option<&String>, known: &[&str], name: &str) -> Answer<()> {
 fn bounded(limit: Option<u32>, usual: u32, most: u32) -> Answer<u32> {
     match limit.unwrap_or(usual) {
         limit if (1..=most).contains(&limit) => Ok(limit),
-        _ => Err(invalid("`limit` is out of range", &format!("give 1 to {most}"))),
+        _ => Err(invalid(
+            "`limit` is out of range",
+            &format!("give 1 to {most}"),
+        )),
     }
 }
 
@@ -192,7 +200,12 @@ impl Container {
             ("removed", row.removed_ms),
         ];
         let show = |ms| Timestamp(ms).to_string();
-        let event = |(event, at): (&'static str, Option<u64>)| Some(ContainerEvent { event, at: show(at?) });
+        let event = |(event, at): (&'static str, Option<u64>)| {
+            Some(ContainerEvent {
+                event,
+                at: show(at?),
+            })
+        };
         Container {
             container_name: format!("airlock-{}", row.id),
             container_id: row.id,
@@ -249,15 +262,16 @@ async fn stats(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<Va
     // How busy others are is nobody's business.
     if caller.is_admin() {
         let state = gateway.state().to_owned();
-        let looked = tokio::task::spawn_blocking(move || super::capability::Load::look(&state)).await;
+        let looked =
+            tokio::task::spawn_blocking(move || super::capability::Load::look(&state)).await;
         let load = looked.unwrap_or_default();
         for (name, value) in ["load1", "load5", "load15"].into_iter().zip(load.average) {
             told["cpu"][name] = value.into();
         }
         let (total, free) = (load.memory_total_mb, load.memory_free_mb);
-        told["memory"] = json!({ "total_mb": total, "used_mb": total.saturating_sub(free), "free_mb": free });
-        told["disk"] =
-            json!({ "state_dir_free_mb": load.disk_free_mb, "state_dir_total_mb": load.disk_total_mb });
+        told["memory"] =
+            json!({ "total_mb": total, "used_mb": total.saturating_sub(free), "free_mb": free });
+        told["disk"] = json!({ "state_dir_free_mb": load.disk_free_mb, "state_dir_total_mb": load.disk_total_mb });
     }
     Ok(Json(told))
 }
@@ -276,7 +290,11 @@ async fn containers(
     one_of(which.kind.as_ref(), &KINDS, "kind")?;
     one_of(which.status.as_ref(), &STATUSES, "status")?;
     let limit = bounded(which.limit, USUAL_CONTAINERS, MOST_CONTAINERS)?;
-    let before = gateway.cursors().open(&caller.tenant, List::Containers, which.page_token.as_deref())?;
+    let before = gateway.cursors().open(
+        &caller.tenant,
+        List::Containers,
+        which.page_token.as_deref(),
+    )?;
     let filter = ContainerFilter {
         owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
         kind: which.kind,
@@ -288,7 +306,11 @@ async fn containers(
     };
     let (found, tenant) = (gateway.clone(), caller.tenant.clone());
     let page = move || {
-        let mut page = page(found.served().containers(&filter)?, limit as usize, engine::now().0);
+        let mut page = page(
+            found.served().containers(&filter)?,
+            limit as usize,
+            engine::now().0,
+        );
         let seal = |n| found.cursors().seal(&tenant, List::Containers, n);
         page.next_page_token = page.next_page_token.map(seal).transpose()?;
         Ok(page)
@@ -312,7 +334,11 @@ fn page(rows: Vec<ContainerRow>, limit: usize, now: u64) -> Containers {
         shown.push(container);
     }
     let next_page_token = last.filter(|_| shown.len() < all).map(|n| n.to_string());
-    Containers { version: VERSION, containers: shown, next_page_token }
+    Containers {
+        version: VERSION,
+        containers: shown,
+        next_page_token,
+    }
 }
 
 /// One container
@@ -330,7 +356,10 @@ async fn container(
     let found = gateway.look_up(move |served| served.container(&id)).await?;
     let row = found.filter(|row| caller.sees(&row.owner));
     let row = row.ok_or_else(|| Problem::not_found("container"))?;
-    Ok(Json(OneContainer { version: VERSION, container: Container::of(row, engine::now().0) }))
+    Ok(Json(OneContainer {
+        version: VERSION,
+        container: Container::of(row, engine::now().0),
+    }))
 }
 
 /// What containers and the server itself wrote, the oldest first
@@ -352,11 +381,23 @@ async fn logs(
     let limit = bounded(which.limit, USUAL_LINES, MOST_LINES)?;
     let (source_kind, source_name) = source(&which)?;
     let moment = |text: Option<&String>, name: &str| {
-        let unknown = || invalid(&format!("`{name}` is no moment"), "write it as 2026-01-31T12:00:00Z");
-        text.map(|text| Timestamp::read(text).map(|moment| moment.0).ok_or_else(unknown)).transpose()
+        let unknown = || {
+            invalid(
+                &format!("`{name}` is no moment"),
+                "write it as 2026-01-31T12:00:00Z",
+            )
+        };
+        text.map(|text| {
+            Timestamp::read(text)
+                .map(|moment| moment.0)
+                .ok_or_else(unknown)
+        })
+        .transpose()
     };
     let place: Option<String> =
-        gateway.cursors().open(&caller.tenant, List::Lines, which.page_token.as_deref())?;
+        gateway
+            .cursors()
+            .open(&caller.tenant, List::Lines, which.page_token.as_deref())?;
     let (from, skip) = place.as_deref().and_then(token).unwrap_or_default();
     let filter = LogFilter {
         source_kind,
@@ -369,12 +410,19 @@ async fn logs(
     };
     let (found, tenant) = (gateway.clone(), caller.tenant.clone());
     let lines = move || {
-        let mut page = Page { limit: limit as usize, skip: (from, skip), ..Page::default() };
+        let mut page = Page {
+            limit: limit as usize,
+            skip: (from, skip),
+            ..Page::default()
+        };
         // Without reading a line of what is not his.
         if let Some(owner) = &filter.owner {
             let is_his = |row: ContainerRow| row.owner == *owner;
             if filter.source_kind != "container"
-                || !found.served().container(&filter.source_name)?.is_some_and(is_his)
+                || !found
+                    .served()
+                    .container(&filter.source_name)?
+                    .is_some_and(is_his)
             {
                 return Ok(page.lines());
             }
@@ -397,7 +445,9 @@ fn source(which: &WhichLines) -> Answer<(String, String)> {
             one_of(Some(kind), &["service", "container"], "source_kind")?;
             Ok((kind.clone(), name.clone()))
         }
-        (Some(kind), None, Some(id)) if kind == "container" => Ok(("container".to_owned(), id.clone())),
+        (Some(kind), None, Some(id)) if kind == "container" => {
+            Ok(("container".to_owned(), id.clone()))
+        }
         (None, None, None) => Err(invalid("no source is named", hint)),
         _ => Err(invalid("one source must be named, and only one", hint)),
     }
@@ -454,10 +504,19 @@ impl Page {
     }
 
     fn lines(self) -> Lines {
-        let (limited_by, next_page_token) =
-            self.full.map_or(("none", None), |(why, token)| (why, Some(token)));
-        let truncated = Missing { limited_by, max_bytes: MOST_LOG_BYTES };
-        Lines { version: VERSION, events: self.events, truncated, next_page_token }
+        let (limited_by, next_page_token) = self
+            .full
+            .map_or(("none", None), |(why, token)| (why, Some(token)));
+        let truncated = Missing {
+            limited_by,
+            max_bytes: MOST_LOG_BYTES,
+        };
+        Lines {
+            version: VERSION,
+            events: self.events,
+            truncated,
+            next_page_token,
+        }
     }
 }
 
@@ -467,21 +526,39 @@ mod tests {
 
     fn row(n: i64, lines: &str) -> LogRow {
         let (source_kind, stream) = ("service".to_owned(), "stderr".to_owned());
-        LogRow { n, source_kind, stream, lines: lines.to_owned(), ..LogRow::default() }
+        LogRow {
+            n,
+            source_kind,
+            stream,
+            lines: lines.to_owned(),
+            ..LogRow::default()
+        }
     }
 
     fn read(rows: &[LogRow], limit: usize) -> Vec<(Vec<String>, &'static str)> {
         let (mut pages, mut skip) = (Vec::new(), (0, 0));
         loop {
-            let mut page = Page { limit, skip, ..Page::default() };
+            let mut page = Page {
+                limit,
+                skip,
+                ..Page::default()
+            };
             let rest = rows.iter().filter(|row| row.n >= skip.0).cloned();
             for row in rest {
                 if !page.add(row) {
                     break;
                 }
             }
-            let Lines { events, truncated, next_page_token, .. } = page.lines();
-            pages.push((events.into_iter().map(|event| event.message).collect(), truncated.limited_by));
+            let Lines {
+                events,
+                truncated,
+                next_page_token,
+                ..
+            } = page.lines();
+            pages.push((
+                events.into_iter().map(|event| event.message).collect(),
+                truncated.limited_by,
+            ));
             match next_page_token {
                 Some(next) => skip = token(&next).unwrap(),
                 None => return pages,
@@ -493,7 +570,10 @@ mod tests {
     fn pages_have_every_line_once_also_when_bytes_cut_them() {
         let rows = [row(1, "a\nb\nc"), row(4, ""), row(5, "d\ne")];
         for limit in 1..8 {
-            let all: Vec<_> = read(&rows, limit).into_iter().flat_map(|(lines, _)| lines).collect();
+            let all: Vec<_> = read(&rows, limit)
+                .into_iter()
+                .flat_map(|(lines, _)| lines)
+                .collect();
             assert_eq!(all, ["a", "b", "c", "", "d", "e"], "{limit}");
         }
         assert_eq!(read(&rows, 6).len(), 1, "what is whole says so");
@@ -501,13 +581,26 @@ mod tests {
         let rows: Vec<_> = (1..=200).map(|n| row(n, &line)).collect();
         let pages = read(&rows, 5000);
         assert!(pages.len() > 3 && pages[0].1 == "bytes" && pages.last().unwrap().1 == "none");
-        assert_eq!(pages.iter().map(|(lines, _)| lines.len()).sum::<usize>(), 200);
+        assert_eq!(
+            pages.iter().map(|(lines, _)| lines.len()).sum::<usize>(),
+            200
+        );
     }
 
     #[test]
     fn a_token_is_two_numbers() {
         assert_eq!(token("12.3"), Some((12, 3)));
-        for bad in ["", "1", "1.", ".1", "-1.2", "1.+2", "1.2.3", "99999999999999999999.1", "1.é"] {
+        for bad in [
+            "",
+            "1",
+            "1.",
+            ".1",
+            "-1.2",
+            "1.+2",
+            "1.2.3",
+            "99999999999999999999.1",
+            "1.é",
+        ] {
             assert_eq!(token(bad), None, "{bad}");
         }
     }

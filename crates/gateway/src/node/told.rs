@@ -134,8 +134,16 @@ pub(crate) fn result(kept: &[u8]) -> Option<WorkerJobResult> {
     let kept: Kept = serde_json::from_slice(kept).ok()?;
     let (status, exit_code, diagnostics) = (kept.job_status(), kept.code(), kept.diagnostics());
     let mut truncated = kept.truncated;
-    let stdout = text(kept.stdout, kept.stdout_base64.as_deref(), &mut truncated.stdout);
-    let stderr = text(kept.stderr, kept.stderr_base64.as_deref(), &mut truncated.stderr);
+    let stdout = text(
+        kept.stdout,
+        kept.stdout_base64.as_deref(),
+        &mut truncated.stdout,
+    );
+    let stderr = text(
+        kept.stderr,
+        kept.stderr_base64.as_deref(),
+        &mut truncated.stderr,
+    );
     Some(WorkerJobResult {
         version: Version,
         task_id: kept.task_id.unwrap_or_default(),
@@ -177,7 +185,11 @@ impl Kept {
         RunDiagnostics {
             // One that did not start does not know by whom.
             runtime: match self.barriers.is_empty() {
-                true => self.asked.runtime.clone().unwrap_or_else(|| self.backend.clone()),
+                true => self
+                    .asked
+                    .runtime
+                    .clone()
+                    .unwrap_or_else(|| self.backend.clone()),
                 false => self.backend.clone(),
             },
             image: self.asked.image.clone(),
@@ -273,7 +285,11 @@ mod tests {
     #[test]
     fn what_is_no_text_is_told_within_the_bound_all_the_same() {
         let mut cut = false;
-        let told = text(None, Some(&crate::wire::encoded(&vec![0xff; MOST_OUTPUT])), &mut cut);
+        let told = text(
+            None,
+            Some(&crate::wire::encoded(&vec![0xff; MOST_OUTPUT])),
+            &mut cut,
+        );
         assert!(cut && told.len() <= MOST_OUTPUT && told.chars().all(|sign| sign == '\u{fffd}'));
         let mut cut = false;
         assert_eq!(text(Some("x".into()), None, &mut cut), "x");

@@ -53,7 +53,10 @@ impl TryFrom<String> for Uuid {
             true => Ok(Uuid(text.to_ascii_lowercase())),
             false => {
                 let shown: String = text.chars().take(48).collect();
-                Err(format!("`{}` is no UUID: write 8-4-4-4-12 hexadecimal digits", shown.escape_debug()))
+                Err(format!(
+                    "`{}` is no UUID: write 8-4-4-4-12 hexadecimal digits",
+                    shown.escape_debug()
+                ))
             }
         }
     }
@@ -74,13 +77,20 @@ impl Uuid {
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+        let parts = [
+            &hex[..8],
+            &hex[8..12],
+            &hex[12..16],
+            &hex[16..20],
+            &hex[20..],
+        ];
         Ok(Uuid(parts.join("-")))
     }
 
     /// One of a path.
     pub(crate) fn of_path(text: String, field: &str) -> Answer<Uuid> {
-        Uuid::try_from(text).map_err(|why| Problem::invalid(format!("`{field}`: {why}"), "see /openapi.json"))
+        Uuid::try_from(text)
+            .map_err(|why| Problem::invalid(format!("`{field}`: {why}"), "see /openapi.json"))
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -95,7 +105,10 @@ impl Uuid {
             hash.update(part.as_bytes());
         }
         let hash: [u8; 32] = hash.finalize().into();
-        let hex: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = hash[..16]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         format!("{kind}-{hex}")
     }
 }
@@ -109,8 +122,14 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Sent<T> {
 
     async fn from_request(request: Request, gateway: &Gateway) -> Answer<Sent<T>> {
         let most = gateway.node().largest_request();
-        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-        if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > most) {
+        let length = request
+            .headers()
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok());
+        if length
+            .and_then(|length| length.parse::<usize>().ok())
+            .is_some_and(|length| length > most)
+        {
             return Err(too_large(most));
         }
         let raw = Raw::from_request(request, gateway).await?;
@@ -123,13 +142,22 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Sent<T> {
 
 fn too_large(most: usize) -> Problem {
     let hint = format!("send at most {most} bytes");
-    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the body is too large", Some(hint))
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "quota_exceeded",
+        "the body is too large",
+        Some(hint),
+    )
 }
 
 /// Variables, without those that Airlock sets itself.
 pub(crate) fn variables(env: &BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
-    let passed = env.iter().filter(|(name, _)| !IGNORED.contains(&name.as_str()));
-    passed.map(|(name, value)| (name.into(), value.into())).collect()
+    let passed = env
+        .iter()
+        .filter(|(name, _)| !IGNORED.contains(&name.as_str()));
+    passed
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 /// A policy of the network: both mean that there is none.
@@ -166,9 +194,15 @@ mod tests {
         let good = "0f8fad5b-d9cb-469f-A165-70867728950e";
         assert!(Uuid::try_from(good.to_owned()).is_ok());
         let long = "a".repeat(300);
-        for bad in
-            ["", "..", "../../etc", &good[1..], &good.replace('-', "_"), &good.replace('0', "g"), &long]
-        {
+        for bad in [
+            "",
+            "..",
+            "../../etc",
+            &good[1..],
+            &good.replace('-', "_"),
+            &good.replace('0', "g"),
+            &long,
+        ] {
             assert!(Uuid::try_from(bad.to_owned()).is_err(), "{bad}");
         }
         let multibyte = format!("{}é", &good[..34]);
@@ -189,7 +223,13 @@ mod tests {
 
     #[test]
     fn what_airlock_sets_is_ignored_and_the_rest_passes() {
-        let env = ["CYNODE_TASK_ID", "CYNODE_JOB_ID", "CYNODE_WORKSPACE_DIR", "CYNODE_PROMPT", "X"];
+        let env = [
+            "CYNODE_TASK_ID",
+            "CYNODE_JOB_ID",
+            "CYNODE_WORKSPACE_DIR",
+            "CYNODE_PROMPT",
+            "X",
+        ];
         let env = env.map(|name| (name.to_owned(), "v".to_owned())).into();
         let names: Vec<_> = variables(&env).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["CYNODE_PROMPT", "X"]);

@@ -77,7 +77,8 @@ struct WorkflowRelease {
 }
 
 fn visible(text: &str, field: &str) -> Answer<()> {
-    let fits = (1..=LONGEST_HOLDER).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let fits = (1..=LONGEST_HOLDER).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic());
     match fits {
         true => Ok(()),
         false => Err(Problem::invalid(
@@ -90,7 +91,10 @@ fn visible(text: &str, field: &str) -> Answer<()> {
 fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> Answer<NewLease> {
     visible(holder, "holder")?;
     if seconds.is_some_and(|seconds| !(1..=LONGEST_LEASE).contains(&seconds)) {
-        return Err(Problem::invalid("`lease_seconds` is out of range", "give 1 to 86400"));
+        return Err(Problem::invalid(
+            "`lease_seconds` is out of range",
+            "give 1 to 86400",
+        ));
     }
     Ok(NewLease {
         owner: caller.tenant.clone(),
@@ -116,7 +120,10 @@ fn taken(taking: Taking) -> Answer<(Lease, bool)> {
         Taking::TooMuch => Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "quota_exceeded",
-            format!("the checkpoints of all tasks would be more than {} MiB", MOST_CHECKPOINTS >> 20),
+            format!(
+                "the checkpoints of all tasks would be more than {} MiB",
+                MOST_CHECKPOINTS >> 20
+            ),
             Some("release tasks that are done, or keep the rest as artifacts".to_owned()),
         )),
         Taking::Full => Err(Problem::new(
@@ -143,7 +150,18 @@ async fn change<T: Send + 'static>(
         if given {
             let (tenant, key, task, about) = (&*caller.tenant, &*caller.key, &*task, &*holder);
             let decision = Decision::Allowed;
-            jobs::note(&of, &Entry { what, decision, tenant, key, task, about, ..Entry::default() })?;
+            jobs::note(
+                &of,
+                &Entry {
+                    what,
+                    decision,
+                    tenant,
+                    key,
+                    task,
+                    about,
+                    ..Entry::default()
+                },
+            )?;
         }
         Ok(done)
     });
@@ -178,7 +196,11 @@ async fn start(
     let line = ("workflow.start", &order.task_id, order.holder.as_str());
     let start = move |writing: &Writing<'_>| writing.start_workflow(&wanted).map(told_apart);
     let (lease, fresh) = taken(change(&gateway, &caller, line, start).await?)?;
-    Ok(Json(told(lease, if fresh { "started" } else { "already_running" }, false)))
+    Ok(Json(told(
+        lease,
+        if fresh { "started" } else { "already_running" },
+        false,
+    )))
 }
 
 fn told(lease: Lease, status: &'static str, with_checkpoint: bool) -> WorkflowTold {
@@ -236,10 +258,17 @@ async fn checkpoint(
     if text.len() > LARGEST_CHECKPOINT {
         let hint = Some("keep the rest as an artifact".to_owned());
         let title = "`checkpoint` is more than 256 KiB";
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", title, hint));
+        return Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "quota_exceeded",
+            title,
+            hint,
+        ));
     }
     let wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
-    let write = gateway.writer().write(move |writing| writing.checkpoint_workflow(&wanted, &text));
+    let write = gateway
+        .writer()
+        .write(move |writing| writing.checkpoint_workflow(&wanted, &text));
     taken(write.await?).map(|_| StatusCode::NO_CONTENT)
 }
 
@@ -261,7 +290,9 @@ async fn release(
     let task = order.task_id.as_str().to_ascii_lowercase();
     let line = ("workflow.release", &order.task_id, order.holder.as_str());
     let release = move |writing: &Writing<'_>| {
-        writing.release_workflow(&owner, &task, &holder).map(|released| (released, released))
+        writing
+            .release_workflow(&owner, &task, &holder)
+            .map(|released| (released, released))
     };
     match change(&gateway, &caller, line, release).await? {
         true => Ok(StatusCode::NO_CONTENT),

@@ -30,7 +30,11 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) fn id(&self) -> String {
         let [stdout, stderr] = self.streams;
-        format!("{}.{}.{stdout}.{stderr}", u8::from(self.started), self.denied)
+        format!(
+            "{}.{}.{stdout}.{stderr}",
+            u8::from(self.started),
+            self.denied
+        )
     }
 }
 
@@ -38,8 +42,10 @@ impl FromStr for Seen {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Seen, ()> {
-        let numbers: Vec<u64> =
-            text.split('.').map(|part| part.parse().map_err(drop)).collect::<Result<_, _>>()?;
+        let numbers: Vec<u64> = text
+            .split('.')
+            .map(|part| part.parse().map_err(drop))
+            .collect::<Result<_, _>>()?;
         match numbers[..] {
             [started @ 0..=1, denied, stdout, stderr] => Ok(Seen {
                 started: started == 1,
@@ -67,8 +73,16 @@ pub(crate) async fn events(
     headers: HeaderMap,
 ) -> Answer<Response> {
     // Whoever says what he saw read them before; others merely look.
-    let comes_again = headers.get("last-event-id").is_some_and(|id| !id.is_empty());
-    of(&gateway, row(&gateway, &caller, &id).await?, &headers, comes_again).await
+    let comes_again = headers
+        .get("last-event-id")
+        .is_some_and(|id| !id.is_empty());
+    of(
+        &gateway,
+        row(&gateway, &caller, &id).await?,
+        &headers,
+        comes_again,
+    )
+    .await
 }
 
 /// The events of a run that the caller may see, behind the last one that he saw.
@@ -79,39 +93,64 @@ pub(super) async fn of(
     comes_again: bool,
 ) -> Answer<Response> {
     let id = row.id;
-    let seen = match headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default()) {
+    let seen = match headers
+        .get("last-event-id")
+        .map(|id| id.to_str().unwrap_or_default())
+    {
         None | Some("") => Seen::default(),
         Some(id) => id.parse().map_err(|()| {
-            Problem::invalid("this is no id of an event", "send the last `id:` of this stream, or none")
+            Problem::invalid(
+                "this is no id of an event",
+                "send the last `id:` of this stream, or none",
+            )
         })?,
     };
     let (sender, body) = stream::body();
     match gateway.runs().find(&id) {
         Some(live) => {
-            let hold = if comes_again { Hold::again(&live, seen.streams) } else { None };
+            let hold = if comes_again {
+                Hold::again(&live, seen.streams)
+            } else {
+                None
+            };
             drop(tokio::spawn(follow(live, seen, hold, sender)));
         }
         // It may have ended since, and is then asked for again.
         None => {
             let result = match row.result {
                 Some(result) => Some(result),
-                None => gateway.look_up(move |served| served.run(&id)).await?.and_then(|row| row.result),
+                None => gateway
+                    .look_up(move |served| served.run(&id))
+                    .await?
+                    .and_then(|row| row.result),
             };
-            drop(tokio::spawn(replay(result.unwrap_or_default(), seen, sender)));
+            drop(tokio::spawn(replay(
+                result.unwrap_or_default(),
+                seen,
+                sender,
+            )));
         }
     }
     Ok(answer(body))
 }
 
 pub(crate) fn answer(body: axum::body::Body) -> Response {
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
     (headers, body).into_response()
 }
 
 /// The events of a run as the answer to whoever asked for it: he misses nothing.
 pub(super) fn held(live: Arc<Live>, hold: Hold) -> Response {
     let (sender, body) = stream::body();
-    drop(tokio::spawn(follow(live, Seen::default(), Some(hold), sender)));
+    drop(tokio::spawn(follow(
+        live,
+        Seen::default(),
+        Some(hold),
+        sender,
+    )));
     answer(body)
 }
 
@@ -131,11 +170,21 @@ pub(crate) struct Gone;
 
 impl Reader {
     fn new(seen: Seen, hold: Option<Hold>, to: mpsc::Sender<Bytes>) -> Reader {
-        Reader { before: String::new(), at_end: None, seen, hold, to }
+        Reader {
+            before: String::new(),
+            at_end: None,
+            seen,
+            hold,
+            to,
+        }
     }
 
     async fn send(&self, event: &str, data: &Value) -> Result<(), Gone> {
-        let text = format!("id: {}{}\nevent: {event}\ndata: {data}\n\n", self.before, self.seen.id());
+        let text = format!(
+            "id: {}{}\nevent: {event}\ndata: {data}\n\n",
+            self.before,
+            self.seen.id()
+        );
         self.to.send(text.into()).await.map_err(|_| Gone)
     }
 
@@ -161,7 +210,10 @@ impl Reader {
     async fn finish(&self, result: &[u8]) -> Result<(), Gone> {
         // Its lines are one: JSON has no other.
         let text = String::from_utf8_lossy(result);
-        let id = self.at_end.clone().unwrap_or_else(|| self.before.clone() + &self.seen.id());
+        let id = self
+            .at_end
+            .clone()
+            .unwrap_or_else(|| self.before.clone() + &self.seen.id());
         let event = format!("id: {id}\nevent: finished\ndata: {text}\n\n");
         self.to.send(event.into()).await.map_err(|_| Gone)
     }
@@ -186,7 +238,12 @@ pub(crate) async fn until_ended(live: &Live, mut reader: Reader) -> Result<(), G
         let lengths = live.feed.lengths();
         if let Some(barriers) = now.started.filter(|_| !reader.seen.started) {
             reader.seen.started = true;
-            reader.send("started", &json!({ "run_id": live.id, "barriers": barriers })).await?;
+            reader
+                .send(
+                    "started",
+                    &json!({ "run_id": live.id, "barriers": barriers }),
+                )
+                .await?;
         }
         for denial in now.denied.iter().skip(reader.seen.denied) {
             reader.seen.denied += 1;
@@ -213,9 +270,16 @@ pub(crate) async fn until_ended(live: &Live, mut reader: Reader) -> Result<(), G
 }
 
 /// What there is of a stream. A character that is not whole yet waits for its rest.
-async fn pass_on(live: &Live, reader: &mut Reader, stream: Stream, ended: bool) -> Result<(), Gone> {
+async fn pass_on(
+    live: &Live,
+    reader: &mut Reader,
+    stream: Stream,
+    ended: bool,
+) -> Result<(), Gone> {
     loop {
-        let piece = live.feed.read(stream, reader.seen.streams[place(stream).0], LARGEST_PIECE);
+        let piece = live
+            .feed
+            .read(stream, reader.seen.streams[place(stream).0], LARGEST_PIECE);
         let whole = match std::str::from_utf8(&piece.bytes) {
             Err(error) if error.error_len().is_none() && (error.valid_up_to() > 0 || !ended) => {
                 error.valid_up_to()
@@ -226,14 +290,21 @@ async fn pass_on(live: &Live, reader: &mut Reader, stream: Stream, ended: bool) 
         let from = reader.seen.streams[index];
         if piece.from > from {
             reader.seen.streams[index] = piece.from;
-            reader.send("gap", &json!({ "stream": name, "from": from, "to": piece.from })).await?;
+            reader
+                .send(
+                    "gap",
+                    &json!({ "stream": name, "from": from, "to": piece.from }),
+                )
+                .await?;
             // What is forgotten is not waited for.
             reader.has_read();
         }
         if whole == 0 {
             return Ok(());
         }
-        reader.output(stream, piece.from, &piece.bytes[..whole]).await?;
+        reader
+            .output(stream, piece.from, &piece.bytes[..whole])
+            .await?;
     }
 }
 
@@ -245,29 +316,47 @@ async fn replay(result: String, seen: Seen, to: mpsc::Sender<Bytes>) {
 /// Everything that a kept result tells.
 pub(crate) async fn all(result: &str, mut reader: Reader) -> Result<(), Gone> {
     let told: Value = serde_json::from_str(result).unwrap_or_default();
-    let barriers = told["barriers"].as_array().filter(|barriers| !barriers.is_empty());
+    let barriers = told["barriers"]
+        .as_array()
+        .filter(|barriers| !barriers.is_empty());
     if let Some(barriers) = barriers.filter(|_| !reader.seen.started) {
         reader.seen.started = true;
-        reader.send("started", &json!({ "run_id": told["run_id"], "barriers": barriers })).await?;
+        reader
+            .send(
+                "started",
+                &json!({ "run_id": told["run_id"], "barriers": barriers }),
+            )
+            .await?;
     }
-    for denial in told["denials"].as_array().into_iter().flatten().skip(reader.seen.denied) {
+    for denial in told["denials"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .skip(reader.seen.denied)
+    {
         reader.seen.denied += 1;
         reader.send("denied", denial).await?;
     }
     for stream in [Stream::Stdout, Stream::Stderr] {
         let (index, name) = place(stream);
         let text = told[name].as_str().map(|text| text.as_bytes().to_vec());
-        let bytes = text.or_else(|| wire::decoded(told[format!("{name}_base64")].as_str()?, name).ok());
+        let bytes =
+            text.or_else(|| wire::decoded(told[format!("{name}_base64")].as_str()?, name).ok());
         let bytes = bytes.unwrap_or_default();
         let from = reader.seen.streams[index];
-        let rest = usize::try_from(from).ok().and_then(|from| bytes.get(from..)).unwrap_or_default();
+        let rest = usize::try_from(from)
+            .ok()
+            .and_then(|from| bytes.get(from..))
+            .unwrap_or_default();
         if !rest.is_empty() {
             reader.output(stream, from, rest).await?;
         }
         if told["truncated"][name].as_bool() == Some(true) {
             // How much more there was is not kept.
             let from = reader.seen.streams[index];
-            reader.send("gap", &json!({ "stream": name, "from": from, "to": null })).await?;
+            reader
+                .send("gap", &json!({ "stream": name, "from": from, "to": null }))
+                .await?;
         }
     }
     reader.finish(result.as_bytes()).await
@@ -279,9 +368,24 @@ mod tests {
 
     #[test]
     fn an_id_says_how_much_was_seen() {
-        let seen = Seen { started: true, denied: 2, streams: [3, 4] };
-        assert_eq!((seen.id().as_str(), seen.id().parse()), ("1.2.3.4", Ok(seen)));
-        for text in ["", "1", "2.0.0.0", "1.0.0", "1.0.0.0.0", "1.0.-1.0", "x.0.0.0"] {
+        let seen = Seen {
+            started: true,
+            denied: 2,
+            streams: [3, 4],
+        };
+        assert_eq!(
+            (seen.id().as_str(), seen.id().parse()),
+            ("1.2.3.4", Ok(seen))
+        );
+        for text in [
+            "",
+            "1",
+            "2.0.0.0",
+            "1.0.0",
+            "1.0.0.0.0",
+            "1.0.-1.0",
+            "x.0.0.0",
+        ] {
             assert_eq!(text.parse::<Seen>(), Err(()), "{text}");
         }
     }

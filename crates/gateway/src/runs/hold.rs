@@ -47,31 +47,54 @@ pub(crate) struct Hold {
 
 impl Place {
     fn is_near(&self, lengths: [u64; 2], most: u64) -> bool {
-        lengths.iter().zip(self.at).all(|(length, at)| length.saturating_sub(at) <= most)
+        lengths
+            .iter()
+            .zip(self.at)
+            .all(|(length, at)| length.saturating_sub(at) <= most)
     }
 }
 
 impl Places {
     fn add(&mut self, at: [u64; 2]) -> u64 {
         self.came += 1;
-        self.readers.push(Place { at, reader: self.came, is_gone: false, patience: PATIENCE });
+        self.readers.push(Place {
+            at,
+            reader: self.came,
+            is_gone: false,
+            patience: PATIENCE,
+        });
         self.came
     }
 
     /// How long the program waits for somebody at most; none while it waits for the first reader.
     fn patience(&self, lengths: [u64; 2], most: u64) -> Option<Duration> {
-        let first_is_near = self.readers.first().is_none_or(|first| first.is_near(lengths, most));
-        let behind = self.readers.iter().filter(|place| !place.is_near(lengths, most));
-        behind.map(|place| place.patience).min().filter(|_| first_is_near)
+        let first_is_near = self
+            .readers
+            .first()
+            .is_none_or(|first| first.is_near(lengths, most));
+        let behind = self
+            .readers
+            .iter()
+            .filter(|place| !place.is_near(lengths, most));
+        behind
+            .map(|place| place.patience)
+            .min()
+            .filter(|_| first_is_near)
     }
 
     /// The program waited so long for those who are further behind than that.
     fn waited(&mut self, time: Duration, lengths: [u64; 2], most: u64) {
-        for place in self.readers.iter_mut().skip(1).filter(|place| !place.is_near(lengths, most)) {
+        for place in self
+            .readers
+            .iter_mut()
+            .skip(1)
+            .filter(|place| !place.is_near(lengths, most))
+        {
             place.patience = place.patience.saturating_sub(time);
         }
         let mut is_first = true;
-        self.readers.retain(|place| std::mem::take(&mut is_first) || !place.patience.is_zero());
+        self.readers
+            .retain(|place| std::mem::take(&mut is_first) || !place.patience.is_zero());
     }
 }
 
@@ -104,7 +127,10 @@ impl Hold {
     pub(crate) fn take(live: &Arc<Live>, at: [u64; 2]) -> Hold {
         let mut reader = 0;
         live.held.0.send_modify(|places| reader = places.add(at));
-        Hold { live: live.clone(), reader }
+        Hold {
+            live: live.clone(),
+            reader,
+        }
     }
 
     /// The same for a reader who comes again, if the run is held.
@@ -113,19 +139,30 @@ impl Hold {
         live.held.0.send_modify(|places| {
             if let Some(gone) = places.readers.iter_mut().find(|place| place.is_gone) {
                 places.came += 1;
-                *gone = Place { at, reader: places.came, is_gone: false, ..*gone };
+                *gone = Place {
+                    at,
+                    reader: places.came,
+                    is_gone: false,
+                    ..*gone
+                };
                 reader = Some(places.came);
             } else if (1..MOST_READERS).contains(&places.readers.len()) {
                 reader = Some(places.add(at));
             }
         });
-        reader.map(|reader| Hold { live: live.clone(), reader })
+        reader.map(|reader| Hold {
+            live: live.clone(),
+            reader,
+        })
     }
 
     /// He has read so much.
     pub(crate) fn read(&self, at: [u64; 2]) {
         self.live.held.0.send_if_modified(|places| {
-            let own = places.readers.iter_mut().find(|place| place.reader == self.reader);
+            let own = places
+                .readers
+                .iter_mut()
+                .find(|place| place.reader == self.reader);
             own.map(|place| place.at = at).is_some()
         });
     }
@@ -135,12 +172,17 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let (live, reader) = (self.live.clone(), self.reader);
         live.held.0.send_modify(|places| {
-            let own = places.readers.iter_mut().find(|place| place.reader == reader);
+            let own = places
+                .readers
+                .iter_mut()
+                .find(|place| place.reader == reader);
             own.into_iter().for_each(|place| place.is_gone = true);
         });
         let let_go = async move {
             tokio::time::sleep(RETURN).await;
-            live.held.0.send_modify(|places| places.readers.retain(|place| place.reader != reader));
+            live.held
+                .0
+                .send_modify(|places| places.readers.retain(|place| place.reader != reader));
         };
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(let_go);
@@ -153,11 +195,17 @@ mod tests {
     use super::*;
 
     fn live() -> Arc<Live> {
-        Arc::new(Live::new(spec::Id::new("r").unwrap(), "key", engine::Feed::new(9)))
+        Arc::new(Live::new(
+            spec::Id::new("r").unwrap(),
+            "key",
+            engine::Feed::new(9),
+        ))
     }
 
     async fn waits(live: &Live, lengths: [u64; 2]) -> bool {
-        tokio::time::timeout(RETURN / 2, live.held.room(lengths, 10)).await.is_err()
+        tokio::time::timeout(RETURN / 2, live.held.room(lengths, 10))
+            .await
+            .is_err()
     }
 
     #[tokio::test(start_paused = true)]
@@ -165,7 +213,11 @@ mod tests {
         let live = live();
         assert!(!waits(&live, [100, 100]).await, "nobody must see it");
         let first = Hold::take(&live, [0, 0]);
-        assert!(!waits(&live, [10, 10]).await && waits(&live, [11, 0]).await && waits(&live, [0, 11]).await);
+        assert!(
+            !waits(&live, [10, 10]).await
+                && waits(&live, [11, 0]).await
+                && waits(&live, [0, 11]).await
+        );
         first.read([5, 5]);
         assert!(!waits(&live, [15, 15]).await && waits(&live, [16, 0]).await);
         drop(first);
@@ -186,13 +238,19 @@ mod tests {
         let live = live();
         let first = Hold::take(&live, [0, 0]);
         let second = Hold::again(&live, [100, 0]).unwrap();
-        assert!(waits(&live, [11, 0]).await, "the first one has not seen it, whoever came since");
+        assert!(
+            waits(&live, [11, 0]).await,
+            "the first one has not seen it, whoever came since"
+        );
         drop(second);
         tokio::time::sleep(RETURN * 2).await;
         assert!(waits(&live, [11, 0]).await, "nor whoever went since");
         first.read([50, 0]);
         let second = Hold::again(&live, [0, 0]).unwrap();
-        assert!(waits(&live, [60, 0]).await, "the positive control: it waits for the second, too");
+        assert!(
+            waits(&live, [60, 0]).await,
+            "the positive control: it waits for the second, too"
+        );
         let trickle = tokio::spawn(async move {
             for at in 0.. {
                 second.read([at % 40, 0]);
@@ -209,13 +267,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_who_came_again_before_his_dead_connection_was_noticed_holds_the_run_after_it() {
+    async fn a_reader_who_came_again_before_his_dead_connection_was_noticed_holds_the_run_after_it()
+    {
         let live = live();
         let dead = Hold::take(&live, [0, 0]);
         let again = Hold::again(&live, [5, 0]).unwrap();
         drop(dead);
         tokio::time::sleep(RETURN * 2).await;
-        tokio::time::timeout(PATIENCE * 4, live.held.room([16, 0], 10)).await.unwrap_err();
+        tokio::time::timeout(PATIENCE * 4, live.held.room([16, 0], 10))
+            .await
+            .unwrap_err();
         again.read([6, 0]);
         assert!(!waits(&live, [16, 0]).await);
         let more: Vec<_> = std::iter::from_fn(|| Hold::again(&live, [0, 0])).collect();

@@ -19,7 +19,11 @@ use std::{
 const DISTURBED: usize = 64;
 
 /// The request with its folders as they really are; refused if it names what it may not.
-pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest) -> Answer<RunRequest> {
+pub(crate) fn admit(
+    gateway: &Gateway,
+    caller: &Caller,
+    mut request: RunRequest,
+) -> Answer<RunRequest> {
     let admins = [
         ("network: host", request.network == Some(Network::Host)),
         ("internal_network", request.internal_network.is_some()),
@@ -30,9 +34,14 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
         ("run_id", request.run_id.is_some()),
     ];
     gateway.node().furnish(&mut request)?;
-    if let Some((what, _)) = admins.into_iter().find(|(_, asked)| *asked && !caller.is_admin()) {
-        let problem =
-            denied(format!("`{what}` is only for an admin"), "leave it away, or use an admin's key");
+    if let Some((what, _)) = admins
+        .into_iter()
+        .find(|(_, asked)| *asked && !caller.is_admin())
+    {
+        let problem = denied(
+            format!("`{what}` is only for an admin"),
+            "leave it away, or use an admin's key",
+        );
         return Err(problem.ruled(format!("admin:{what}")));
     }
     check_profile(gateway, caller, &request)?;
@@ -65,9 +74,14 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
 /// Those that the operator lists; unless he does, all that show nothing of this machine. An admin may use any.
 fn check_profile(gateway: &Gateway, caller: &Caller, request: &RunRequest) -> Answer<()> {
     let policy = gateway.policy();
-    let name = request.profile.as_deref().unwrap_or(&policy.default_profile);
+    let name = request
+        .profile
+        .as_deref()
+        .unwrap_or(&policy.default_profile);
     // One that there is not is named by whoever looks at the rest.
-    let Some(profile) = policy.profile(name) else { return Ok(()) };
+    let Some(profile) = policy.profile(name) else {
+        return Ok(());
+    };
     let listed = match gateway.profiles() {
         Some(profiles) => profiles.iter().any(|listed| listed == name),
         None => profile.extra_mounts == ExtraMounts::None,
@@ -89,9 +103,14 @@ fn is_folder(image: &Path) -> bool {
 /// `HOST:INSIDE[:ro|rw]` with the host's part as it really is.
 fn mounted(gateway: &Gateway, text: &OsStr, exact: &mut Exact) -> Answer<OsString> {
     let bytes = text.as_bytes();
-    let body = bytes.strip_suffix(b":rw").or_else(|| bytes.strip_suffix(b":ro")).unwrap_or(bytes);
+    let body = bytes
+        .strip_suffix(b":rw")
+        .or_else(|| bytes.strip_suffix(b":ro"))
+        .unwrap_or(bytes);
     // What is no mount is refused by whoever reads it next.
-    let Some(colon) = body.iter().rposition(|byte| *byte == b':') else { return Ok(text.to_owned()) };
+    let Some(colon) = body.iter().rposition(|byte| *byte == b':') else {
+        return Ok(text.to_owned());
+    };
     let host = Path::new(OsStr::from_bytes(&bytes[..colon]));
     let mut real = shared(gateway, host, exact)?.into_os_string();
     real.push(OsStr::from_bytes(&bytes[colon..]));
@@ -109,7 +128,10 @@ pub(crate) fn still_shared(gateway: &Gateway, caller: &Caller, folder: &Path) ->
 /// A path beneath a folder that the operator shares, with what it stands for. Whether there is such a path elsewhere is
 /// not told.
 fn shared(gateway: &Gateway, path: &Path, exact: &mut Exact) -> Answer<PathBuf> {
-    let found = gateway.folders().iter().find_map(|folder| folder.find(path));
+    let found = gateway
+        .folders()
+        .iter()
+        .find_map(|folder| folder.find(path));
     let (real, id) = found.ok_or_else(|| {
         denied(
             format!("`{}` is not in a folder that this server shares", path.to_string_lossy().escape_debug()),
@@ -122,7 +144,10 @@ fn shared(gateway: &Gateway, path: &Path, exact: &mut Exact) -> Answer<PathBuf> 
     match *exact.entry(real.clone()).or_insert(id) == id {
         true => Ok(real),
         false => Err(denied(
-            format!("`{}` is being replaced", path.to_string_lossy().escape_debug()),
+            format!(
+                "`{}` is being replaced",
+                path.to_string_lossy().escape_debug()
+            ),
             "ask again once nobody moves anything there",
         )),
     }
@@ -145,11 +170,21 @@ impl Folder {
 
     /// What lies at a path beneath it, if no link leads there.
     fn find(&self, path: &Path) -> Option<(PathBuf, FileId)> {
-        let rest = path.strip_prefix(&self.named).or_else(|_| path.strip_prefix(&self.real)).ok()?;
-        if !rest.components().all(|part| matches!(part, Component::Normal(_))) {
+        let rest = path
+            .strip_prefix(&self.named)
+            .or_else(|_| path.strip_prefix(&self.real))
+            .ok()?;
+        if !rest
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)))
+        {
             return None;
         }
-        let real = self.real.components().chain(rest.components()).collect::<PathBuf>();
+        let real = self
+            .real
+            .components()
+            .chain(rest.components())
+            .collect::<PathBuf>();
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         for _ in 0..DISTURBED {
@@ -157,7 +192,13 @@ impl Folder {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 opened => {
                     let found = rustix::fs::fstat(opened.ok()?).ok()?;
-                    return Some((real, FileId { device: found.st_dev, inode: found.st_ino }));
+                    return Some((
+                        real,
+                        FileId {
+                            device: found.st_dev,
+                            inode: found.st_ino,
+                        },
+                    ));
                 }
             }
         }
@@ -166,5 +207,10 @@ impl Folder {
 }
 
 fn denied(what: String, hint: &str) -> Problem {
-    Problem::new(StatusCode::FORBIDDEN, "policy_denied", what, Some(hint.to_owned()))
+    Problem::new(
+        StatusCode::FORBIDDEN,
+        "policy_denied",
+        what,
+        Some(hint.to_owned()),
+    )
 }

@@ -19,7 +19,9 @@ use bytes::Bytes;
 use engine::{Feed, Run, Session, steps::Wishes};
 use http::StatusCode;
 use serde::Deserialize;
-use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, Root, RunResult, RunSpec, Status};
+use spec::{
+    Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, Root, RunResult, RunSpec, Status,
+};
 use std::{
     collections::HashMap,
     sync::{
@@ -106,7 +108,12 @@ impl About {
     /// The same for whoever is not there any more.
     pub(crate) fn by(key: &str, spec: &RunSpec) -> About {
         let (runtime, image) = (spec.sandbox.backend.name(), image(&spec.sandbox.root));
-        About { key: key.to_owned(), runtime, image, spot: None }
+        About {
+            key: key.to_owned(),
+            runtime,
+            image,
+            spot: None,
+        }
     }
 }
 
@@ -126,7 +133,12 @@ pub(crate) struct Keeping {
 
 impl Default for Keeping {
     fn default() -> Keeping {
-        Keeping { stream: KEPT_BYTES, whole: LARGEST_KEPT, exact: None, asked: None }
+        Keeping {
+            stream: KEPT_BYTES,
+            whole: LARGEST_KEPT,
+            exact: None,
+            asked: None,
+        }
     }
 }
 
@@ -190,7 +202,11 @@ impl Runs {
     /// How many are under way of this tenant, and of all.
     pub(crate) fn counts(&self, owner: &str) -> (usize, usize) {
         let lists = self.lists();
-        let own = lists.live.values().filter(|live| live.owner == owner).count();
+        let own = lists
+            .live
+            .values()
+            .filter(|live| live.owner == owner)
+            .count();
         (own, lists.live.len())
     }
 
@@ -211,7 +227,11 @@ impl Runs {
     /// Takes one back that could not be written down.
     pub(crate) fn remove(&self, live: &Arc<Live>) {
         let mut lists = self.lists();
-        if lists.live.get(live.id.as_str()).is_some_and(|listed| Arc::ptr_eq(listed, live)) {
+        if lists
+            .live
+            .get(live.id.as_str())
+            .is_some_and(|listed| Arc::ptr_eq(listed, live))
+        {
             lists.live.remove(live.id.as_str());
         }
     }
@@ -226,7 +246,11 @@ impl Runs {
     /// The run of that name, if it is under way or has just ended.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Live>> {
         let lists = self.lists();
-        lists.live.get(id).or_else(|| lists.recent.find(id)).cloned()
+        lists
+            .live
+            .get(id)
+            .or_else(|| lists.recent.find(id))
+            .cloned()
     }
 
     /// Moves a run from those under way to those that ended.
@@ -272,14 +296,20 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked, may: Answer<()>) -> An
     (live.keeping, live.about) = (asked.keeping.clone(), asked.about.clone());
     let live = Arc::new(live);
     let (listed, of) = (live.clone(), gateway.clone());
-    let accepted =
-        gateway.writer().write(move |writing| list(&of, writing, &asked, &listed, is_admitted)).await;
+    let accepted = gateway
+        .writer()
+        .write(move |writing| list(&of, writing, &asked, &listed, is_admitted))
+        .await;
     match accepted {
         Ok(Accepted::New) => {}
         Ok(Accepted::Full) if gateway.is_closing() => return Err(Problem::closing()),
         Ok(Accepted::Full) => {
             // Some may have ended meanwhile; what was asked was too much all the same.
-            let full = || gateway.runs_full(&tenant).map_or_else(|| Err(crate::writer::busy()), Ok);
+            let full = || {
+                gateway
+                    .runs_full(&tenant)
+                    .map_or_else(|| Err(crate::writer::busy()), Ok)
+            };
             return Err(may.err().map_or_else(full, Ok)?);
         }
         Ok(Accepted::Before(id)) => return Ok(Taken::Before(id)),
@@ -293,7 +323,10 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked, may: Answer<()>) -> An
         }
         Ok(Accepted::NameTaken) => {
             let title = format!("there is a run called `{}`", live.id);
-            return Err(Problem::conflict(title, "choose another run_id, or leave it away"));
+            return Err(Problem::conflict(
+                title,
+                "choose another run_id, or leave it away",
+            ));
         }
         Err(problem) => {
             gateway.runs().remove(&live);
@@ -327,7 +360,10 @@ fn list(
         task: asked.task.as_ref().map(|task| task.as_str()),
         job: asked.job.as_ref().map(|job| job.as_str()),
         at_ms: engine::now().0,
-        promise: asked.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
+        promise: asked
+            .promise
+            .as_ref()
+            .map(|(name, body)| (name.as_str(), *body)),
     };
     let listing = gateway.may_list();
     let room = listing.is_some() && is_admitted && gateway.runs_full(&asked.owner).is_none();
@@ -367,7 +403,10 @@ fn prune(gateway: &Gateway) {
     let (now, bounds) = (engine::now().0, gateway.bounds());
     let age = u64::try_from(bounds.keep_for.as_millis()).unwrap_or(u64::MAX);
     // What cannot be forgotten now is forgotten next time.
-    if let Err(error) = gateway.served().prune(now, now.saturating_sub(age), bounds.keep_runs) {
+    if let Err(error) = gateway
+        .served()
+        .prune(now, now.saturating_sub(age), bounds.keep_runs)
+    {
         crate::say(format_args!("airlock: {error}"));
     }
 }
@@ -408,7 +447,13 @@ impl Live {
     ) -> Live {
         let feed = gateway.engine().feed(Some(owner), FEED_BYTES);
         let named = Id::new(&job).ok();
-        Live { attempt_of: Some(job), job: named, task, about, ..Live::new(id, owner.as_str(), feed) }
+        Live {
+            attempt_of: Some(job),
+            job: named,
+            task,
+            about,
+            ..Live::new(id, owner.as_str(), feed)
+        }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -452,20 +497,24 @@ impl Live {
 
     /// Asks its program to end by itself within this time.
     pub(crate) fn terminate(&self, grace: Duration) {
-        let least =
-            |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
+        let least = |asked: &mut Option<Duration>| {
+            *asked = Some(asked.map_or(grace, |before| before.min(grace)))
+        };
         self.terminated.send_modify(least);
     }
 
     /// It is carried out from now on.
     pub(crate) fn begins(&self) {
-        self.progress.send_modify(|progress| progress.started = Some(Vec::new()));
+        self.progress
+            .send_modify(|progress| progress.started = Some(Vec::new()));
     }
 
     /// The box stands in which it is carried out step by step: what that uses counts from now on.
     pub(crate) fn has_box(&self, gateway: &Gateway, session: &Session) {
         _ = self.cpu_ms.set(session.cpu_ms());
-        let event = Event::Started { barriers: session.state().barriers };
+        let event = Event::Started {
+            barriers: session.state().barriers,
+        };
         gateway.note_event(&self.of(), &event, &mut 0);
         note(gateway, self, event);
     }
@@ -474,7 +523,11 @@ impl Live {
     pub(crate) fn wishes(&self, gateway: &Gateway) -> Wishes {
         let (gateway, owner) = (gateway.clone(), self.owner.clone());
         let places = Arc::new(move || work::place(gateway.working(), &owner));
-        Wishes { cancelled: self.cancelled.subscribe(), terminated: self.terminated.subscribe(), places }
+        Wishes {
+            cancelled: self.cancelled.subscribe(),
+            terminated: self.terminated.subscribe(),
+            places,
+        }
     }
 
     /// What of its output becomes records of the node.
@@ -498,13 +551,28 @@ impl Live {
         let ended = progress.wait_for(|progress| progress.ended.is_some()).await;
         let ended = ended.ok().and_then(|progress| progress.ended.clone());
         ended.ok_or_else(|| {
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the run broke off", None)
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                "the run broke off",
+                None,
+            )
         })
     }
 
     fn size(&self) -> u64 {
-        let whole = self.progress.borrow().ended.as_ref().map_or(0, |ended| ended.whole.len() as u64);
-        self.feed.lengths().iter().map(|length| (*length).min(FEED_BYTES)).sum::<u64>() + whole
+        let whole = self
+            .progress
+            .borrow()
+            .ended
+            .as_ref()
+            .map_or(0, |ended| ended.whole.len() as u64);
+        self.feed
+            .lengths()
+            .iter()
+            .map(|length| (*length).min(FEED_BYTES))
+            .sum::<u64>()
+            + whole
     }
 }
 
@@ -539,7 +607,9 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     let result = run.finish().await;
     let took = Duration::from_millis(result.duration_ms);
     gateway.metrics().running.dec();
-    gateway.metrics().run(result.status.name(), took, live.feed.lengths().iter().sum());
+    gateway
+        .metrics()
+        .run(result.status.name(), took, live.feed.lengths().iter().sum());
     gateway.note_ended(&live.of(), &result, denials);
     conclude(&gateway, &live, result).await;
 }
@@ -561,13 +631,16 @@ fn note(gateway: &Gateway, live: &Live, event: Event) {
     match event {
         Event::Started { barriers } => {
             gateway.recorder().started(live.id.as_str());
-            live.progress.send_modify(|progress| progress.started = Some(barriers))
+            live.progress
+                .send_modify(|progress| progress.started = Some(barriers))
         }
         Event::Output { stream, data } => {
             gateway.recorder().wrote(&live.output, stream, &data);
             live.feed.append(stream, &data);
         }
-        Event::Denied(denial) => live.progress.send_modify(|progress| progress.denied.push(denial)),
+        Event::Denied(denial) => live
+            .progress
+            .send_modify(|progress| progress.denied.push(denial)),
     }
 }
 
@@ -583,19 +656,34 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     let keeping = live.keeping.clone();
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
         // The text of megabytes takes its time, and others wait for the loop.
-        true => tokio::task::spawn_blocking(move || texts(result, &keeping)).await.unwrap_or_default(),
+        true => tokio::task::spawn_blocking(move || texts(result, &keeping))
+            .await
+            .unwrap_or_default(),
         false => texts(result, &keeping),
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
-    let end = Ending { status, interrupted: false, error, kept: kept.clone(), day, used, container };
+    let end = Ending {
+        status,
+        interrupted: false,
+        error,
+        kept: kept.clone(),
+        day,
+        used,
+        container,
+    };
     while !write_end(gateway, live, end.clone()).await {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    let ended = Arc::new(Ended { whole, kept, problem });
+    let ended = Arc::new(Ended {
+        whole,
+        kept,
+        problem,
+    });
     live.feed.end();
-    live.progress.send_modify(|progress| progress.ended = Some(ended));
+    live.progress
+        .send_modify(|progress| progress.ended = Some(ended));
     gateway.runs().retire(live, live.size());
     // There is room for one more of this tenant.
     gateway.jobs().wake();
@@ -606,7 +694,9 @@ fn tell(gateway: &Gateway, live: &Live, result: &RunResult) {
     gateway.recorder().ended(&live.output);
     let spot = live.about.spot.as_ref();
     if let Some(spot) = spot {
-        gateway.tracer().run(spot, result, &live.owner, &live.about.image);
+        gateway
+            .tracer()
+            .run(spot, result, &live.owner, &live.about.image);
     }
     if !gateway.quiet() && log::wants(Level::Info) {
         let id = |id: &Option<Id>| id.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -663,22 +753,41 @@ fn container_end(result: &RunResult) -> ContainerEnd<'static> {
         _ => "exited",
     };
     // One whose driver failed has no moments.
-    let ended = if moments.ended > 0 { ms(moments.ended) } else { engine::now().0 };
-    let stopped_ms = if moments.over > 0 { ms(moments.over) } else { ended };
+    let ended = if moments.ended > 0 {
+        ms(moments.ended)
+    } else {
+        engine::now().0
+    };
+    let stopped_ms = if moments.over > 0 {
+        ms(moments.over)
+    } else {
+        ended
+    };
     let started_ms = (moments.started > 0).then(|| ms(moments.started));
     let removed_ms = ended.max(stopped_ms);
-    ContainerEnd { status, exit_code: result.exit_code, started_ms, stopped_ms, removed_ms }
+    ContainerEnd {
+        status,
+        exit_code: result.exit_code,
+        started_ms,
+        stopped_ms,
+        removed_ms,
+    }
 }
 
 /// Whether it could be written. If it never can, the next start of the server will find it without an end, and say `lost`.
 async fn write_end(gateway: &Gateway, live: &Arc<Live>, mut end: Ending) -> bool {
     let status = end.container.status;
     let written = if live.attempt_of.is_some() {
-        end.interrupted = end.status == Status::Cancelled && live.interrupted.load(Ordering::SeqCst);
+        end.interrupted =
+            end.status == Status::Cancelled && live.interrupted.load(Ordering::SeqCst);
         jobs::ended(gateway, live, end).await
     } else {
         let (id, owner) = (live.id.clone(), live.owner.clone());
-        gateway.writer().write(move |writing| end.write(writing, id.as_str(), &owner)).await.is_ok()
+        gateway
+            .writer()
+            .write(move |writing| end.write(writing, id.as_str(), &owner))
+            .await
+            .is_ok()
     };
     if written {
         gateway.metrics().container(status);
@@ -721,8 +830,16 @@ impl Unstarted {
 /// The result as it is answered, and as it is kept.
 fn texts(mut result: RunResult, keeping: &Keeping) -> (Bytes, Bytes) {
     if let Some(gap) = keeping.exact {
-        beginning(&mut result.stdout, (keeping.stream, gap), &mut result.truncated.stdout);
-        beginning(&mut result.stderr, (keeping.stream, gap), &mut result.truncated.stderr);
+        beginning(
+            &mut result.stdout,
+            (keeping.stream, gap),
+            &mut result.truncated.stdout,
+        );
+        beginning(
+            &mut result.stderr,
+            (keeping.stream, gap),
+            &mut result.truncated.stderr,
+        );
     }
     let whole = Bytes::from(text(&result, keeping));
     let fits = result.stdout.len() <= keeping.stream && result.stderr.len() <= keeping.stream;
@@ -761,7 +878,10 @@ fn beginning(bytes: &mut Vec<u8>, (most, gap): (usize, usize), cut: &mut bool) {
     if bytes.len() > most {
         *cut = true;
         bytes.truncate(most);
-        let half = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+        let half = bytes
+            .utf8_chunks()
+            .last()
+            .map_or(0, |last| last.invalid().len());
         bytes.truncate(most - half);
     }
 }
@@ -803,9 +923,20 @@ pub(crate) fn settle(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
             let mut result = lost(id, spec::Timestamp(row.accepted_ms));
             result.task_id = row.task.as_deref().and_then(|task| Id::new(task).ok());
             result.job_id = row.job.as_deref().and_then(|job| Id::new(job).ok());
-            let (task, job) =
-                (row.task.as_deref().unwrap_or_default(), row.job.as_deref().unwrap_or_default());
-            gateway.note_ended(&audit::Of { tenant: &row.owner, run: &row.id, task, job }, &result, 0);
+            let (task, job) = (
+                row.task.as_deref().unwrap_or_default(),
+                row.job.as_deref().unwrap_or_default(),
+            );
+            gateway.note_ended(
+                &audit::Of {
+                    tenant: &row.owner,
+                    run: &row.id,
+                    task,
+                    job,
+                },
+                &result,
+                0,
+            );
             let text = text(&result, &Keeping::default());
             writing.finish(&row.id, Status::Lost.name(), &text)?;
             jobs::abandoned(gateway, writing, &row.id, Some(&text))?;
@@ -849,18 +980,33 @@ mod tests {
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
         assert_eq!(kept["truncated"]["stdout"], true);
         assert_eq!(kept["stdout"].as_str().unwrap().len(), KEPT_BYTES);
-        let keeping = Keeping { stream: 2, exact: Some(2), asked: Some("x".into()), ..keeping };
+        let keeping = Keeping {
+            stream: 2,
+            exact: Some(2),
+            asked: Some("x".into()),
+            ..keeping
+        };
         let (whole, kept) = texts(result("a€".into()), &keeping);
         assert_eq!(whole, kept);
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
-        assert_eq!((&kept["stdout"], &kept["truncated"]["stdout"]), (&"a".into(), &true.into()));
+        assert_eq!(
+            (&kept["stdout"], &kept["truncated"]["stdout"]),
+            (&"a".into(), &true.into())
+        );
         assert_eq!(kept["asked"], "x");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_who_does_not_read_keeps_no_run_under_way_whose_program_is_over() {
-        let live = Arc::new(Live::new(Id::new("r").unwrap(), "key", Feed::new(FEED_BYTES)));
-        live.feed.append(spec::Stream::Stdout, &vec![b'x'; FEED_BYTES as usize / 2 + 1]);
+        let live = Arc::new(Live::new(
+            Id::new("r").unwrap(),
+            "key",
+            Feed::new(FEED_BYTES),
+        ));
+        live.feed.append(
+            spec::Stream::Stdout,
+            &vec![b'x'; FEED_BYTES as usize / 2 + 1],
+        );
         let hold = super::super::hold::Hold::take(&live, [0, 0]);
         let (is_over, mut over) = watch::channel(false);
         let hour = Duration::from_secs(3600);
@@ -868,23 +1014,44 @@ mod tests {
             .await
             .expect_err("a program that runs waits for him");
         is_over.send_replace(true);
-        tokio::time::timeout(hour, live.room(&mut over)).await.expect("nobody waits any more");
+        tokio::time::timeout(hour, live.room(&mut over))
+            .await
+            .expect("nobody waits any more");
         let (is_over, mut over) = watch::channel(false);
         drop(is_over);
-        tokio::time::timeout(hour, live.room(&mut over)).await.expect("nor for one whose task failed");
-        assert_eq!(live.feed.read(spec::Stream::Stdout, 0, 1).from, 0, "he can still read all of it");
+        tokio::time::timeout(hour, live.room(&mut over))
+            .await
+            .expect("nor for one whose task failed");
+        assert_eq!(
+            live.feed.read(spec::Stream::Stdout, 0, 1).from,
+            0,
+            "he can still read all of it"
+        );
         drop(hold);
     }
 
     #[test]
     fn only_a_run_that_could_not_start_is_a_problem() {
-        let error = ErrorInfo { code: ErrorCode::StartFailed, message: "m".into(), hint: None };
+        let error = ErrorInfo {
+            code: ErrorCode::StartFailed,
+            message: "m".into(),
+            hint: None,
+        };
         let with = |status, exit_status, error: Option<&ErrorInfo>| {
             let blank = result(Vec::new());
-            problem_of(&RunResult { status, exit_status, error: error.cloned(), ..blank }).is_some()
+            problem_of(&RunResult {
+                status,
+                exit_status,
+                error: error.cloned(),
+                ..blank
+            })
+            .is_some()
         };
         assert!(with(Status::NotStarted, 125, Some(&error)));
-        assert!(!with(Status::NotStarted, 127, Some(&error)), "the command was not found, inside");
+        assert!(
+            !with(Status::NotStarted, 127, Some(&error)),
+            "the command was not found, inside"
+        );
         assert!(!with(Status::TimedOut, 124, Some(&error)) && !with(Status::Succeeded, 0, None));
     }
 }

@@ -30,7 +30,11 @@ struct Recent {
 
 impl Recents {
     pub(super) fn find(&self, id: &str) -> Option<&Arc<Live>> {
-        self.runs.iter().rev().map(|recent| &recent.live).find(|live| live.id.as_str() == id)
+        self.runs
+            .iter()
+            .rev()
+            .map(|recent| &recent.live)
+            .find(|live| live.id.as_str() == id)
     }
 
     /// One that holds so many bytes; others are forgotten for it.
@@ -38,7 +42,11 @@ impl Recents {
         self.bytes += bytes;
         let (count, sum) = self.shares.entry(live.owner.clone()).or_default();
         (*count, *sum) = (*count + 1, *sum + bytes);
-        self.runs.push_back(Recent { since: Instant::now(), bytes, live });
+        self.runs.push_back(Recent {
+            since: Instant::now(),
+            bytes,
+            live,
+        });
         while let Some(index) = self.over() {
             self.forget(index);
         }
@@ -46,7 +54,11 @@ impl Recents {
 
     /// Which of them is to be forgotten now.
     fn over(&self) -> Option<usize> {
-        if self.runs.front().is_some_and(|oldest| oldest.since.elapsed() >= LONGEST) {
+        if self
+            .runs
+            .front()
+            .is_some_and(|oldest| oldest.since.elapsed() >= LONGEST)
+        {
             return Some(0);
         }
         let most = match (self.bytes > MOST_BYTES, self.runs.len() > MOST) {
@@ -55,11 +67,15 @@ impl Recents {
             (false, false) => None,
         };
         let (owner, _) = most?;
-        self.runs.iter().position(|recent| recent.live.owner == *owner)
+        self.runs
+            .iter()
+            .position(|recent| recent.live.owner == *owner)
     }
 
     fn forget(&mut self, index: usize) {
-        let Some(recent) = self.runs.remove(index) else { return };
+        let Some(recent) = self.runs.remove(index) else {
+            return;
+        };
         self.bytes = self.bytes.saturating_sub(recent.bytes);
         if let Some((count, bytes)) = self.shares.get_mut(&recent.live.owner) {
             (*count, *bytes) = (count.saturating_sub(1), bytes.saturating_sub(recent.bytes));
@@ -78,12 +94,21 @@ mod tests {
     fn one_owners_ended_runs_push_out_his_own_and_nobody_elses() {
         let mut recents = Recents::default();
         let live = |owner: &str, id: &str| {
-            Arc::new(Live::new(spec::Id::new(id).unwrap(), owner, engine::Feed::new(1)))
+            Arc::new(Live::new(
+                spec::Id::new(id).unwrap(),
+                owner,
+                engine::Feed::new(1),
+            ))
         };
-        let known = |recents: &Recents| ["q", "first", "second"].map(|id| recents.find(id).is_some());
+        let known =
+            |recents: &Recents| ["q", "first", "second"].map(|id| recents.find(id).is_some());
         recents.add(live("quiet", "q"), MOST_BYTES / 8);
         recents.add(live("loud", "first"), MOST_BYTES / 2);
-        assert_eq!(known(&recents), [true, true, false], "the positive control: both fit");
+        assert_eq!(
+            known(&recents),
+            [true, true, false],
+            "the positive control: both fit"
+        );
         recents.add(live("loud", "second"), MOST_BYTES / 2);
         assert_eq!(known(&recents), [true, false, true], "by bytes");
         (0..MOST).for_each(|number| recents.add(live("loud", &format!("l{number}")), 0));

@@ -76,19 +76,24 @@ async fn keep(
         ));
     }
     let path = |text: &String| {
-        let bad = |why: spec::BadPath| Problem::invalid(format!("`{text}` cannot be kept"), why.why);
+        let bad =
+            |why: spec::BadPath| Problem::invalid(format!("`{text}` cannot be kept"), why.why);
         WorkspacePath::new(FilePath::new(text)).map_err(bad)
     };
     let paths = asked.paths.iter().map(path).collect::<Answer<Vec<_>>>()?;
     let kept =
-        to_the_end(async move { Ok(gateway.engine().keep_of_session(&session, paths).await?) }).await?;
+        to_the_end(async move { Ok(gateway.engine().keep_of_session(&session, paths).await?) })
+            .await?;
     let artifacts = kept.kept.into_iter().map(|kept| KeptFile {
         name: kept.name,
         version: kept.version,
         size_bytes: kept.size_bytes,
         sha256: kept.sha256,
     });
-    let left_out = kept.left_out.into_iter().map(|left| LeftOut { name: left.name, reason: left.reason });
+    let left_out = kept.left_out.into_iter().map(|left| LeftOut {
+        name: left.name,
+        reason: left.reason,
+    });
     Ok(Json(KeptOfSandbox {
         artifacts: artifacts.collect(),
         left_out: left_out.collect(),

@@ -33,7 +33,10 @@ impl<T: DeserializeOwned> FromRequestParts<Gateway> for Asked<T> {
     async fn from_request_parts(parts: &mut Parts, _: &Gateway) -> Result<Asked<T>, Problem> {
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(asked)) => Ok(Asked(asked)),
-            Err(error) => Err(Problem::invalid("the query is not what this route takes", error.body_text())),
+            Err(error) => Err(Problem::invalid(
+                "the query is not what this route takes",
+                error.body_text(),
+            )),
         }
     }
 }
@@ -44,7 +47,12 @@ pub(crate) async fn to_the_end<T: Send + 'static>(
 ) -> Answer<T> {
     tokio::spawn(work).await.unwrap_or_else(|_| {
         let title = "this could not be carried out";
-        Err(Problem::new(http::StatusCode::INTERNAL_SERVER_ERROR, "internal", title, None))
+        Err(Problem::new(
+            http::StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            title,
+            None,
+        ))
     })
 }
 
@@ -63,7 +71,13 @@ impl Chunks {
     /// A body of known or unknown length, with room for so many chunks.
     pub(crate) fn body(room: usize, length: Option<u64>) -> (Outgoing, Body) {
         let (outgoing, incoming) = mpsc::channel(room);
-        (outgoing, Body::new(Chunks { incoming, left: length }))
+        (
+            outgoing,
+            Body::new(Chunks {
+                incoming,
+                left: length,
+            }),
+        )
     }
 }
 
@@ -88,6 +102,7 @@ impl http_body::Body for Chunks {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.left.map_or_else(SizeHint::default, SizeHint::with_exact)
+        self.left
+            .map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }

@@ -34,7 +34,12 @@ pub(super) fn index(stream: Stream) -> usize {
 
 impl Cursor {
     pub(super) fn new(feed: &Feed, at: [u64; 2], streams: &[Stream], most: usize) -> Cursor {
-        Cursor { feed: feed.clone(), at, streams: streams.to_vec(), most }
+        Cursor {
+            feed: feed.clone(),
+            at,
+            streams: streams.to_vec(),
+            most,
+        }
     }
 
     /// What is there already; `None` if nothing.

@@ -118,11 +118,19 @@ fn place(identifier: &str) -> Option<([u64; 2], bool)> {
 pub(super) fn stream(session: Session, exec: Exec, at: [u64; 2]) -> Response {
     let (outgoing, body) = Chunks::body(ROOM, None);
     tokio::spawn(async move {
-        let mut teller = Teller { session, at, held: Default::default(), outgoing };
+        let mut teller = Teller {
+            session,
+            at,
+            held: Default::default(),
+            outgoing,
+        };
         // An error means that nobody listens any more.
         let _ = teller.tell(&exec).await;
     });
-    let head = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+    let head = [
+        (CONTENT_TYPE, "text/event-stream"),
+        (CACHE_CONTROL, "no-store"),
+    ];
     (head, body).into_response()
 }
 
@@ -142,7 +150,12 @@ struct Gone;
 impl Teller {
     async fn tell(&mut self, exec: &Exec) -> Result<(), Gone> {
         self.send("started", "", &ExecState::brief(exec)).await?;
-        let mut cursor = Cursor::new(exec.output(), self.at, &[Stream::Stdout, Stream::Stderr], MOST_IN_ONE);
+        let mut cursor = Cursor::new(
+            exec.output(),
+            self.at,
+            &[Stream::Stdout, Stream::Stderr],
+            MOST_IN_ONE,
+        );
         loop {
             let next = tokio::select! {
                 next = cursor.next() => next,
@@ -177,7 +190,16 @@ impl Teller {
     async fn gap(&mut self, stream: Stream, from: u64, to: u64) -> Result<(), Gone> {
         self.flush(stream).await?;
         self.at[index(stream)] = to;
-        self.send("gap", "", &Forgotten { stream: stream.into(), from, to }).await
+        self.send(
+            "gap",
+            "",
+            &Forgotten {
+                stream: stream.into(),
+                from,
+                to,
+            },
+        )
+        .await
     }
 
     async fn flush(&mut self, stream: Stream) -> Result<(), Gone> {
@@ -192,14 +214,27 @@ impl Teller {
         let offset = self.at[index(stream)];
         self.at[index(stream)] += bytes.len() as u64;
         let (text, base64) = text_or_base64(bytes);
-        self.send("output", "", &Written { stream: stream.into(), offset, text, base64 }).await
+        self.send(
+            "output",
+            "",
+            &Written {
+                stream: stream.into(),
+                offset,
+                text,
+                base64,
+            },
+        )
+        .await
     }
 
     async fn send(&self, name: &str, over: &str, data: &impl Serialize) -> Result<(), Gone> {
         let [stdout, stderr] = self.at;
         let dash = if over.is_empty() { "" } else { "-" };
         let data = serde_json::to_string(data).map_err(|_| Gone)?;
-        self.put(format!("id: {stdout}-{stderr}{dash}{over}\nevent: {name}\ndata: {data}\n\n").into()).await
+        self.put(
+            format!("id: {stdout}-{stderr}{dash}{over}\nevent: {name}\ndata: {data}\n\n").into(),
+        )
+        .await
     }
 
     async fn put(&self, bytes: Bytes) -> Result<(), Gone> {
@@ -236,6 +271,10 @@ mod tests {
         assert_eq!(unfinished(&euro[..2]), 2);
         assert_eq!(unfinished(&[b"x", &euro[..1]].concat()), 1);
         assert_eq!(unfinished(euro), 0);
-        assert_eq!(unfinished(&[0xff, 0xe2]), 0, "what is no text at all does not wait");
+        assert_eq!(
+            unfinished(&[0xff, 0xe2]),
+            0,
+            "what is no text at all does not wait"
+        );
     }
 }

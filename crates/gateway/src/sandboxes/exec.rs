@@ -37,7 +37,9 @@ const LARGEST_PIECE: usize = 64 << 10;
 const LONGEST_GRACE: Duration = Duration::from_secs(60);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(start, list)).routes(routes!(show, stop))
+    OpenApiRouter::new()
+        .routes(routes!(start, list))
+        .routes(routes!(show, stop))
 }
 
 /// For whom a program is started: where it is told of.
@@ -53,16 +55,34 @@ pub(crate) struct For {
 impl For {
     pub(crate) fn of(gateway: &Gateway, caller: &Caller) -> For {
         let (tenant, key) = (caller.tenant.clone(), caller.key.clone());
-        For { gateway: gateway.clone(), tenant, key, task: String::new(), spot: None }
+        For {
+            gateway: gateway.clone(),
+            tenant,
+            key,
+            task: String::new(),
+            spot: None,
+        }
     }
 
     pub(crate) fn task(self, task: &str) -> For {
-        For { task: task.to_owned(), ..self }
+        For {
+            task: task.to_owned(),
+            ..self
+        }
     }
 
     fn entry<'a>(&'a self, sandbox: &'a str) -> Entry<'a> {
-        let For { tenant, key, task, .. } = self;
-        Entry { what: "sandbox.pty", tenant, key, task, run: sandbox, ..Entry::default() }
+        let For {
+            tenant, key, task, ..
+        } = self;
+        Entry {
+            what: "sandbox.pty",
+            tenant,
+            key,
+            task,
+            run: sandbox,
+            ..Entry::default()
+        }
     }
 }
 
@@ -72,12 +92,19 @@ pub(crate) async fn begin(session: Session, order: Order, whose: For) -> Answer<
         return Err(paused());
     }
     to_the_end(async move {
-        let Order { request, typed, stays_open } = order;
+        let Order {
+            request,
+            typed,
+            stays_open,
+        } = order;
         let has_input = request.stdin;
         // Of others the gate has written it down.
         if request.tty.is_some() && !whose.task.is_empty() {
             let entry = whose.entry(session.id().as_str());
-            whose.gateway.note(&Entry { decision: Decision::Allowed, ..entry })?;
+            whose.gateway.note(&Entry {
+                decision: Decision::Allowed,
+                ..entry
+            })?;
         }
         let exec = session.exec(request).await.map_err(not_started)?;
         tokio::spawn(tell(whose, session.id().to_string(), exec.clone()));
@@ -98,7 +125,12 @@ pub(crate) async fn begin(session: Session, order: Order, whose: For) -> Answer<
 
 /// Follows a program to its end: what it writes becomes records of the node, and itself part of a trace.
 async fn tell(whose: For, sandbox: String, exec: Exec) {
-    let For { gateway, tenant, spot, .. } = &whose;
+    let For {
+        gateway,
+        tenant,
+        spot,
+        ..
+    } = &whose;
     let output = Output::new(&sandbox, tenant);
     let (feed, mut seen) = (exec.output().clone(), [0, 0]);
     loop {
@@ -123,7 +155,11 @@ async fn tell(whose: For, sandbox: String, exec: Exec) {
     if exec.request().tty.is_some() {
         let (id, typed, shown) = (exec.id(), exec.typed(), feed.lengths()[0]);
         let about = format!("exec={id} typed={typed} shown={shown}");
-        let entry = Entry { decision: Decision::Happened, about: &about, ..whose.entry(&sandbox) };
+        let entry = Entry {
+            decision: Decision::Happened,
+            about: &about,
+            ..whose.entry(&sandbox)
+        };
         gateway.note_happened(&entry);
     }
     let Some(spot) = spot else { return };
@@ -134,24 +170,40 @@ async fn tell(whose: For, sandbox: String, exec: Exec) {
         trace::text("airlock.status", result.status.name()),
     ];
     let time = (exec.started_at().0 * 1000, result.ended_at.0 * 1000);
-    gateway.tracer().tell(spot, "exec", time, result.status != Status::Succeeded, attributes);
+    gateway.tracer().tell(
+        spot,
+        "exec",
+        time,
+        result.status != Status::Succeeded,
+        attributes,
+    );
 }
 
 /// A program that is not there is the caller's mistake, not ours.
 fn not_started(error: ErrorInfo) -> Problem {
     match error.code {
-        ErrorCode::StartFailed => Problem::from(error).with_status(StatusCode::UNPROCESSABLE_ENTITY),
+        ErrorCode::StartFailed => {
+            Problem::from(error).with_status(StatusCode::UNPROCESSABLE_ENTITY)
+        }
         _ => error.into(),
     }
 }
 
 fn paused() -> Problem {
-    Problem::conflict("this sandbox is paused", "let it go on with `…/resume` first")
+    Problem::conflict(
+        "this sandbox is paused",
+        "let it go on with `…/resume` first",
+    )
 }
 
 fn names(headers: &HeaderMap, header: impl http::header::AsHeaderName, wanted: &str) -> bool {
-    let values = headers.get_all(header).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split([',', ';'])).any(|word| word.trim().eq_ignore_ascii_case(wanted))
+    let values = headers
+        .get_all(header)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok());
+    values
+        .flat_map(|value| value.split([',', ';']))
+        .any(|word| word.trim().eq_ignore_ascii_case(wanted))
 }
 
 /// Starts a program. Waits for its end; or streams what it writes with `Accept: text/event-stream`; or answers at once
@@ -184,7 +236,10 @@ async fn start(
     let asked: ExecAsked = parsed(&body)?;
     let background = asked.background();
     let spot = spot.map(|Extension(spot)| spot.child());
-    let whose = For { spot, ..For::of(&gateway, &caller) };
+    let whose = For {
+        spot,
+        ..For::of(&gateway, &caller)
+    };
     let exec = begin(session.clone(), asked.order()?, whose).await?;
     if names(&headers, ACCEPT, "text/event-stream") {
         return Ok(events::stream(session, exec, [0, 0]));
@@ -196,7 +251,12 @@ async fn start(
     };
     if let Some(status) = early {
         let location = format!("/v1/sandboxes/{id}/exec/{}", exec.id());
-        return Ok((status, [(LOCATION, location)], Json(ExecState::brief(&exec))).into_response());
+        return Ok((
+            status,
+            [(LOCATION, location)],
+            Json(ExecState::brief(&exec)),
+        )
+            .into_response());
     }
     exec.wait().await;
     Ok(Json(ExecState::whole(&exec)).into_response())
@@ -210,7 +270,11 @@ async fn start(
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-async fn list(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let execs = session.execs().iter().map(ExecState::brief).collect();
     fitting::json(&gateway, &caller, &ExecList { execs })
@@ -266,7 +330,12 @@ async fn stop(
     let grace = match ending.grace.map(Duration::try_from_secs_f64) {
         None => GRACE,
         Some(Ok(grace)) if grace <= LONGEST_GRACE => grace,
-        Some(_) => return Err(Problem::invalid("`grace` is no time that is waited", "give 0 to 60 seconds")),
+        Some(_) => {
+            return Err(Problem::invalid(
+                "`grace` is no time that is waited",
+                "give 0 to 60 seconds",
+            ));
+        }
     };
     let stopped = exec.clone();
     to_the_end(async move { Ok(stopped.stop(grace).await) }).await?;

@@ -21,7 +21,10 @@ const MOST_IN_VAIN: usize = 8 << 20;
 const LONGEST_IN_VAIN: Duration = Duration::from_secs(2);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(stdin)).routes(routes!(signal)).routes(routes!(resize))
+    OpenApiRouter::new()
+        .routes(routes!(stdin))
+        .routes(routes!(signal))
+        .routes(routes!(resize))
 }
 
 /// Where the body belongs, and what comes behind it.
@@ -64,7 +67,10 @@ async fn stdin(
 ) -> Answer<Json<Typed>> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
     if !exec.request().stdin && exec.request().tty.is_none() {
-        return Err(Problem::conflict("this program has no standard input", "start it with `open_stdin`"));
+        return Err(Problem::conflict(
+            "this program has no standard input",
+            "start it with `open_stdin`",
+        ));
     }
     if let Some(offset) = typing.offset
         && let Err(error) = exec.reached(offset).await
@@ -87,7 +93,9 @@ async fn copy(exec: &Exec, mut body: Body, offset: Option<u64>) -> Answer<u64> {
             _ = exec.wait() => return Err(in_vain(body, unread(written)).await),
         };
         let Some(frame) = frame else { break };
-        let Ok(bytes) = frame.map_err(|_| cut(written))?.into_data() else { continue };
+        let Ok(bytes) = frame.map_err(|_| cut(written))?.into_data() else {
+            continue;
+        };
         let at = offset.map(|offset| offset.saturating_add(written));
         if let Err(error) = exec.write_from(at, &bytes).await {
             return Err(in_vain(body, refused(error, written)).await);
@@ -103,7 +111,9 @@ async fn in_vain(mut body: Body, answer: Problem) -> Problem {
         let mut left = MOST_IN_VAIN;
         while let Some(Ok(frame)) = body.frame().await {
             let length = frame.data_ref().map_or(0, |bytes| bytes.len());
-            let Some(less) = left.checked_sub(length) else { return };
+            let Some(less) = left.checked_sub(length) else {
+                return;
+            };
             left = less;
         }
     };
@@ -122,7 +132,10 @@ fn refused(error: NotTyped, written: u64) -> Problem {
 
 fn other(typed: u64) -> Problem {
     let title = format!("something else was typed at that offset: {typed} bytes were typed");
-    Problem::conflict(title, format!("somebody else types there, too; type behind it with `offset={typed}`"))
+    Problem::conflict(
+        title,
+        format!("somebody else types there, too; type behind it with `offset={typed}`"),
+    )
 }
 
 fn ahead(typed: u64) -> Problem {
@@ -142,7 +155,10 @@ fn silent(written: u64) -> Problem {
 }
 
 fn cut(written: u64) -> Problem {
-    Problem::invalid("the body ended before its end", format!("{written} bytes were typed"))
+    Problem::invalid(
+        "the body ended before its end",
+        format!("{written} bytes were typed"),
+    )
 }
 
 /// A signal.
@@ -194,7 +210,10 @@ async fn resize(
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
     let size = parsed::<Size>(&body)?.checked()?;
     if exec.request().tty.is_none() {
-        return Err(Problem::conflict("this program has no terminal", "start it with `tty`"));
+        return Err(Problem::conflict(
+            "this program has no terminal",
+            "start it with `tty`",
+        ));
     }
     still_runs(&exec)?;
     exec.resize(size).map_err(|_| ended())?;
@@ -206,5 +225,8 @@ fn still_runs(exec: &Exec) -> Answer<()> {
 }
 
 fn ended() -> Problem {
-    Problem::conflict("this program has ended", "look at what came of it with `GET …/exec/{exec}`")
+    Problem::conflict(
+        "this program has ended",
+        "look at what came of it with `GET …/exec/{exec}`",
+    )
 }

@@ -39,19 +39,36 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 
 /// The key of idempotency, and a digest of what is asked by it.
 fn replay(headers: &HeaderMap, what: &str, body: &[u8]) -> Answer<Option<(String, Vec<u8>)>> {
-    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
-    let key = key.to_str().ok().filter(|key| (1..=LONGEST_KEY).contains(&key.len()));
+    let Some(key) = headers.get("idempotency-key") else {
+        return Ok(None);
+    };
+    let key = key
+        .to_str()
+        .ok()
+        .filter(|key| (1..=LONGEST_KEY).contains(&key.len()));
     let Some(key) = key else {
         let hint = format!("give 1 to {LONGEST_KEY} printable characters");
-        return Err(Problem::invalid("this Idempotency-Key cannot be used", hint));
+        return Err(Problem::invalid(
+            "this Idempotency-Key cannot be used",
+            hint,
+        ));
     };
-    let digest = Sha256::new().chain_update(what).chain_update([0]).chain_update(body).finalize();
+    let digest = Sha256::new()
+        .chain_update(what)
+        .chain_update([0])
+        .chain_update(body)
+        .finalize();
     Ok(Some((key.to_owned(), digest.to_vec())))
 }
 
 fn created(entry: &Entry) -> Response {
     let location = format!("/v1/sandboxes/{}", entry.id);
-    (StatusCode::CREATED, [(LOCATION, location)], Json(entry.view())).into_response()
+    (
+        StatusCode::CREATED,
+        [(LOCATION, location)],
+        Json(entry.view()),
+    )
+        .into_response()
 }
 
 /// Makes a sandbox: a box that stays, in which programs can be started until it is ended.
@@ -80,7 +97,13 @@ async fn create(
         lifetime: span(stay.lifetime.as_ref(), "lifetime")?,
     };
     let replay = replay(&headers, "create", &body.0)?;
-    let opening = Opening { owner: caller.tenant, labels: stay.labels, request, fork_of: None, replay };
+    let opening = Opening {
+        owner: caller.tenant,
+        labels: stay.labels,
+        request,
+        fork_of: None,
+        replay,
+    };
     Ok(created(&*gateway.open(opening).await?))
 }
 
@@ -92,7 +115,10 @@ fn read<T: DeserializeOwned>(fields: &Written) -> Answer<T> {
     read.map_err(|error| {
         // Where it stands is not where it stood.
         let said = error.to_string();
-        unreadable(said.rsplit_once(" at line ").map_or(&*said, |(said, _)| said))
+        unreadable(
+            said.rsplit_once(" at line ")
+                .map_or(&*said, |(said, _)| said),
+        )
     })
 }
 
@@ -100,7 +126,10 @@ fn read<T: DeserializeOwned>(fields: &Written) -> Answer<T> {
 fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
     let mut options: Written = parsed(body)?;
     let own = ["idle_timeout", "lifetime", "labels"];
-    let stay: Written = own.iter().filter_map(|name| options.remove_entry(*name)).collect();
+    let stay: Written = own
+        .iter()
+        .filter_map(|name| options.remove_entry(*name))
+        .collect();
     let stay = read(&stay)?;
     let order: RunOrder = read(&options)?;
     let run = order.into_request()?.0;
@@ -135,8 +164,13 @@ async fn list(
     caller: Caller,
     Asked(wanted): Asked<Wanted>,
 ) -> Answer<Response> {
-    let views = gateway.entries(&caller)?.into_iter().map(|entry| entry.view());
-    let sandboxes = views.filter(|view| wanted.status.is_none_or(|status| status == view.status)).collect();
+    let views = gateway
+        .entries(&caller)?
+        .into_iter()
+        .map(|entry| entry.view());
+    let sandboxes = views
+        .filter(|view| wanted.status.is_none_or(|status| status == view.status))
+        .collect();
     fitting::json(&gateway, &caller, &SandboxList { sandboxes })
 }
 
@@ -165,7 +199,11 @@ async fn show(
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-async fn destroy(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+async fn destroy(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Response> {
     let entry = gateway.entry(&caller, &id)?;
     let status = entry.end_soon().await;
     Ok((status, Json(entry.view())).into_response())
@@ -188,7 +226,10 @@ async fn pause(
 ) -> Answer<Json<SandboxState>> {
     let session = gateway.session(&caller, &id)?;
     if session.state().is_asked_to_pause {
-        return Err(Problem::conflict("this sandbox is paused already", "let it go on with `…/resume`"));
+        return Err(Problem::conflict(
+            "this sandbox is paused already",
+            "let it go on with `…/resume`",
+        ));
     }
     to_the_end(async move { Ok(session.pause().await?) }).await?;
     Ok(Json(gateway.entry(&caller, &id)?.view()))
@@ -210,7 +251,10 @@ async fn resume(
 ) -> Answer<Json<SandboxState>> {
     let session = gateway.session(&caller, &id)?;
     if !session.state().is_asked_to_pause {
-        return Err(Problem::conflict("this sandbox is not paused", "only a paused one can go on"));
+        return Err(Problem::conflict(
+            "this sandbox is not paused",
+            "only a paused one can go on",
+        ));
     }
     gateway.session_to_work_in(&caller, &id)?;
     to_the_end(async move { Ok(session.resume().await?) }).await?;
@@ -249,8 +293,13 @@ async fn fork(
     request.run.workspace = None;
     request.run.run_id = None;
     let replay = replay(&headers, &format!("fork {id}"), &body.0)?;
-    let opening =
-        Opening { owner: caller.tenant, labels: stay.labels, request, fork_of: Some(session), replay };
+    let opening = Opening {
+        owner: caller.tenant,
+        labels: stay.labels,
+        request,
+        fork_of: Some(session),
+        replay,
+    };
     Ok(created(&*gateway.open(opening).await?))
 }
 
@@ -269,17 +318,27 @@ mod tests {
         );
         let body = Raw(format!(r#"{{"labels":{labels},"lifetime":"1h","network":"none"}}"#).into());
         let (stay, _) = split(&body).unwrap();
-        let wanted = ("$serde_json::private::RawValue".to_owned(), r#"{"a":"b"}"#.to_owned());
-        assert!(check_labels(&stay.labels).is_err(), "whoever reads it of us would be misled");
+        let wanted = (
+            "$serde_json::private::RawValue".to_owned(),
+            r#"{"a":"b"}"#.to_owned(),
+        );
+        assert!(
+            check_labels(&stay.labels).is_err(),
+            "whoever reads it of us would be misled"
+        );
         assert_eq!(stay.labels.into_iter().collect::<Vec<_>>(), [wanted]);
     }
 
     #[test]
     fn what_cannot_be_read_is_told_without_a_place() {
-        let told =
-            |body: &'static str| serde_json::to_string(&split(&Raw(body.into())).unwrap_err()).unwrap();
+        let told = |body: &'static str| {
+            serde_json::to_string(&split(&Raw(body.into())).unwrap_err()).unwrap()
+        };
         let said = told(r#"{"lifetime":[],"labels":7}"#);
-        assert!(said.contains("expected") && !said.contains(" at line "), "{said}");
+        assert!(
+            said.contains("expected") && !said.contains(" at line "),
+            "{said}"
+        );
         assert!(told(r#"{"comand":[]}"#).contains("`comand`"));
     }
 }

@@ -27,7 +27,9 @@ const CHUNK: usize = 128 << 10;
 const TOUCH: Duration = Duration::from_secs(5);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(output)).routes(routes!(logs))
+    OpenApiRouter::new()
+        .routes(routes!(output))
+        .routes(routes!(logs))
 }
 
 /// Which piece.
@@ -78,14 +80,26 @@ async fn piece(exec: &Exec, part: &Part) -> Answer<Response> {
         return Err(Problem::invalid("`limit` or `wait` is out of bounds", hint));
     }
     // Whoever waits in vain gets what there is: nothing.
-    let _ = tokio::time::timeout(Duration::from_secs_f64(part.wait), longer(exec, stream, part.offset)).await;
+    let _ = tokio::time::timeout(
+        Duration::from_secs_f64(part.wait),
+        longer(exec, stream, part.offset),
+    )
+    .await;
     let complete = exec.output().has_ended();
     // While a program writes it may overwrite what is still to be sent: then a piece is what can be read at once.
-    let most = if complete { most } else { most.min(CHUNK as u64) };
+    let most = if complete {
+        most
+    } else {
+        most.min(CHUNK as u64)
+    };
     let first = read(exec, stream, part.offset, most).await;
     let read = first.from + first.bytes.len() as u64;
     let total = exec.output().lengths()[index(stream)].max(read);
-    let next = if complete { first.from + most.min(total - first.from) } else { read };
+    let next = if complete {
+        first.from + most.min(total - first.from)
+    } else {
+        read
+    };
     let headers = place(exec, first.from, next, total, complete && next == total);
     if next == read {
         return Ok((headers, first.bytes).into_response());
@@ -114,7 +128,10 @@ async fn send(exec: Exec, stream: Stream, mut piece: Piece, end: u64, outgoing: 
 async fn read(exec: &Exec, stream: Stream, from: u64, most: u64) -> Piece {
     let (exec, most) = (exec.clone(), most.min(CHUNK as u64) as usize);
     let chunk = move || exec.output().read(stream, from, most);
-    tokio::task::spawn_blocking(chunk).await.unwrap_or(Piece { from, bytes: Vec::new() })
+    tokio::task::spawn_blocking(chunk).await.unwrap_or(Piece {
+        from,
+        bytes: Vec::new(),
+    })
 }
 
 /// Waits until a stream is longer than this, or nothing more will come.
@@ -189,12 +206,18 @@ async fn logs(
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let exec = chosen(&session, logged.exec.as_deref())?;
-    let part = Part { stream: logged.stream, offset: logged.offset, limit: logged.limit, wait: 0.0 };
+    let part = Part {
+        stream: logged.stream,
+        offset: logged.offset,
+        limit: logged.limit,
+        wait: 0.0,
+    };
     match logged.follow {
         false => piece(&exec, &part).await,
-        true if logged.limit.is_some() => {
-            Err(Problem::invalid("`limit` and `follow` exclude each other", "give one of them"))
-        }
+        true if logged.limit.is_some() => Err(Problem::invalid(
+            "`limit` and `follow` exclude each other",
+            "give one of them",
+        )),
         true => Ok(followed(session, &exec, part)),
     }
 }
@@ -211,11 +234,19 @@ fn followed(session: Session, exec: &Exec, part: Part) -> Response {
     let stream: Stream = part.stream.into();
     let total = exec.output().lengths()[index(stream)];
     // What is forgotten already is told by the offset at which this begins.
-    let from = exec.output().read(stream, part.offset.min(total), 1).from.max(part.offset);
+    let from = exec
+        .output()
+        .read(stream, part.offset.min(total), 1)
+        .from
+        .max(part.offset);
     let mut at = [0, 0];
     at[index(stream)] = from;
     let (outgoing, body) = Chunks::body(4, None);
-    tokio::spawn(follow(session, Cursor::new(exec.output(), at, &[stream], CHUNK), outgoing));
+    tokio::spawn(follow(
+        session,
+        Cursor::new(exec.output(), at, &[stream], CHUNK),
+        outgoing,
+    ));
     (place(exec, from, from, total, false), body).into_response()
 }
 

@@ -54,7 +54,10 @@ const MOST_VIEWERS: usize = 16;
 /// So often it is asked whether anybody is there, and after so long without any word nobody is.
 const PING: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_secs(60);
-const USUAL_SIZE: Size = Size { rows: 24, columns: 80 };
+const USUAL_SIZE: Size = Size {
+    rows: 24,
+    columns: 80,
+};
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(pty))
@@ -98,11 +101,13 @@ async fn pty(
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let view = view(uri.query().unwrap_or_default())?;
-    let upgrade =
-        upgrade.map_err(|error| Problem::invalid("this route speaks WebSocket only", error.body_text()))?;
+    let upgrade = upgrade
+        .map_err(|error| Problem::invalid("this route speaks WebSocket only", error.body_text()))?;
     let viewing = gateway.viewers().admit(&id)?;
     let exec = match &view.exec {
-        Some(exec) => session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?,
+        Some(exec) => session
+            .find_exec(exec)
+            .ok_or_else(|| Problem::not_found("program"))?,
         None => {
             let session = gateway.session_to_work_in(&caller, &id)?;
             exec::begin(session, order(&view)?, exec::For::of(&gateway, &caller)).await?
@@ -114,10 +119,14 @@ async fn pty(
             "start it with `tty`, or with `command`",
         ));
     }
-    let upgrade = upgrade.max_message_size(LARGEST_MESSAGE).max_frame_size(LARGEST_MESSAGE);
+    let upgrade = upgrade
+        .max_message_size(LARGEST_MESSAGE)
+        .max_frame_size(LARGEST_MESSAGE);
     Ok(upgrade.on_upgrade(move |socket| async move {
         let over = caller.validity.over();
-        Viewer::new(socket, session, exec.clone()).serve(view.offset, over).await;
+        Viewer::new(socket, session, exec.clone())
+            .serve(view.offset, over)
+            .await;
         if view.kill {
             exec.stop(Duration::ZERO).await;
         }
@@ -126,13 +135,18 @@ async fn pty(
 }
 
 fn view(query: &str) -> Answer<View> {
-    let bad =
-        |name: &str| Problem::invalid(format!("`{name}` is not what this route takes"), "see /openapi.json");
+    let bad = |name: &str| {
+        Problem::invalid(
+            format!("`{name}` is not what this route takes"),
+            "see /openapi.json",
+        )
+    };
     let mut view = View::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value =
-            decoded(&value.replace('+', " ")).filter(|value| !value.contains(&0)).ok_or_else(|| bad(name))?;
+        let value = decoded(&value.replace('+', " "))
+            .filter(|value| !value.contains(&0))
+            .ok_or_else(|| bad(name))?;
         let text = String::from_utf8(value.clone()).map_err(|_| bad(name));
         match name {
             "command" => view.command.push(OsString::from_vec(value)),
@@ -145,7 +159,10 @@ fn view(query: &str) -> Answer<View> {
         }
     }
     match view.exec.is_some() && !view.command.is_empty() {
-        true => Err(Problem::invalid("`exec` and `command` exclude each other", "give one of them")),
+        true => Err(Problem::invalid(
+            "`exec` and `command` exclude each other",
+            "give one of them",
+        )),
         false => Ok(view),
     }
 }
@@ -161,8 +178,18 @@ fn order(view: &View) -> Answer<Order> {
     };
     // It lives as long as its sandbox; what keeps that from being idle is somebody who looks, not a forgotten shell.
     let (tty, background) = (Some(size.checked()?), true);
-    let request = ExecRequest { command, stdin: true, tty, background, ..ExecRequest::default() };
-    Ok(Order { request, typed: Vec::new(), stays_open: true })
+    let request = ExecRequest {
+        command,
+        stdin: true,
+        tty,
+        background,
+        ..ExecRequest::default()
+    };
+    Ok(Order {
+        request,
+        typed: Vec::new(),
+        stays_open: true,
+    })
 }
 
 /// What a viewer says in a text frame.
@@ -228,7 +255,10 @@ impl Viewers {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = all.entry(sandbox.to_owned()).or_default();
         if *count >= MOST_VIEWERS {
-            let (title, hint) = ("too many terminals of this sandbox are open", "close one, or try later");
+            let (title, hint) = (
+                "too many terminals of this sandbox are open",
+                "close one, or try later",
+            );
             return Err(Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "quota_exceeded",
@@ -237,7 +267,10 @@ impl Viewers {
             ));
         }
         *count += 1;
-        Ok(Viewing { all: self.0.clone(), sandbox: sandbox.to_owned() })
+        Ok(Viewing {
+            all: self.0.clone(),
+            sandbox: sandbox.to_owned(),
+        })
     }
 }
 
@@ -258,7 +291,16 @@ impl Viewer {
         let (typing, typed) = mpsc::unbounded_channel();
         let typist = tokio::spawn(type_in(exec.clone(), typed)).abort_handle();
         let room = Arc::new(Semaphore::new(ROOM));
-        Viewer { socket, session, exec, typing, typist, room, waiting: None, heard: Instant::now() }
+        Viewer {
+            socket,
+            session,
+            exec,
+            typing,
+            typist,
+            room,
+            waiting: None,
+            heard: Instant::now(),
+        }
     }
 
     async fn serve(mut self, offset: u64, over: impl Future<Output = ()>) {
@@ -274,14 +316,21 @@ impl Viewer {
                 Some((POLICY, "the key has ended"))
             }
         };
-        let why = goodbye.map(|(code, reason)| CloseFrame { code, reason: reason.into() });
+        let why = goodbye.map(|(code, reason)| CloseFrame {
+            code,
+            reason: reason.into(),
+        });
         // A proper goodbye; the other side answers it, or does not.
         let _ = tokio::time::timeout(SILENCE, self.socket.send(Message::Close(why))).await;
     }
 
     async fn talk(&mut self, offset: u64) -> Result<(), Closed> {
         let exec = self.exec.clone();
-        self.tell(&Told::Started { exec_id: exec.id(), offset }).await?;
+        self.tell(&Told::Started {
+            exec_id: exec.id(),
+            offset,
+        })
+        .await?;
         self.tell(&Told::Offset(offset)).await?;
         let mut cursor = Cursor::new(exec.output(), [offset, 0], &[Stream::Stdout], SHOWN_AT_ONCE);
         let mut ping = tokio::time::interval(PING);
@@ -305,7 +354,8 @@ impl Viewer {
             }
         }
         exec.wait().await;
-        self.tell(&Told::Exited(Box::new(ExecState::brief(&exec)))).await
+        self.tell(&Told::Exited(Box::new(ExecState::brief(&exec))))
+            .await
     }
 
     async fn hear(&mut self, heard: Heard) -> Result<(), Closed> {
@@ -337,7 +387,10 @@ impl Viewer {
 
     fn control(&self, text: &str) -> Answer<()> {
         let said: Said = serde_json::from_str(text).map_err(|error| {
-            Problem::invalid("this text frame is none that is known here", error.to_string())
+            Problem::invalid(
+                "this text frame is none that is known here",
+                error.to_string(),
+            )
         })?;
         match said {
             // A program that has just ended needs no size any more.

@@ -174,7 +174,9 @@ impl Entry {
             denials: Vec::new(),
             learned: Vec::new(),
             workspace: None,
-            notes: vec!["its server has ended since; what it used is not known any more".to_owned()],
+            notes: vec![
+                "its server has ended since; what it used is not known any more".to_owned(),
+            ],
         };
         let owner = row.owner;
         Entry {
@@ -189,7 +191,11 @@ impl Entry {
     }
 
     fn remembered_ms(&self) -> u64 {
-        if self.replay.is_some() { PROMISED_MS } else { REMEMBERED_MS }
+        if self.replay.is_some() {
+            PROMISED_MS
+        } else {
+            REMEMBERED_MS
+        }
     }
 
     fn ended_at(&self) -> Option<u64> {
@@ -204,7 +210,11 @@ impl Known {
     /// Forgets ended ones that are too old or too many.
     fn forget(&mut self) {
         let now = engine::now().0;
-        self.all.retain(|_, entry| entry.ended_at().is_none_or(|at| at + entry.remembered_ms() > now));
+        self.all.retain(|_, entry| {
+            entry
+                .ended_at()
+                .is_none_or(|at| at + entry.remembered_ms() > now)
+        });
         let ended = |entry: &Arc<Entry>| entry.ended_at().map(|at| (at, entry.clone()));
         let ended: Vec<_> = self.all.values().filter_map(ended).collect();
         if ended.len() > ENDED_OF_ONE {
@@ -220,33 +230,47 @@ impl Known {
         let live = || self.all.values().filter(|entry| entry.ended_at().is_none());
         let all = live().count() + self.making.len();
         let own = live().filter(|entry| entry.owner == owner).count();
-        (own + self.making.iter().filter(|(of, _)| of == owner).count(), all)
+        (
+            own + self.making.iter().filter(|(of, _)| of == owner).count(),
+            all,
+        )
     }
 
     /// Why there is no room for one more, if there is none.
     fn full(&self, owner: &str, most_of_one: usize) -> Option<Problem> {
         let (own, all) = self.counts(owner);
         let (title, rule) = match (own >= most_of_one, all >= MOST_LIVE) {
-            (true, _) => (format!("a tenant has at most {most_of_one} sandboxes (`sandboxes`)"), "sandboxes"),
-            (false, true) => {
-                (format!("all tenants together have at most {MOST_LIVE} sandboxes"), "all_sandboxes")
-            }
+            (true, _) => (
+                format!("a tenant has at most {most_of_one} sandboxes (`sandboxes`)"),
+                "sandboxes",
+            ),
+            (false, true) => (
+                format!("all tenants together have at most {MOST_LIVE} sandboxes"),
+                "all_sandboxes",
+            ),
             (false, false) => return None,
         };
         let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
-        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint));
+        let problem = Problem::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "quota_exceeded",
+            title,
+            Some(hint),
+        );
         Some(problem.ruled(format!("quota:{rule}")))
     }
 
     fn is_made(&mut self, outcome: &Outcome) {
-        self.making.retain(|(_, other)| !other.same_channel(outcome));
+        self.making
+            .retain(|(_, other)| !other.same_channel(outcome));
     }
 
     /// All that live, and those that are being made.
     fn outcomes(&self) -> Vec<Outcome> {
         let live = self.all.values().filter(|entry| entry.ended_at().is_none());
         let live = live.map(|entry| watch::channel(Some(Ok(entry.clone()))).1);
-        live.chain(self.making.iter().map(|(_, outcome)| outcome.clone())).collect()
+        live.chain(self.making.iter().map(|(_, outcome)| outcome.clone()))
+            .collect()
     }
 
     /// The sandbox that this key made already, or is making.
@@ -316,7 +340,11 @@ async fn end_of(mut outcome: Outcome, until: tokio::time::Instant) -> Option<(St
             session.end().await;
         }
         // Its sender lives as long as it does; where it cannot be written down that is not waited for.
-        _ = entry.written.subscribe().wait_for(|_| entry.ended_at().is_some()).await;
+        _ = entry
+            .written
+            .subscribe()
+            .wait_for(|_| entry.ended_at().is_some())
+            .await;
     };
     let gone = tokio::time::timeout_at(until, ending).await.is_ok();
     Some((entry.id.clone(), gone))
@@ -327,7 +355,12 @@ fn same(asked: &[u8], digest: &[u8]) -> Answer<()> {
     let title = "this Idempotency-Key was used for another request";
     match asked == digest {
         true => Ok(()),
-        false => Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_spec", title, Some(hint))),
+        false => Err(Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "invalid_spec",
+            title,
+            Some(hint),
+        )),
     }
 }
 
@@ -340,12 +373,17 @@ impl Gateway {
     pub(crate) fn entry(&self, caller: &Caller, id: &str) -> Answer<Arc<Entry>> {
         caller.require(Scope::Sandboxes)?;
         let entry = self.known().all.get(id).cloned();
-        entry.filter(|entry| caller.sees(&entry.owner)).ok_or_else(|| Problem::not_found("sandbox"))
+        entry
+            .filter(|entry| caller.sees(&entry.owner))
+            .ok_or_else(|| Problem::not_found("sandbox"))
     }
 
     /// Whether there is a sandbox of this name, dead or alive, of which the caller may know.
     pub(crate) fn sees_sandbox(&self, caller: &Caller, id: &str) -> bool {
-        self.known().all.get(id).is_some_and(|entry| caller.sees(&entry.owner))
+        self.known()
+            .all
+            .get(id)
+            .is_some_and(|entry| caller.sees(&entry.owner))
     }
 
     /// The live session of this name. Using it keeps it from being idle.
@@ -366,7 +404,9 @@ impl Gateway {
     /// A program of a live session.
     pub(crate) fn exec(&self, caller: &Caller, id: &str, exec: &str) -> Answer<(Session, Exec)> {
         let session = self.session(caller, id)?;
-        let exec = session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?;
+        let exec = session
+            .find_exec(exec)
+            .ok_or_else(|| Problem::not_found("program"))?;
         Ok((session, exec))
     }
 
@@ -375,8 +415,12 @@ impl Gateway {
         caller.require(Scope::Sandboxes)?;
         let mut known = self.known();
         known.forget();
-        let mut entries: Vec<_> =
-            known.all.values().filter(|entry| caller.sees(&entry.owner)).cloned().collect();
+        let mut entries: Vec<_> = known
+            .all
+            .values()
+            .filter(|entry| caller.sees(&entry.owner))
+            .cloned()
+            .collect();
         drop(known);
         entries.sort_by_cached_key(|entry| (entry.state().created_at.0, entry.id.clone()));
         Ok(entries)
@@ -384,14 +428,22 @@ impl Gateway {
 
     /// Ends all of them because the server ends, and waits until nothing is left of them; those of which something is.
     pub(crate) async fn end_sandboxes(&self) -> Vec<String> {
-        self.end_all_sandboxes().await.1.into_iter().map(|id| format!("sandbox {id}")).collect()
+        self.end_all_sandboxes()
+            .await
+            .1
+            .into_iter()
+            .map(|id| format!("sandbox {id}"))
+            .collect()
     }
 
     /// Ends all that live now or are being made: those that are gone by then, and those that are not.
     pub(crate) async fn end_all_sandboxes(&self) -> (Vec<String>, Vec<String>) {
         let until = tokio::time::Instant::now() + LONGEST_ENDING;
         let outcomes = self.known().outcomes();
-        let mut ending: JoinSet<_> = outcomes.into_iter().map(|outcome| end_of(outcome, until)).collect();
+        let mut ending: JoinSet<_> = outcomes
+            .into_iter()
+            .map(|outcome| end_of(outcome, until))
+            .collect();
         let (mut gone, mut left) = (Vec::new(), Vec::new());
         while let Some(ended) = ending.join_next().await {
             match ended {
@@ -421,10 +473,17 @@ impl Gateway {
 
     /// Whose CPU time came to be since the last look, and how much.
     pub(crate) fn sandboxes_newly_used(&self) -> Vec<(String, u64)> {
-        let live: Vec<_> =
-            self.known().all.values().filter(|entry| entry.ended_at().is_none()).cloned().collect();
+        let live: Vec<_> = self
+            .known()
+            .all
+            .values()
+            .filter(|entry| entry.ended_at().is_none())
+            .cloned()
+            .collect();
         let new = |entry: &Arc<Entry>| entry.counted.up_to(entry.state().usage.cpu_ms);
-        live.iter().map(|entry| (entry.owner.clone(), new(entry))).collect()
+        live.iter()
+            .map(|entry| (entry.owner.clone(), new(entry)))
+            .collect()
     }
 
     /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
@@ -443,17 +502,30 @@ impl Gateway {
         let mut outcome = self.begin(opening, spec, may)?;
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
-        done.unwrap_or_else(|| Err(Problem::conflict("the sandbox was not made", "ask for it again")))
+        done.unwrap_or_else(|| {
+            Err(Problem::conflict(
+                "the sandbox was not made",
+                "ask for it again",
+            ))
+        })
     }
 
     fn begin(&self, opening: Opening, spec: spec::SessionSpec, may: Answer<()>) -> Answer<Outcome> {
-        let replay = opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
+        let replay = opening
+            .replay
+            .clone()
+            .map(|(key, digest)| ((opening.owner.clone(), key), digest));
         let mut known = self.known();
         known.forget();
-        if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
+        if let Some(outcome) = replay
+            .as_ref()
+            .and_then(|(replay, digest)| known.replayed(replay, digest))
+        {
             return outcome;
         }
-        let Some(_listing) = self.may_list() else { return Err(Problem::closing()) };
+        let Some(_listing) = self.may_list() else {
+            return Err(Problem::closing());
+        };
         let full = known.full(&opening.owner, self.most_sandboxes(&opening.owner));
         if let Some(problem) = may.err().or(full) {
             return Err(problem);
@@ -461,7 +533,9 @@ impl Gateway {
         let (tell, outcome) = watch::channel(None);
         known.making.push((opening.owner.clone(), outcome.clone()));
         if let Some((replay, digest)) = &replay {
-            known.under_way.insert(replay.clone(), (digest.clone(), outcome.clone()));
+            known
+                .under_way
+                .insert(replay.clone(), (digest.clone(), outcome.clone()));
         }
         drop(known);
         tokio::spawn(self.clone().make(opening, spec, replay, tell));
@@ -471,7 +545,12 @@ impl Gateway {
     /// Before anything is made: so a server that dies meanwhile makes no second one by the same key. None if one of that
     /// name lives; then the engine will refuse it.
     async fn write_down(&self, opening: &Opening, spec: &SessionSpec) -> Answer<Option<String>> {
-        let id = spec.run.run_id.as_ref().map(ToString::to_string).unwrap_or_default();
+        let id = spec
+            .run
+            .run_id
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let row = SandboxRow {
             id: id.clone(),
             owner: opening.owner.clone(),
@@ -543,7 +622,10 @@ impl Gateway {
                 owner: opening.owner,
                 labels: opening.labels,
                 replay,
-                held: Mutex::new(Held::Live(session.clone(), Box::new(without_inputs(opening.request)))),
+                held: Mutex::new(Held::Live(
+                    session.clone(),
+                    Box::new(without_inputs(opening.request)),
+                )),
                 counted: Counted::default(),
                 written: watch::Sender::new(false),
             });
@@ -565,7 +647,12 @@ impl Gateway {
     }
 
     /// The session itself. One that could not be made is not remembered.
-    async fn opened(&self, opening: &Opening, spec: SessionSpec, written: Option<String>) -> Answer<Session> {
+    async fn opened(
+        &self,
+        opening: &Opening,
+        spec: SessionSpec,
+        written: Option<String>,
+    ) -> Answer<Session> {
         let made = match &opening.fork_of {
             Some(of) => self.engine().fork_session(of, spec).await,
             None => self.engine().open_session(spec).await,
@@ -599,8 +686,18 @@ impl Gateway {
     /// What it was denied, and how it ended.
     fn note_end(&self, entry: &Entry, session: &Session, state: &SessionState) {
         let (tenant, run) = (entry.owner.as_str(), entry.id.as_str());
-        let task = session.spec().run.task_id.as_ref().map_or("", |task| task.as_str());
-        let of = crate::audit::Of { tenant, run, task, job: "" };
+        let task = session
+            .spec()
+            .run
+            .task_id
+            .as_ref()
+            .map_or("", |task| task.as_str());
+        let of = crate::audit::Of {
+            tenant,
+            run,
+            task,
+            job: "",
+        };
         let of_programs: Vec<_> = session
             .execs()
             .iter()
@@ -612,7 +709,14 @@ impl Gateway {
         if left_out > 0 {
             about += &format!("; {left_out} denials were left out");
         }
-        let line = Line { what: "sandbox.ended", tenant, run, task, about: &about, ..Line::default() };
+        let line = Line {
+            what: "sandbox.ended",
+            tenant,
+            run,
+            task,
+            about: &about,
+            ..Line::default()
+        };
         self.note_happened(&line);
     }
 
@@ -642,15 +746,34 @@ impl Gateway {
         (day, used): (Day, DayUse),
     ) -> bool {
         let (id, owner) = (entry.id.clone(), entry.owner.clone());
-        let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed).is_multiple_of(FORGOTTEN_EVERY);
+        let is_time = self
+            .0
+            .sandboxes
+            .ends
+            .fetch_add(1, Ordering::Relaxed)
+            .is_multiple_of(FORGOTTEN_EVERY);
         let end = move |writing: &Writing<'_>| {
             writing.add_to_day(&owner, day, used)?;
             writing.end_sandbox(&id, wire::reason(why), now)?;
-            let status = if why == SessionEnd::Lost { "lost" } else { "exited" };
+            let status = if why == SessionEnd::Lost {
+                "lost"
+            } else {
+                "exited"
+            };
             let (stopped_ms, removed_ms) = (now, now);
-            let end = ContainerEnd { status, exit_code: None, started_ms: None, stopped_ms, removed_ms };
+            let end = ContainerEnd {
+                status,
+                exit_code: None,
+                started_ms: None,
+                stopped_ms,
+                removed_ms,
+            };
             writing.end_container(&id, &end)?;
-            if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
+            if is_time {
+                writing.forget_sandboxes(&remembered(now))
+            } else {
+                Ok(())
+            }
         };
         self.writer().write(end).await.is_ok()
     }

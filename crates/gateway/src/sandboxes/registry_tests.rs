@@ -16,7 +16,10 @@ fn row(owner: &str, number: usize, promise: Option<&str>) -> SandboxRow {
 }
 
 fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
-    (number as u64, Arc::new(Entry::recalled(row(owner, number, promise))))
+    (
+        number as u64,
+        Arc::new(Entry::recalled(row(owner, number, promise))),
+    )
 }
 
 #[test]
@@ -24,9 +27,15 @@ fn one_owners_ends_push_out_his_own_and_nobody_elses() {
     let gone = |of_one, of_all| -> Vec<String> {
         let loud = (1..6).map(|number| ended("loud", number, None));
         let all = loud.chain([ended("quiet", 0, None)]).collect();
-        too_many(all, of_one, of_all).iter().map(|entry| entry.id.clone()).collect()
+        too_many(all, of_one, of_all)
+            .iter()
+            .map(|entry| entry.id.clone())
+            .collect()
     };
-    assert!(gone(5, 6).is_empty(), "the positive control: all of them fit");
+    assert!(
+        gone(5, 6).is_empty(),
+        "the positive control: all of them fit"
+    );
     assert_eq!(gone(3, 6), ["loud-2", "loud-1"]);
     assert_eq!(gone(5, 3), ["loud-3", "loud-2", "loud-1"]);
 }
@@ -42,7 +51,9 @@ fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
         ended("d", now - 25 * hour, Some("k")),
     ];
     let mut known = Known::default();
-    known.all.extend(entries.map(|(_, entry)| (entry.owner.clone(), entry)));
+    known
+        .all
+        .extend(entries.map(|(_, entry)| (entry.owner.clone(), entry)));
     known.forget();
     assert_eq!(known.all.into_keys().collect::<Vec<_>>(), ["a", "c"]);
 }
@@ -52,10 +63,16 @@ fn those_being_made_count_among_those_that_one_may_have() {
     let mut known = Known::default();
     let made = |of: &str| (of.to_owned(), watch::channel(None).1);
     known.making.extend((1..MOST_OF_ONE).map(|_| made("loud")));
-    assert!(known.full("loud", MOST_OF_ONE).is_none(), "the positive control: one more fits");
+    assert!(
+        known.full("loud", MOST_OF_ONE).is_none(),
+        "the positive control: one more fits"
+    );
     known.making.push(made("loud"));
     assert!(known.full("loud", MOST_OF_ONE).is_some());
-    assert!(known.full("quiet", MOST_OF_ONE).is_none(), "there is room for others");
+    assert!(
+        known.full("quiet", MOST_OF_ONE).is_none(),
+        "there is room for others"
+    );
     let first = known.making[0].1.clone();
     known.is_made(&first);
     assert!(known.full("loud", MOST_OF_ONE).is_none());
@@ -78,15 +95,28 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         tenants: spec::Tenants::default(),
         node: crate::Node::default(),
         audit: Default::default(),
-        webhooks: crate::WebhookSettings { attempts: 1, courier: Default::default() },
+        webhooks: crate::WebhookSettings {
+            attempts: 1,
+            courier: Default::default(),
+        },
         quiet: true,
         trace: None,
         facts: crate::NodeFacts::default(),
         keep_ledger: None,
     })
     .unwrap();
-    let live = SandboxRow { created_ms: engine::now().0, ended: None, ..row("her", 1, None) };
-    assert!(gateway.writer().write(move |writing| writing.add_sandbox(&live)).await.unwrap());
+    let live = SandboxRow {
+        created_ms: engine::now().0,
+        ended: None,
+        ..row("her", 1, None)
+    };
+    assert!(
+        gateway
+            .writer()
+            .write(move |writing| writing.add_sandbox(&live))
+            .await
+            .unwrap()
+    );
     let (held, is_held) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let other = store::served::Served::open(&root).unwrap();
@@ -109,9 +139,19 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
     holding.join().unwrap().unwrap();
     assert!(writing.await.unwrap());
     let now = engine::now().0;
-    let rows = gateway.served().lost_sandboxes(now, &remembered(now)).unwrap();
-    let ends: Vec<_> = rows.iter().map(|row| row.ended.as_ref().unwrap().1.as_str()).collect();
-    assert_eq!(ends, ["asked"], "the next start of the server finds how it ended");
+    let rows = gateway
+        .served()
+        .lost_sandboxes(now, &remembered(now))
+        .unwrap();
+    let ends: Vec<_> = rows
+        .iter()
+        .map(|row| row.ended.as_ref().unwrap().1.as_str())
+        .collect();
+    assert_eq!(
+        ends,
+        ["asked"],
+        "the next start of the server finds how it ended"
+    );
     drop(gateway);
     std::fs::remove_dir_all(&root).unwrap();
 }

@@ -31,7 +31,10 @@ const MOST_INLINE: usize = 1 << 20;
 
 /// A time that may be missing.
 pub(super) fn span(given: Option<&Quantity>, name: &str) -> Answer<Option<Duration>> {
-    Ok(given.map(|span| span.parse::<spec::Time>(name)).transpose()?.map(|time| time.0))
+    Ok(given
+        .map(|span| span.parse::<spec::Time>(name))
+        .transpose()?
+        .map(|time| time.0))
 }
 
 /// Words of the caller's own about a sandbox.
@@ -40,7 +43,11 @@ pub(crate) type Labels = BTreeMap<String, String>;
 pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
     crate::wire::check_names(labels)?;
     let too_long = |text: &String| text.len() > LONGEST_LABEL;
-    match labels.len() > MOST_LABELS || labels.iter().any(|(name, value)| too_long(name) || too_long(value)) {
+    match labels.len() > MOST_LABELS
+        || labels
+            .iter()
+            .any(|(name, value)| too_long(name) || too_long(value))
+    {
         false => Ok(()),
         true => Err(Problem::invalid(
             "these labels are too many or too long",
@@ -67,18 +74,28 @@ pub(crate) struct Stay {
 pub(crate) struct SandboxOrder;
 
 /// What of a run is about its program.
-const OF_A_PROGRAM: [&str; 7] =
-    ["command", "entrypoint", "stdin", "stdin_base64", "artifacts", "contract", "run_id"];
+const OF_A_PROGRAM: [&str; 7] = [
+    "command",
+    "entrypoint",
+    "stdin",
+    "stdin_base64",
+    "artifacts",
+    "contract",
+    "run_id",
+];
 
 impl PartialSchema for SandboxOrder {
     fn schema() -> RefOr<Schema> {
         let (run, stay) = (RunOrder::schema(), Stay::schema());
-        let (RefOr::T(Schema::Object(mut run)), RefOr::T(Schema::Object(stay))) = (run, stay) else {
+        let (RefOr::T(Schema::Object(mut run)), RefOr::T(Schema::Object(stay))) = (run, stay)
+        else {
             return Stay::schema();
         };
-        run.properties.retain(|name, _| !OF_A_PROGRAM.contains(&name.as_str()));
+        run.properties
+            .retain(|name, _| !OF_A_PROGRAM.contains(&name.as_str()));
         run.properties.extend(stay.properties);
-        run.description = Some("The options of a run without a command, and how long it stays.".to_owned());
+        run.description =
+            Some("The options of a run without a command, and how long it stays.".to_owned());
         RefOr::T(Schema::Object(run))
     }
 }
@@ -164,7 +181,9 @@ impl SandboxState {
 pub(super) fn end_of(reason_said: &str) -> SessionEnd {
     use SessionEnd::{Asked, Idle, Lifetime, Limit, ServerStopped};
     let ends = [Asked, Idle, Lifetime, Limit, ServerStopped];
-    ends.into_iter().find(|end| reason(*end) == reason_said).unwrap_or(SessionEnd::Lost)
+    ends.into_iter()
+        .find(|end| reason(*end) == reason_said)
+        .unwrap_or(SessionEnd::Lost)
 }
 
 pub(crate) fn reason(end: SessionEnd) -> &'static str {
@@ -189,7 +208,12 @@ pub(super) fn gone(state: &SessionState) -> Problem {
         Some(SessionEnd::Lost) | None => "its box or its server died",
     };
     let hint = "make another with `POST /v1/sandboxes`".to_owned();
-    Problem::new(http::StatusCode::GONE, "gone", format!("this sandbox is gone: {why}"), Some(hint))
+    Problem::new(
+        http::StatusCode::GONE,
+        "gone",
+        format!("this sandbox is gone: {why}"),
+        Some(hint),
+    )
 }
 
 /// The sandboxes of a tenant.
@@ -211,8 +235,14 @@ pub(crate) struct Size {
 impl Size {
     pub(super) fn checked(self) -> Answer<TerminalSize> {
         match (1..=4096).contains(&self.rows) && (1..=4096).contains(&self.columns) {
-            true => Ok(TerminalSize { rows: self.rows, columns: self.columns }),
-            false => Err(Problem::invalid("no terminal has that size", "give 1 to 4096 rows and columns")),
+            true => Ok(TerminalSize {
+                rows: self.rows,
+                columns: self.columns,
+            }),
+            false => Err(Problem::invalid(
+                "no terminal has that size",
+                "give 1 to 4096 rows and columns",
+            )),
         }
     }
 }
@@ -265,7 +295,11 @@ impl ExecAsked {
         let stdin = self.open_stdin || typed.is_some();
         let request = spec::ExecRequest {
             command: self.command.into_iter().map(OsString::from).collect(),
-            env: self.env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            env: self
+                .env
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
             directory: self.directory.map(Into::into),
             stdin,
             tty: self.tty.map(Size::checked).transpose()?,
@@ -274,10 +308,22 @@ impl ExecAsked {
             beginning: 0,
         };
         let has_nul = |text: &OsString| text.as_encoded_bytes().contains(&0);
-        if request.command.iter().chain(request.env.iter().flat_map(|(n, v)| [n, v])).any(has_nul) {
-            return Err(Problem::invalid("a NUL cannot be passed to a program", "leave it out"));
+        if request
+            .command
+            .iter()
+            .chain(request.env.iter().flat_map(|(n, v)| [n, v]))
+            .any(has_nul)
+        {
+            return Err(Problem::invalid(
+                "a NUL cannot be passed to a program",
+                "leave it out",
+            ));
         }
-        Ok(Order { request, typed: typed.unwrap_or_default(), stays_open: self.open_stdin })
+        Ok(Order {
+            request,
+            typed: typed.unwrap_or_default(),
+            stays_open: self.open_stdin,
+        })
     }
 }
 
@@ -379,12 +425,23 @@ impl Output {
     fn of(feed: &Feed) -> Output {
         let [(stdout_from, stdout), (stderr_from, stderr)] =
             [Stream::Stdout, Stream::Stderr].map(|stream| tail(feed, stream));
-        let truncated = Shortened { stdout: stdout_from > 0, stderr: stderr_from > 0 };
+        let truncated = Shortened {
+            stdout: stdout_from > 0,
+            stderr: stderr_from > 0,
+        };
         let from = [stdout_from, stderr_from].into();
         let (stdout, stdout_base64) = text_or_base64(stdout);
         let (stderr, stderr_base64) = text_or_base64(stderr);
         let kept_from = feed.oldest().into();
-        Output { stdout, stdout_base64, stderr, stderr_base64, truncated, from, kept_from }
+        Output {
+            stdout,
+            stdout_base64,
+            stderr,
+            stderr_base64,
+            truncated,
+            from,
+            kept_from,
+        }
     }
 }
 
@@ -393,7 +450,11 @@ fn tail(feed: &Feed, stream: Stream) -> (u64, Vec<u8>) {
     let from = feed.lengths()[index(stream)].saturating_sub(MOST_INLINE as u64);
     let piece = feed.read(stream, from, MOST_INLINE);
     let (mut from, mut bytes) = (piece.from, piece.bytes);
-    let cut = bytes.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
+    let cut = bytes
+        .iter()
+        .take(3)
+        .take_while(|byte| **byte & 0xc0 == 0x80)
+        .count();
     if from > 0 && std::str::from_utf8(&bytes[cut..]).is_ok() {
         from += cut as u64;
         bytes.drain(..cut);
@@ -413,7 +474,10 @@ impl ExecState {
     /// How a program is, without what it wrote.
     pub(super) fn brief(exec: &Exec) -> ExecState {
         let (request, result) = (exec.request(), exec.result());
-        let words = request.command.iter().map(|word| word.to_string_lossy().into_owned());
+        let words = request
+            .command
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned());
         let state = ExecState {
             exec_id: exec.id().to_owned(),
             command: words.collect(),
@@ -459,7 +523,10 @@ impl ExecState {
 
     /// The same with the end of what it wrote.
     pub(super) fn whole(exec: &Exec) -> ExecState {
-        ExecState { output: Some(Output::of(exec.output())), ..ExecState::brief(exec) }
+        ExecState {
+            output: Some(Output::of(exec.output())),
+            ..ExecState::brief(exec)
+        }
     }
 }
 
@@ -533,11 +600,17 @@ impl SignalName {
             SignalName::Name(name) => {
                 let name = name.to_ascii_uppercase();
                 let name = name.strip_prefix("SIG").unwrap_or(&name);
-                SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+                SIGNALS
+                    .iter()
+                    .find(|(known, _)| *known == name)
+                    .map(|(_, number)| *number)
             }
         };
         found.ok_or_else(|| {
-            Problem::invalid("there is no such signal", "give a name such as TERM, or 1 to 64")
+            Problem::invalid(
+                "there is no such signal",
+                "give a name such as TERM, or 1 to 64",
+            )
         })
     }
 }
@@ -561,9 +634,28 @@ mod tests {
         feed.append(Stream::Stderr, b"short");
         let output = Output::of(&feed);
         let text = output.stdout.unwrap();
-        assert!(text.len() > MOST_INLINE - 4 && text.len() <= MOST_INLINE && output.stdout_base64.is_none());
-        assert_eq!(output.truncated, Shortened { stdout: true, stderr: false });
-        assert_eq!(output.from, Offsets { stdout: (3 << 20) - text.len() as u64, stderr: 0 });
-        assert_eq!((output.kept_from, output.stderr.as_deref()), (Offsets::default(), Some("short")));
+        assert!(
+            text.len() > MOST_INLINE - 4
+                && text.len() <= MOST_INLINE
+                && output.stdout_base64.is_none()
+        );
+        assert_eq!(
+            output.truncated,
+            Shortened {
+                stdout: true,
+                stderr: false
+            }
+        );
+        assert_eq!(
+            output.from,
+            Offsets {
+                stdout: (3 << 20) - text.len() as u64,
+                stderr: 0
+            }
+        );
+        assert_eq!(
+            (output.kept_from, output.stderr.as_deref()),
+            (Offsets::default(), Some("short"))
+        );
     }
 }

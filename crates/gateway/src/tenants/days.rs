@@ -47,7 +47,11 @@ impl Days {
     pub(crate) fn open(served: &Served) -> Result<Days, DatabaseError> {
         let day = Day::of(engine::now());
         let used = served.day(day)?;
-        let today = Today { day, used, unwritten: HashMap::new() };
+        let today = Today {
+            day,
+            used,
+            unwritten: HashMap::new(),
+        };
         Ok(Days(Mutex::new(today), tokio::sync::Mutex::default()))
     }
 
@@ -110,7 +114,12 @@ impl Gateway {
     /// Counts what goes on, and writes it down; after whoever is writing now, so that what he writes is there.
     pub(crate) async fn count_now(&self) {
         let _alone = self.days().1.lock().await;
-        for (tenant, cpu_ms) in self.runs().newly_used().into_iter().chain(self.sandboxes_newly_used()) {
+        for (tenant, cpu_ms) in self
+            .runs()
+            .newly_used()
+            .into_iter()
+            .chain(self.sandboxes_newly_used())
+        {
             self.days().count_later(&tenant, cpu_ms);
         }
         let unwritten = std::mem::take(&mut self.days().today().unwritten);
@@ -136,20 +145,43 @@ mod tests {
     #[test]
     fn nothing_counts_twice_however_it_is_looked_at() {
         let counted = Counted::default();
-        assert_eq!([counted.up_to(5), counted.up_to(3), counted.up_to(5), counted.up_to(9)], [5, 0, 0, 4]);
+        assert_eq!(
+            [
+                counted.up_to(5),
+                counted.up_to(3),
+                counted.up_to(5),
+                counted.up_to(9)
+            ],
+            [5, 0, 0, 4]
+        );
     }
 
     #[test]
     fn what_could_not_be_written_is_written_with_what_comes_and_a_new_day_begins_with_nothing() {
-        let today = Today { day: Day(1), used: HashMap::new(), unwritten: HashMap::new() };
+        let today = Today {
+            day: Day(1),
+            used: HashMap::new(),
+            unwritten: HashMap::new(),
+        };
         let days = Days(Mutex::new(today), tokio::sync::Mutex::default());
-        days.0.lock().unwrap().used.insert("acme".to_owned(), DayUse::cpu(7));
-        assert_eq!(days.used("acme"), DayUse::default(), "it is not the second day of 1970 any more");
+        days.0
+            .lock()
+            .unwrap()
+            .used
+            .insert("acme".to_owned(), DayUse::cpu(7));
+        assert_eq!(
+            days.used("acme"),
+            DayUse::default(),
+            "it is not the second day of 1970 any more"
+        );
         days.count_later("acme", 4);
         let unwritten = std::mem::take(&mut days.today().unwritten);
         days.count_later("acme", 2);
         days.put_back(unwritten);
-        assert_eq!(days.today().unwritten.values().copied().collect::<Vec<_>>(), [6]);
+        assert_eq!(
+            days.today().unwritten.values().copied().collect::<Vec<_>>(),
+            [6]
+        );
         assert_eq!(days.used("acme"), DayUse::cpu(6));
     }
 }

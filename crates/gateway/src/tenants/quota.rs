@@ -75,7 +75,10 @@ async fn quota(
     whose: Result<Query<Whose>, QueryRejection>,
 ) -> Answer<Json<Quota>> {
     let Query(whose) = whose.map_err(|error| {
-        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
+        Problem::invalid(
+            format!("the query cannot be read: {}", error.body_text()),
+            "see /openapi.json",
+        )
     })?;
     let tenant = whose.tenant.unwrap_or_else(|| caller.tenant.clone());
     if tenant != caller.tenant {
@@ -90,15 +93,29 @@ async fn quota(
         held_nano_usd: day.held.0,
         most_nano_usd: day.limit.map(|limit| limit.0),
     });
-    let count =
-        |now: usize, most: Option<usize>| Bound { now: now as u64, most: most.map(|most| most as u64) };
+    let count = |now: usize, most: Option<usize>| Bound {
+        now: now as u64,
+        most: most.map(|most| most as u64),
+    };
     let milliseconds = |time: spec::Time| u64::try_from(time.0.as_millis()).unwrap_or(u64::MAX);
     Ok(Json(Quota {
-        runs: count(gateway.runs().counts(&tenant).0, Some(gateway.most_runs(&tenant))),
-        sandboxes: count(gateway.live_sandboxes(&tenant), Some(gateway.most_sandboxes(&tenant))),
+        runs: count(
+            gateway.runs().counts(&tenant).0,
+            Some(gateway.most_runs(&tenant)),
+        ),
+        sandboxes: count(
+            gateway.live_sandboxes(&tenant),
+            Some(gateway.most_sandboxes(&tenant)),
+        ),
         most_jobs: may.jobs,
-        cpu_day_ms: Bound { now: gateway.days().used(&tenant).cpu_ms, most: may.cpu_day.map(milliseconds) },
-        storage_bytes: Bound { now: stored, most: may.storage.map(|size| size.0) },
+        cpu_day_ms: Bound {
+            now: gateway.days().used(&tenant).cpu_ms,
+            most: may.cpu_day.map(milliseconds),
+        },
+        storage_bytes: Bound {
+            now: stored,
+            most: may.storage.map(|size| size.0),
+        },
         money_of_day: money,
         weight: may.weight,
         day_ends_at: Day::of(engine::now()).next().start().to_string(),

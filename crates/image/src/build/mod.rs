@@ -90,7 +90,10 @@ pub enum Progress {
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum BuildError {
     #[error("`{program}` is not installed: apt-get install {package}")]
-    Missing { program: &'static str, package: &'static str },
+    Missing {
+        program: &'static str,
+        package: &'static str,
+    },
     #[error(
         "user {user} has no further user ids of its own, which a tree with several owners needs: add the line `{user}:100000:65536` to /etc/subuid and /etc/subgid"
     )]
@@ -142,7 +145,9 @@ impl Platform {
     /// `linux/ARCHITECTURE`.
     pub fn named(text: &str) -> Option<Platform> {
         let architecture = text.strip_prefix("linux/")?;
-        Platform::ALL.into_iter().find(|platform| platform.architecture() == architecture)
+        Platform::ALL
+            .into_iter()
+            .find(|platform| platform.architecture() == architecture)
     }
 }
 
@@ -162,33 +167,56 @@ impl Plan {
             }
         }
         let steps = script::write(self, workshop)?;
-        told(Progress::Step(format!("Debian {SUITE} for {}", self.platform.architecture())));
+        told(Progress::Step(format!(
+            "Debian {SUITE} for {}",
+            self.platform.architecture()
+        )));
         let mut child = workshop.start(self, &steps)?;
         // Held until the end: the build ends with it.
         let held = child.stdin.take();
         let layer = workshop.place(&format!("layer-{}.tar", self.platform.architecture()));
         let (received, last) = receive(&mut child, &layer, &self.titles(), told);
-        let status = child.wait().map_err(BuildError::io("wait for mmdebstrap"))?;
+        let status = child
+            .wait()
+            .map_err(BuildError::io("wait for mmdebstrap"))?;
         drop(held);
         // An error of the child's own ends the stream early, which is none of ours.
         let (digest, bytes) = received?;
         if !status.success() {
-            return Err(BuildError::Failed { status: status.to_string(), last: last.into() });
+            return Err(BuildError::Failed {
+                status: status.to_string(),
+                last: last.into(),
+            });
         }
         let (platform, config, epoch) = (self.platform, self.recipe.config.clone(), self.epoch);
-        Ok(Built { platform, config, layer, digest, bytes, epoch })
+        Ok(Built {
+            platform,
+            config,
+            layer,
+            digest,
+            bytes,
+            epoch,
+        })
     }
 
     /// A short text for each step.
     fn titles(&self) -> Vec<String> {
         let title = |step: &Step| match step {
             Step::Run { script, .. } => {
-                format!("RUN {}", script.split_whitespace().collect::<Vec<_>>().join(" "))
+                format!(
+                    "RUN {}",
+                    script.split_whitespace().collect::<Vec<_>>().join(" ")
+                )
             }
             Step::Copy { from, to } => format!("COPY {from} {to}"),
             Step::Folder(path) => format!("WORKDIR {path}"),
         };
-        self.recipe.steps.iter().map(title).map(|text| text.chars().take(100).collect()).collect()
+        self.recipe
+            .steps
+            .iter()
+            .map(title)
+            .map(|text| text.chars().take(100).collect())
+            .collect()
     }
 }
 
@@ -209,7 +237,9 @@ fn receive(
         });
         let received = match stdout {
             Some(stdout) => keep(stdout, layer),
-            None => Err(BuildError::io("read from mmdebstrap")(io::ErrorKind::BrokenPipe.into())),
+            None => Err(BuildError::io("read from mmdebstrap")(
+                io::ErrorKind::BrokenPipe.into(),
+            )),
         };
         if received.is_err() {
             // It would wait for a reader for ever; that it has ended already is as good.
@@ -220,18 +250,28 @@ fn receive(
 }
 
 /// Passes on what is said, line by line, and returns the last of it.
-fn listen(stderr: impl Read, titles: &[String], told: &mut (dyn FnMut(Progress) + Send)) -> VecDeque<String> {
+fn listen(
+    stderr: impl Read,
+    titles: &[String],
+    told: &mut (dyn FnMut(Progress) + Send),
+) -> VecDeque<String> {
     let mut reader = BufReader::new(stderr);
     let mut last = VecDeque::new();
     let mut line = Vec::new();
     loop {
         line.clear();
-        match reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
+        match reader
+            .by_ref()
+            .take(LONGEST_LINE)
+            .read_until(b'\n', &mut line)
+        {
             Ok(0) | Err(_) => return last,
             Ok(_) => {}
         }
         let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-        let step = text.strip_prefix(script::STEP_MARK).and_then(|number| number.parse::<usize>().ok());
+        let step = text
+            .strip_prefix(script::STEP_MARK)
+            .and_then(|number| number.parse::<usize>().ok());
         match step.and_then(|number| titles.get(number)) {
             Some(title) => told(Progress::Step(title.clone())),
             None if text.is_empty() => {}

@@ -15,9 +15,16 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// Writes images of one name, one for each platform.
-pub fn write_archive(to: &mut impl Write, name: &ImageRef, images: &[Built]) -> Result<(), BuildError> {
+pub fn write_archive(
+    to: &mut impl Write,
+    name: &ImageRef,
+    images: &[Built],
+) -> Result<(), BuildError> {
     let mut archive = Archive { to };
-    archive.small("oci-layout", &text(&json!({ "imageLayoutVersion": "1.0.0" })))?;
+    archive.small(
+        "oci-layout",
+        &text(&json!({ "imageLayoutVersion": "1.0.0" })),
+    )?;
     let mut manifests = Vec::new();
     for image in images {
         manifests.push(archive.image(image)?);
@@ -25,8 +32,7 @@ pub fn write_archive(to: &mut impl Write, name: &ImageRef, images: &[Built]) -> 
     let named = |descriptor: Value| {
         let mut descriptor = descriptor;
         let tag = name.tag().unwrap_or("latest");
-        descriptor["annotations"] =
-            json!({ "io.containerd.image.name": name.to_string(), "org.opencontainers.image.ref.name": tag });
+        descriptor["annotations"] = json!({ "io.containerd.image.name": name.to_string(), "org.opencontainers.image.ref.name": tag });
         descriptor
     };
     let top = match &manifests[..] {
@@ -46,9 +52,14 @@ pub fn write_archive(to: &mut impl Write, name: &ImageRef, images: &[Built]) -> 
 
 /// The digest of what was hashed.
 pub(super) fn digest_of(hash: Sha256) -> Digest {
-    let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = hash
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     // 32 bytes are 64 digits.
-    Digest::new(&format!("sha256:{hex}")).unwrap_or_else(|| unreachable!("a hash of SHA-256 is a digest"))
+    Digest::new(&format!("sha256:{hex}"))
+        .unwrap_or_else(|| unreachable!("a hash of SHA-256 is a digest"))
 }
 
 fn text(value: &Value) -> Vec<u8> {
@@ -56,7 +67,10 @@ fn text(value: &Value) -> Vec<u8> {
 }
 
 fn failed(source: io::Error) -> BuildError {
-    BuildError::Io { what: "write the archive".to_owned(), source }
+    BuildError::Io {
+        what: "write the archive".to_owned(),
+        source,
+    }
 }
 
 struct Archive<'a, W: Write> {
@@ -70,11 +84,12 @@ impl<W: Write> Archive<'_, W> {
         let mut layer = File::open(&image.layer).map_err(failed)?;
         self.entry(&name, image.bytes, &mut layer)?;
         let config = self.document(CONFIG, &configuration(image))?;
-        let layer = json!({ "mediaType": LAYER, "digest": image.digest.as_str(), "size": image.bytes });
-        let manifest =
-            json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
+        let layer =
+            json!({ "mediaType": LAYER, "digest": image.digest.as_str(), "size": image.bytes });
+        let manifest = json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
         let mut descriptor = self.document(MANIFEST, &manifest)?;
-        descriptor["platform"] = json!({ "os": "linux", "architecture": image.platform.architecture() });
+        descriptor["platform"] =
+            json!({ "os": "linux", "architecture": image.platform.architecture() });
         Ok(descriptor)
     }
 
@@ -111,11 +126,16 @@ impl<W: Write> Archive<'_, W> {
             return Err(failed(io::ErrorKind::UnexpectedEof.into()));
         }
         let padding = bytes.next_multiple_of(512) - bytes;
-        self.to.write_all(&[0; 512][..padding as usize]).map_err(failed)
+        self.to
+            .write_all(&[0; 512][..padding as usize])
+            .map_err(failed)
     }
 
     fn end(self) -> Result<(), BuildError> {
-        self.to.write_all(&[0; 1024]).and_then(|()| self.to.flush()).map_err(failed)
+        self.to
+            .write_all(&[0; 1024])
+            .and_then(|()| self.to.flush())
+            .map_err(failed)
     }
 }
 

@@ -42,7 +42,10 @@ EOF
 pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildError> {
     let mut text = START.to_owned();
     if let Some(bundle) = &plan.certificates {
-        let staged = workshop.give(&format!("certificates-{}", plan.platform.architecture()), bundle)?;
+        let staged = workshop.give(
+            &format!("certificates-{}", plan.platform.architecture()),
+            bundle,
+        )?;
         text.push_str(&copy(&staged.to_string_lossy(), CERTIFICATES, false));
     }
     for (number, step) in plan.recipe.steps.iter().enumerate() {
@@ -51,22 +54,44 @@ pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildEr
             Step::Run { .. } => run(plan, step),
             Step::Folder(path) => format!("enter /bin/mkdir -p {}\n", quoted(path)),
             Step::Copy { from, to } => {
-                let (bytes, executable) = plan.files.get(from).map_or((&[][..], false), |(b, x)| (b, *x));
-                let staged =
-                    workshop.give(&format!("copy-{}-{number}", plan.platform.architecture()), bytes)?;
+                let (bytes, executable) = plan
+                    .files
+                    .get(from)
+                    .map_or((&[][..], false), |(b, x)| (b, *x));
+                let staged = workshop.give(
+                    &format!("copy-{}-{number}", plan.platform.architecture()),
+                    bytes,
+                )?;
                 copy(&staged.to_string_lossy(), to, executable)
             }
         });
     }
     text.push_str(END);
-    workshop.give(&format!("steps-{}", plan.platform.architecture()), text.as_bytes())
+    workshop.give(
+        &format!("steps-{}", plan.platform.architecture()),
+        text.as_bytes(),
+    )
 }
 
 fn run(plan: &Plan, step: &Step) -> String {
-    let Step::Run { script, folder, env, arguments } = step else { return String::new() };
-    let given = plan.arguments.iter().filter(|(name, _)| arguments.contains(name));
+    let Step::Run {
+        script,
+        folder,
+        env,
+        arguments,
+    } = step
+    else {
+        return String::new();
+    };
+    let given = plan
+        .arguments
+        .iter()
+        .filter(|(name, _)| arguments.contains(name));
     let given = given.map(|(name, value)| format!("{name}={value}"));
-    let fetching = plan.environment.iter().map(|(name, value)| format!("{name}={value}"));
+    let fetching = plan
+        .environment
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"));
     let ours = [
         format!("SOURCE_DATE_EPOCH={}", plan.epoch),
         "DEBIAN_FRONTEND=noninteractive".to_owned(),
@@ -79,14 +104,24 @@ fn run(plan: &Plan, step: &Step) -> String {
         .chain(given)
         .map(|text| quoted(&text))
         .collect();
-    format!("enter --chdir={} {} /bin/sh -c {}\n", quoted(folder), variables.join(" "), quoted(script))
+    format!(
+        "enter --chdir={} {} /bin/sh -c {}\n",
+        quoted(folder),
+        variables.join(" "),
+        quoted(script)
+    )
 }
 
 /// The redirection is done outside, the rest by the tree's own programs: a link in the tree leads nowhere else.
 fn copy(staged: &str, to: &str, executable: bool) -> String {
     let mode = if executable { "755" } else { "644" };
     let script = format!("mkdir -p \"${{0%/*}}/\" && cat > \"$0\" && chmod {mode} \"$0\"");
-    format!("enter /bin/sh -c {} {} < {}\n", quoted(&script), quoted(to), quoted(staged))
+    format!(
+        "enter /bin/sh -c {} {} < {}\n",
+        quoted(&script),
+        quoted(to),
+        quoted(staged)
+    )
 }
 
 /// One word of the shell, whatever is in it.

@@ -68,9 +68,11 @@ pub struct Workshop {
 impl Workshop {
     /// Makes one in a folder for temporary files that everybody may enter.
     pub fn open(temporary: &Path) -> Result<Workshop, BuildError> {
-        for (program, package) in
-            [("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("nsenter", "util-linux")]
-        {
+        for (program, package) in [
+            ("mmdebstrap", "mmdebstrap"),
+            ("unshare", "util-linux"),
+            ("nsenter", "util-linux"),
+        ] {
             if !is_installed(program) {
                 return Err(BuildError::Missing { program, package });
             }
@@ -80,7 +82,12 @@ impl Workshop {
         let folder = make_folder(temporary)?;
         let lock = lock(&folder).map_err(BuildError::io(format!("lock `{}`", folder.display())))?;
         let opened = hold(&ids).and_then(|holder| {
-            let workshop = Workshop { folder: folder.clone(), holder, ids, _lock: lock };
+            let workshop = Workshop {
+                folder: folder.clone(),
+                holder,
+                ids,
+                _lock: lock,
+            };
             match workshop.make_tree_folder() {
                 Ok(()) => Ok(workshop),
                 Err(error) => workshop.close().and(Err(error)),
@@ -107,8 +114,10 @@ impl Workshop {
         if !removed.success() {
             return Err(failed()(io::Error::other("what was built there stays")));
         }
-        fs::remove_dir_all(&self.folder)
-            .map_err(BuildError::io(format!("remove `{}`", self.folder.display())))
+        fs::remove_dir_all(&self.folder).map_err(BuildError::io(format!(
+            "remove `{}`",
+            self.folder.display()
+        )))
     }
 
     /// The path of a file in here.
@@ -119,18 +128,34 @@ impl Workshop {
     /// Starts `mmdebstrap`; the layer comes out of its standard output.
     pub(super) fn start(&self, plan: &Plan, steps: &Path) -> Result<Child, BuildError> {
         let mut command = self.inside("unshare");
-        command.args(["--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "--"]);
+        command.args([
+            "--mount",
+            "--pid",
+            "--ipc",
+            "--uts",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--",
+        ]);
         command.args(["/bin/sh", "-c", FIRST, "sh"]);
         if Platform::here() != Some(plan.platform) {
             command.args(["/bin/sh", "-c", EMULATE, &emulator(plan.platform)?]);
         }
-        command.args(["mmdebstrap", "--mode=unshare", "--variant=minbase", "--format=tar"]);
+        command.args([
+            "mmdebstrap",
+            "--mode=unshare",
+            "--variant=minbase",
+            "--format=tar",
+        ]);
         command.arg("--skip=check/qemu,output/dev,output/mknod");
         command.arg(format!("--architectures={}", plan.platform.architecture()));
         command.args(DPKG.map(|option| format!("--dpkgopt={option}")));
         let steps = script::quoted(&steps.to_string_lossy());
         command
-            .arg(format!("--customize-hook=unshare --mount -- /bin/sh {steps} \"$1\""))
+            .arg(format!(
+                "--customize-hook=unshare --mount -- /bin/sh {steps} \"$1\""
+            ))
             .args([SUITE, "-"])
             .args(&plan.sources);
         command
@@ -156,14 +181,20 @@ impl Workshop {
     fn inside(&self, program: &str) -> Command {
         let mut command = tool("nsenter");
         let namespace = format!("--user=/proc/{}/ns/user", self.holder.id());
-        command.args([&namespace, "--setuid=0", "--setgid=0", "--", program]).current_dir("/");
+        command
+            .args([&namespace, "--setuid=0", "--setgid=0", "--", program])
+            .current_dir("/");
         command
     }
 
     /// Writes a file that whoever is root in there may read, and nobody replace.
     pub(super) fn give(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, BuildError> {
         let path = self.place(name);
-        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path);
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o400)
+            .open(&path);
         let given = file.and_then(|mut file| {
             io::Write::write_all(&mut file, bytes)?;
             self.ids.give(&path)
@@ -193,8 +224,13 @@ fn lock(folder: &Path) -> io::Result<OwnedFd> {
 
 /// Removes what killed builds of the same user left. What cannot be removed stays for the next one.
 fn sweep(temporary: &Path) {
-    let Ok(entries) = fs::read_dir(temporary) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
+    let Ok(entries) = fs::read_dir(temporary) else {
+        return;
+    };
+    for entry in entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX))
+    {
         if let Ok(_lock) = lock(&entry.path()) {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -203,8 +239,8 @@ fn sweep(temporary: &Path) {
 
 fn make_folder(temporary: &Path) -> Result<PathBuf, BuildError> {
     let mut random = [0; 8];
-    let drawn =
-        fs::File::open("/dev/urandom").and_then(|mut source| io::Read::read_exact(&mut source, &mut random));
+    let drawn = fs::File::open("/dev/urandom")
+        .and_then(|mut source| io::Read::read_exact(&mut source, &mut random));
     drawn.map_err(BuildError::io("read /dev/urandom"))?;
     let folder = temporary.join(format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
     let made = fs::DirBuilder::new().mode(0o700).create(&folder);
@@ -220,22 +256,39 @@ enum Ids {
     /// Root may take any.
     Root,
     /// A user's own, and those that /etc/subuid and /etc/subgid grant.
-    Own { uid: u32, gid: u32, users: u32, groups: u32 },
+    Own {
+        uid: u32,
+        gid: u32,
+        users: u32,
+        groups: u32,
+    },
 }
 
 impl Ids {
     fn of_caller() -> Result<Ids, BuildError> {
-        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let (uid, gid) = (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        );
         if uid == 0 {
             return Ok(Ids::Root);
         }
         if !is_installed("newuidmap") {
-            return Err(BuildError::Missing { program: "newuidmap", package: "uidmap" });
+            return Err(BuildError::Missing {
+                program: "newuidmap",
+                package: "uidmap",
+            });
         }
         let user = name_of(uid).unwrap_or_else(|| uid.to_string());
-        let granted = |file: &str| granted(&fs::read_to_string(file).unwrap_or_default(), &user, uid);
+        let granted =
+            |file: &str| granted(&fs::read_to_string(file).unwrap_or_default(), &user, uid);
         match (granted("/etc/subuid"), granted("/etc/subgid")) {
-            (Some(users), Some(groups)) => Ok(Ids::Own { uid, gid, users, groups }),
+            (Some(users), Some(groups)) => Ok(Ids::Own {
+                uid,
+                gid,
+                users,
+                groups,
+            }),
             _ => Err(BuildError::NoIds { user }),
         }
     }
@@ -255,7 +308,12 @@ impl Ids {
                 fs::write(&path, format!("0 {FIRST_ID} {IDS}"))
                     .map_err(BuildError::io(format!("write {path}")))
             }),
-            Ids::Own { uid, gid, users, groups } => {
+            Ids::Own {
+                uid,
+                gid,
+                users,
+                groups,
+            } => {
                 ask("newuidmap", pid, *uid, *users)?;
                 ask("newgidmap", pid, *gid, *groups)
             }
@@ -266,19 +324,26 @@ impl Ids {
 /// Has a program with the right to do so map an id of ours to root, and those granted to the rest.
 fn ask(program: &str, pid: u32, own: u32, granted: u32) -> Result<(), BuildError> {
     let numbers = [pid, 0, own, 1, 1, granted, IDS - 1].map(|number| number.to_string());
-    let output = tool(program).args(numbers).output().map_err(BuildError::io(format!("start {program}")))?;
+    let output = tool(program)
+        .args(numbers)
+        .output()
+        .map_err(BuildError::io(format!("start {program}")))?;
     match output.status.success() {
         true => Ok(()),
-        false => {
-            Err(BuildError::NoNamespace { said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
-        }
+        false => Err(BuildError::NoNamespace {
+            said: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        }),
     }
 }
 
 fn name_of(uid: u32) -> Option<String> {
     let passwd = fs::read_to_string("/etc/passwd").ok()?;
     let fits = |line: &&str| line.split(':').nth(2) == Some(&uid.to_string());
-    passwd.lines().find(fits).and_then(|line| line.split(':').next()).map(str::to_owned)
+    passwd
+        .lines()
+        .find(fits)
+        .and_then(|line| line.split(':').next())
+        .map(str::to_owned)
 }
 
 /// The first range in a file of the form `USER:FIRST:COUNT` that is large enough.
@@ -287,7 +352,10 @@ fn granted(text: &str, user: &str, uid: u32) -> Option<u32> {
     text.lines().find_map(|line| {
         let mut parts = line.trim().split(':');
         let whose = parts.next()?;
-        let (first, count) = (parts.next()?.parse().ok()?, parts.next()?.parse::<u32>().ok()?);
+        let (first, count) = (
+            parts.next()?.parse().ok()?,
+            parts.next()?.parse::<u32>().ok()?,
+        );
         ((whose == user || whose == number) && count >= IDS - 1).then_some(first)
     })
 }
@@ -296,11 +364,16 @@ fn granted(text: &str, user: &str, uid: u32) -> Option<u32> {
 fn hold(ids: &Ids) -> Result<Child, BuildError> {
     let mut command = tool("unshare");
     command.args(["--user", "--", "/bin/sh", "-c", "echo ready && read end"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut holder = command.spawn().map_err(BuildError::io("start unshare"))?;
     let mut ready = String::new();
     if let Some(stdout) = holder.stdout.take() {
-        BufReader::new(stdout).read_line(&mut ready).map_err(BuildError::io("wait for unshare"))?;
+        BufReader::new(stdout)
+            .read_line(&mut ready)
+            .map_err(BuildError::io("wait for unshare"))?;
     }
     let mapped = match ready.trim() {
         "ready" => ids.map(holder.id()),
@@ -310,7 +383,9 @@ fn hold(ids: &Ids) -> Result<Child, BuildError> {
                 io::Read::read_to_string(&mut stderr, &mut said)
                     .map_err(BuildError::io("read from unshare"))?;
             }
-            Err(BuildError::NoNamespace { said: said.trim().to_owned() })
+            Err(BuildError::NoNamespace {
+                said: said.trim().to_owned(),
+            })
         }
     };
     match mapped {
@@ -330,10 +405,24 @@ fn emulator(platform: Platform) -> Result<String, BuildError> {
         Platform::Amd64 => ("qemu-x86_64-static", "\\x3e\\x00"),
         Platform::Arm64 => ("qemu-aarch64-static", "\\xb7\\x00"),
     };
-    let path = found(program).ok_or(BuildError::Missing { program, package: "qemu-user-static" })?;
-    let magic = format!("\\x7fELF\\x02\\x01\\x01{}\\x02\\x00{machine}", "\\x00".repeat(9));
-    let mask = format!("{}\\x00{}\\xfe\\xff\\xff\\xff", "\\xff".repeat(7), "\\xff".repeat(8));
-    Ok(format!(":airlock-{}:M:0:{magic}:{mask}:{}:F", platform.architecture(), path.display()))
+    let path = found(program).ok_or(BuildError::Missing {
+        program,
+        package: "qemu-user-static",
+    })?;
+    let magic = format!(
+        "\\x7fELF\\x02\\x01\\x01{}\\x02\\x00{machine}",
+        "\\x00".repeat(9)
+    );
+    let mask = format!(
+        "{}\\x00{}\\xfe\\xff\\xff\\xff",
+        "\\xff".repeat(7),
+        "\\xff".repeat(8)
+    );
+    Ok(format!(
+        ":airlock-{}:M:0:{magic}:{mask}:{}:F",
+        platform.architecture(),
+        path.display()
+    ))
 }
 
 /// A program of this machine, from where it was looked for, and without the caller's variables: whoever is root of the
@@ -349,7 +438,9 @@ fn is_installed(program: &str) -> bool {
 }
 
 fn found(program: &str) -> Option<PathBuf> {
-    PATH.split(':').map(|folder| Path::new(folder).join(program)).find(|path| path.is_file())
+    PATH.split(':')
+        .map(|folder| Path::new(folder).join(program))
+        .find(|path| path.is_file())
 }
 
 #[cfg(test)]
@@ -361,6 +452,9 @@ mod tests {
         let text = "root:1:65536\nsmall:1000:10\nme:100000:65536\n1234:200000:65536\nbroken\n";
         assert_eq!(granted(text, "me", 1000), Some(100_000));
         assert_eq!(granted(text, "x", 1234), Some(200_000));
-        assert_eq!((granted(text, "small", 1), granted(text, "other", 2)), (None, None));
+        assert_eq!(
+            (granted(text, "small", 1), granted(text, "other", 2)),
+            (None, None)
+        );
     }
 }

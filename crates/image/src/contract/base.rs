@@ -8,19 +8,40 @@ use super::{
 
 /// A script that must exit with 0 and tells on its first line what it saw.
 pub(super) const fn script(text: &'static str) -> Probe {
-    Probe { command: Shell(text), status: 0, stdout: Anything, stderr: Anything }
+    Probe {
+        command: Shell(text),
+        status: 0,
+        stdout: Anything,
+        stderr: Anything,
+    }
 }
 
 const fn ends_with(status: u8, text: &'static str) -> Probe {
-    Probe { command: Shell(text), status, stdout: Anything, stderr: Anything }
+    Probe {
+        command: Shell(text),
+        status,
+        stdout: Anything,
+        stderr: Anything,
+    }
 }
 
 const fn prints(text: &'static str, stdout: &'static str, stderr: &'static str) -> Probe {
-    Probe { command: Shell(text), status: 0, stdout: Exactly(stdout), stderr: Exactly(stderr) }
+    Probe {
+        command: Shell(text),
+        status: 0,
+        stdout: Exactly(stdout),
+        stderr: Exactly(stderr),
+    }
 }
 
 const fn must(name: &'static str, probes: &'static [Probe], mend: &'static str) -> Requirement {
-    Requirement { name, level: Level::Must, effort: Effort::Small, probes, mend }
+    Requirement {
+        name,
+        level: Level::Must,
+        effort: Effort::Small,
+        probes,
+        mend,
+    }
 }
 
 /// In the order in which they are shown.
@@ -40,17 +61,30 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         &[prints(SHELL_COMMANDS, "one two three\n", "")],
         "/bin/sh must know pipes, redirection and substitution: install dash, bash or busybox",
     ),
-    must("core utilities", &[script(CORE)], "install coreutils and findutils (or busybox)"),
+    must(
+        "core utilities",
+        &[script(CORE)],
+        "install coreutils and findutils (or busybox)",
+    ),
     must("tar", &[script(TAR)], "install tar"),
     must("gzip", &[script(GZIP)], "install gzip"),
     must("unzip", &[script(UNZIP)], "install unzip"),
     must(
         "CA certificates",
-        &[Probe { command: Shell(BUNDLE), status: 0, stdout: Certificates, stderr: Anything }],
+        &[Probe {
+            command: Shell(BUNDLE),
+            status: 0,
+            stdout: Certificates,
+            stderr: Anything,
+        }],
         "install ca-certificates",
     ),
     must("ps", &[script(PS)], "install procps (or busybox)"),
-    must("env", &[script(ENV)], "install coreutils, for env or printenv"),
+    must(
+        "env",
+        &[script(ENV)],
+        "install coreutils, for env or printenv",
+    ),
     Requirement {
         name: "date",
         level: Level::Should,
@@ -93,7 +127,11 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         }],
         "programs must start without a shell around them: install coreutils in /bin or /usr/bin",
     ),
-    must("runs as non-root", &[script(NOT_ROOT)], "its files must be readable by other users than root"),
+    must(
+        "runs as non-root",
+        &[script(NOT_ROOT)],
+        "its files must be readable by other users than root",
+    ),
 ];
 
 // `set -e` does not see a failure within `&&`: one command a line.

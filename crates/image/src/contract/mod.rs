@@ -142,17 +142,25 @@ impl ImageProfile {
 
     /// The profile of that name.
     pub fn named(name: &str) -> Option<ImageProfile> {
-        ImageProfile::ALL.into_iter().find(|profile| profile.name() == name)
+        ImageProfile::ALL
+            .into_iter()
+            .find(|profile| profile.name() == name)
     }
 
     /// What an image declares by its label; `base-tools` if that names none.
     pub fn declared(config: &ImageConfig) -> Vec<ImageProfile> {
         let purpose = config.labels.get(PURPOSE_LABEL).map_or("", String::as_str);
-        let mut named: Vec<_> =
-            purpose.split(',').filter_map(|word| ImageProfile::named(word.trim())).collect();
+        let mut named: Vec<_> = purpose
+            .split(',')
+            .filter_map(|word| ImageProfile::named(word.trim()))
+            .collect();
         named.sort_unstable();
         named.dedup();
-        if named.is_empty() { vec![ImageProfile::BaseTools] } else { named }
+        if named.is_empty() {
+            vec![ImageProfile::BaseTools]
+        } else {
+            named
+        }
     }
 }
 
@@ -170,7 +178,9 @@ pub fn requirements(profiles: &[ImageProfile]) -> Vec<&'static Requirement> {
             ImageProfile::Runtime => tools::RUNTIME,
         };
         all.extend(
-            more.iter().filter(|one| !all.iter().any(|other| other.name == one.name)).collect::<Vec<_>>(),
+            more.iter()
+                .filter(|one| !all.iter().any(|other| other.name == one.name))
+                .collect::<Vec<_>>(),
         );
     }
     all
@@ -200,7 +210,10 @@ impl Requirement {
             (true, _) => self.line(false, "not every probe was run".to_owned()),
             (false, 1) => self.line(true, seen),
             (false, _) => {
-                let statuses: Vec<_> = results.iter().map(|result| result.exit_status.to_string()).collect();
+                let statuses: Vec<_> = results
+                    .iter()
+                    .map(|result| result.exit_status.to_string())
+                    .collect();
                 self.line(true, statuses.join(", "))
             }
         }
@@ -213,21 +226,33 @@ impl Requirement {
             (false, Level::Should) => Outcome::Warn,
         };
         let mend = (!held).then(|| self.mend.to_owned());
-        Line { requirement: self.name.to_owned(), outcome, seen, mend }
+        Line {
+            requirement: self.name.to_owned(),
+            outcome,
+            seen,
+            mend,
+        }
     }
 }
 
 impl Probe {
     /// What was seen, if it is as expected; else what is wrong.
     fn judge(&self, result: &RunResult) -> Result<String, String> {
-        let said = first_line(&result.stdout).or_else(|| first_line(&result.stderr)).unwrap_or_default();
+        let said = first_line(&result.stdout)
+            .or_else(|| first_line(&result.stderr))
+            .unwrap_or_default();
         if result.exit_status != self.status || result.signal.is_some() {
             let how = how_it_ended(result);
-            return Err(if said.is_empty() { how } else { format!("{how}: {said}") });
+            return Err(if said.is_empty() {
+                how
+            } else {
+                format!("{how}: {said}")
+            });
         }
-        for (stream, wanted, bytes) in
-            [("stdout", self.stdout, &result.stdout), ("stderr", self.stderr, &result.stderr)]
-        {
+        for (stream, wanted, bytes) in [
+            ("stdout", self.stdout, &result.stdout),
+            ("stderr", self.stderr, &result.stderr),
+        ] {
             if let Err(wrong) = wanted.fits(bytes) {
                 return Err(format!("{stream} {wrong}"));
             }
@@ -259,8 +284,15 @@ impl Wanted {
             Wanted::Exactly(text) => (bytes == text.as_bytes(), format!("{text:?}")),
             Wanted::Certificates => (certificates(bytes) > 0, "certificates in PEM".to_owned()),
         };
-        let said: String = String::from_utf8_lossy(bytes).chars().take(LONGEST_SEEN).collect();
-        if right { Ok(()) } else { Err(format!("is {said:?} and not {wanted}")) }
+        let said: String = String::from_utf8_lossy(bytes)
+            .chars()
+            .take(LONGEST_SEEN)
+            .collect();
+        if right {
+            Ok(())
+        } else {
+            Err(format!("is {said:?} and not {wanted}"))
+        }
     }
 }
 
@@ -276,11 +308,21 @@ fn certificates(bytes: &[u8]) -> usize {
     let text = String::from_utf8_lossy(bytes);
     let blocks = text.split("-----BEGIN CERTIFICATE-----").skip(1);
     let is_one = |block: &str| {
-        let Some((body, _)) = block.split_once("-----END CERTIFICATE-----") else { return false };
-        let letters: Vec<u8> = body.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
-        let unpadded = letters.strip_suffix(b"==").or(letters.strip_suffix(b"=")).unwrap_or(&letters);
+        let Some((body, _)) = block.split_once("-----END CERTIFICATE-----") else {
+            return false;
+        };
+        let letters: Vec<u8> = body
+            .bytes()
+            .filter(|byte| !byte.is_ascii_whitespace())
+            .collect();
+        let unpadded = letters
+            .strip_suffix(b"==")
+            .or(letters.strip_suffix(b"="))
+            .unwrap_or(&letters);
         let base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/".contains(byte);
-        letters.len().is_multiple_of(4) && unpadded.starts_with(b"MI") && unpadded.iter().all(base64)
+        letters.len().is_multiple_of(4)
+            && unpadded.starts_with(b"MI")
+            && unpadded.iter().all(base64)
     };
     blocks.filter(|block| is_one(block)).count()
 }
@@ -308,10 +350,17 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
         ),
         user => pass("declared user", user.chars().take(LONGEST_SEEN).collect()),
     };
-    let purpose = config.labels.get(PURPOSE_LABEL).map(String::as_str).unwrap_or_default();
+    let purpose = config
+        .labels
+        .get(PURPOSE_LABEL)
+        .map(String::as_str)
+        .unwrap_or_default();
     let known = |word: &str| ImageProfile::named(word).is_some() || ACTIVITIES.contains(&word);
     let purpose = match purpose.split(',').map(str::trim).find(|word| !known(word)) {
-        None => pass("declared purpose", purpose.chars().take(LONGEST_SEEN).collect()),
+        None => pass(
+            "declared purpose",
+            purpose.chars().take(LONGEST_SEEN).collect(),
+        ),
         Some("") => warn(
             "declared purpose",
             "none",
@@ -319,7 +368,10 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
         ),
         Some(word) => warn(
             "declared purpose",
-            &format!("`{}` is no word of the contract", word.chars().take(LONGEST_SEEN).collect::<String>()),
+            &format!(
+                "`{}` is no word of the contract",
+                word.chars().take(LONGEST_SEEN).collect::<String>()
+            ),
             "use the names of profiles, and build, test, run, dev",
         ),
     };
@@ -328,7 +380,10 @@ pub fn declarations(config: &ImageConfig) -> Vec<Line> {
 
 /// Whether the image is marked for work of agents.
 pub fn is_for_agents(config: &ImageConfig) -> bool {
-    config.labels.get(AGENT_LABEL).is_some_and(|value| value == "true")
+    config
+        .labels
+        .get(AGENT_LABEL)
+        .is_some_and(|value| value == "true")
 }
 
 #[cfg(test)]

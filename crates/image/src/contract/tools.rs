@@ -3,23 +3,52 @@
 use super::{Effort, Level, Probe, Requirement, base::script};
 
 const fn must(name: &'static str, probes: &'static [Probe], mend: &'static str) -> Requirement {
-    Requirement { name, level: Level::Must, effort: Effort::Large, probes, mend }
+    Requirement {
+        name,
+        level: Level::Must,
+        effort: Effort::Large,
+        probes,
+        mend,
+    }
 }
 
 pub(super) const PYTHON: &[&Requirement] = &[&PYTHON3, &PIP, &VENV, &GCC, &MAKE];
 pub(super) const NODE: &[&Requirement] = &[&NODE_JS, &NODE_PACKAGES];
 pub(super) const GO: &[&Requirement] = &[&GO_BUILDS];
 pub(super) const SECOPS: &[&Requirement] = &[&SHELLCHECK, &SEMGREP];
-pub(super) const AGENT: &[&Requirement] =
-    &[&BASH, &CURL, &GIT, &SSH, &JQ, &PYTHON3, &NODE_JS, &NODE_PACKAGES, &AGENT_USER, &FIRST_PROCESS];
-pub(super) const RUNTIME: &[&Requirement] =
-    &[&BASH, &SOCAT, &GIT, &JQ, &CURL, &NODE_JS, &RUNTIME_USER, &FIRST_PROCESS];
+pub(super) const AGENT: &[&Requirement] = &[
+    &BASH,
+    &CURL,
+    &GIT,
+    &SSH,
+    &JQ,
+    &PYTHON3,
+    &NODE_JS,
+    &NODE_PACKAGES,
+    &AGENT_USER,
+    &FIRST_PROCESS,
+];
+pub(super) const RUNTIME: &[&Requirement] = &[
+    &BASH,
+    &SOCAT,
+    &GIT,
+    &JQ,
+    &CURL,
+    &NODE_JS,
+    &RUNTIME_USER,
+    &FIRST_PROCESS,
+];
 
-const PYTHON3: Requirement =
-    must("python3", &[script("python3 -c 'import ssl, sys; print(sys.version)'")], "install python3");
+const PYTHON3: Requirement = must(
+    "python3",
+    &[script("python3 -c 'import ssl, sys; print(sys.version)'")],
+    "install python3",
+);
 const PIP: Requirement = must(
     "pip",
-    &[script("pip --version 2> /dev/null || pip3 --version 2> /dev/null || python3 -m pip --version")],
+    &[script(
+        "pip --version 2> /dev/null || pip3 --version 2> /dev/null || python3 -m pip --version",
+    )],
     "install python3-pip",
 );
 const VENV: Requirement = must(
@@ -37,10 +66,18 @@ const GCC: Requirement = must(
     )],
     "install gcc and libc6-dev",
 );
-const MAKE: Requirement =
-    must("make", &[script("printf 'all:\\n\\t@echo made\\n' > Makefile && make")], "install make");
-const NODE_JS: Requirement =
-    must("node", &[script("node -e 'console.log(\"node \" + process.version)'")], "install nodejs");
+const MAKE: Requirement = must(
+    "make",
+    &[script(
+        "printf 'all:\\n\\t@echo made\\n' > Makefile && make",
+    )],
+    "install make",
+);
+const NODE_JS: Requirement = must(
+    "node",
+    &[script("node -e 'console.log(\"node \" + process.version)'")],
+    "install nodejs",
+);
 const NODE_PACKAGES: Requirement = must(
     "npm or pnpm",
     &[script(
@@ -81,13 +118,27 @@ const SEMGREP: Requirement = must(
     )],
     "install semgrep, such as with pip",
 );
-const BASH: Requirement = must("bash", &[script("bash -c 'echo \"bash $BASH_VERSION\"'")], "install bash");
+const BASH: Requirement = must(
+    "bash",
+    &[script("bash -c 'echo \"bash $BASH_VERSION\"'")],
+    "install bash",
+);
 const CURL: Requirement = must("curl", &[script("curl --version")], "install curl");
 const SSH: Requirement = must("ssh", &[script("ssh -V 2>&1")], "install openssh-client");
-const JQ: Requirement =
-    must("jq", &[script("[ \"$(echo '{\"a\":[1,2]}' | jq .a[1])\" = 2 ] && jq --version")], "install jq");
-const SOCAT: Requirement =
-    must("socat", &[script("[ \"$(echo x | socat - EXEC:cat)\" = x ] && echo works")], "install socat");
+const JQ: Requirement = must(
+    "jq",
+    &[script(
+        "[ \"$(echo '{\"a\":[1,2]}' | jq .a[1])\" = 2 ] && jq --version",
+    )],
+    "install jq",
+);
+const SOCAT: Requirement = must(
+    "socat",
+    &[script(
+        "[ \"$(echo x | socat - EXEC:cat)\" = x ] && echo works",
+    )],
+    "install socat",
+);
 const GIT: Requirement = must(
     "git",
     &[script(
@@ -115,6 +166,8 @@ const RUNTIME_USER: Requirement = must(
 );
 const FIRST_PROCESS: Requirement = must(
     "airlock-init",
-    &[script("[ -x /usr/local/bin/airlock-init ] && echo /usr/local/bin/airlock-init")],
+    &[script(
+        "[ -x /usr/local/bin/airlock-init ] && echo /usr/local/bin/airlock-init",
+    )],
     "copy it: COPY airlock-init /usr/local/bin/airlock-init",
 );

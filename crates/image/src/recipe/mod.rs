@@ -15,7 +15,10 @@ pub const SUITE: &str = "bookworm";
 /// The file that a builder brings if the folder has none.
 pub const FIRST_PROCESS: &str = "airlock-init";
 /// Another such file, and what is in it.
-pub const REFERENCE_AGENT: (&str, &str) = ("airlock-agent", include_str!("../../../../agent/airlock-agent"));
+pub const REFERENCE_AGENT: (&str, &str) = (
+    "airlock-agent",
+    include_str!("../../../../agent/airlock-agent"),
+);
 /// What `debian:bookworm-slim` sets.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const LARGEST: usize = 256 * 1024;
@@ -83,7 +86,10 @@ pub fn of_profile(profile: ImageProfile) -> &'static str {
 impl Recipe {
     /// Reads a Containerfile; one that starts from a profile gets that profile's steps first.
     pub fn parse(text: &str) -> Result<Recipe, BadRecipe> {
-        let bad = |line, what: &str| BadRecipe { line, what: what.to_owned() };
+        let bad = |line, what: &str| BadRecipe {
+            line,
+            what: what.to_owned(),
+        };
         if text.len() > LARGEST {
             return Err(bad(1, "a recipe has at most 256 KiB"));
         }
@@ -92,7 +98,10 @@ impl Recipe {
             return Err(bad(1, "there is no instruction; a recipe begins with FROM"));
         };
         if rest.len() > MOST_INSTRUCTIONS {
-            return Err(bad(rest[MOST_INSTRUCTIONS].line, "a recipe has at most 500 instructions"));
+            return Err(bad(
+                rest[MOST_INSTRUCTIONS].line,
+                "a recipe has at most 500 instructions",
+            ));
         }
         let recipe = start(first)?;
         let folder = match recipe.config.working_dir.as_str() {
@@ -100,7 +109,8 @@ impl Recipe {
             set => set.to_owned(),
         };
         let mut reader = Reader { recipe, folder };
-        rest.iter().try_for_each(|instruction| reader.take(instruction))?;
+        rest.iter()
+            .try_for_each(|instruction| reader.take(instruction))?;
         Ok(reader.recipe)
     }
 }
@@ -108,15 +118,28 @@ impl Recipe {
 /// What the first instruction brings.
 fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
     if first.name != "FROM" {
-        return Err(first.bad(format!("a recipe begins with FROM, not with {}", first.name)));
+        return Err(first.bad(format!(
+            "a recipe begins with FROM, not with {}",
+            first.name
+        )));
     }
     if first.text == BASE_IMAGE {
-        let config = ImageConfig { env: vec![DEFAULT_PATH.to_owned()], ..ImageConfig::default() };
-        return Ok(Recipe { steps: Vec::new(), config, arguments: Vec::new() });
+        let config = ImageConfig {
+            env: vec![DEFAULT_PATH.to_owned()],
+            ..ImageConfig::default()
+        };
+        return Ok(Recipe {
+            steps: Vec::new(),
+            config,
+            arguments: Vec::new(),
+        });
     }
     let Some(profile) = ImageProfile::named(&first.text) else {
         let names = ImageProfile::ALL.map(ImageProfile::name).join(", ");
-        let what = format!("FROM `{}` cannot be had here; start from {BASE_IMAGE}, {names}", first.text);
+        let what = format!(
+            "FROM `{}` cannot be had here; start from {BASE_IMAGE}, {names}",
+            first.text
+        );
         return Err(first.bad(what));
     };
     let mut recipe = Recipe::parse(of_profile(profile))?;
@@ -190,7 +213,9 @@ impl Reader {
     fn run(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
         self.refuse_after_user(instruction)?;
         if instruction.text.starts_with("--") || instruction.text.starts_with('[') {
-            return Err(instruction.bad("RUN takes a shell command here, without options".to_owned()));
+            return Err(
+                instruction.bad("RUN takes a shell command here, without options".to_owned())
+            );
         }
         self.recipe.steps.push(Step::Run {
             script: instruction.text.clone(),
@@ -205,18 +230,26 @@ impl Reader {
         self.refuse_after_user(instruction)?;
         let words: Vec<&str> = instruction.text.split_whitespace().collect();
         let [from, to] = words[..] else {
-            return Err(instruction.bad("write COPY FILE /PLACE: one file, without options".to_owned()));
+            return Err(
+                instruction.bad("write COPY FILE /PLACE: one file, without options".to_owned())
+            );
         };
-        let beneath = !from.is_empty() && from.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        let beneath =
+            !from.is_empty() && from.split('/').all(|part| !matches!(part, "" | "." | ".."));
         if !beneath || from.starts_with("--") || from.contains(['*', '?', '[', '$', '"', '\'']) {
-            return Err(instruction.bad(format!("`{from}` is not a plain path below the recipe's folder")));
+            return Err(instruction.bad(format!(
+                "`{from}` is not a plain path below the recipe's folder"
+            )));
         }
         let to = match to.strip_suffix('/') {
             Some(folder) => format!("{folder}/{}", from.rsplit('/').next().unwrap_or(from)),
             None => to.to_owned(),
         };
         let to = instruction.absolute(&to)?;
-        self.recipe.steps.push(Step::Copy { from: from.to_owned(), to });
+        self.recipe.steps.push(Step::Copy {
+            from: from.to_owned(),
+            to,
+        });
         Ok(())
     }
 

@@ -9,12 +9,24 @@ fn refused(text: &str) -> (usize, String) {
 #[test]
 fn every_recipe_of_ours_is_read_and_declares_what_it_is() {
     for profile in ImageProfile::ALL {
-        let recipe = Recipe::parse(of_profile(profile)).unwrap_or_else(|bad| panic!("{profile:?}: {bad}"));
-        assert!(ImageProfile::declared(&recipe.config).contains(&profile), "{profile:?}");
-        assert!(!matches!(recipe.config.user.as_str(), "" | "0" | "root"), "{profile:?}");
+        let recipe =
+            Recipe::parse(of_profile(profile)).unwrap_or_else(|bad| panic!("{profile:?}: {bad}"));
+        assert!(
+            ImageProfile::declared(&recipe.config).contains(&profile),
+            "{profile:?}"
+        );
+        assert!(
+            !matches!(recipe.config.user.as_str(), "" | "0" | "root"),
+            "{profile:?}"
+        );
         assert_eq!(recipe.config.working_dir, "/workspace");
         for label in ["title", "description", "licenses"] {
-            assert!(recipe.config.labels.contains_key(&format!("org.opencontainers.image.{label}")));
+            assert!(
+                recipe
+                    .config
+                    .labels
+                    .contains_key(&format!("org.opencontainers.image.{label}"))
+            );
         }
     }
 }
@@ -34,14 +46,21 @@ WORKDIR /workspace
 USER 1000:1000
 ENTRYPOINT [\"tool.sh\", \"-x\"]
 ";
-    let env = vec![DEFAULT_PATH.to_owned(), "A=1".to_owned(), "B=two words".to_owned()];
+    let env = vec![
+        DEFAULT_PATH.to_owned(),
+        "A=1".to_owned(),
+        "B=two words".to_owned(),
+    ];
     let run = Step::Run {
         script: "apt-get update && apt-get install -y jq".to_owned(),
         folder: "/".to_owned(),
         env: env.clone(),
         arguments: vec!["PIP_INDEX_URL".to_owned()],
     };
-    let copy = Step::Copy { from: "tool.sh".to_owned(), to: "/usr/local/bin/tool.sh".to_owned() };
+    let copy = Step::Copy {
+        from: "tool.sh".to_owned(),
+        to: "/usr/local/bin/tool.sh".to_owned(),
+    };
     let config = ImageConfig {
         user: "1000:1000".to_owned(),
         env,
@@ -51,17 +70,28 @@ ENTRYPOINT [\"tool.sh\", \"-x\"]
     };
     let steps = vec![run, copy, Step::Folder("/workspace".to_owned())];
     let arguments = vec!["PIP_INDEX_URL".to_owned()];
-    assert_eq!(Recipe::parse(text), Ok(Recipe { steps, config, arguments }));
+    assert_eq!(
+        Recipe::parse(text),
+        Ok(Recipe {
+            steps,
+            config,
+            arguments
+        })
+    );
 }
 
 #[test]
 fn a_recipe_that_starts_from_a_profile_goes_on_where_that_ends() {
     let base = Recipe::parse(of_profile(ImageProfile::BaseTools)).unwrap();
-    let more = Recipe::parse("FROM base-tools\nENV X=1\nUSER root\nRUN echo more\nUSER 1000:1000\n");
+    let more =
+        Recipe::parse("FROM base-tools\nENV X=1\nUSER root\nRUN echo more\nUSER 1000:1000\n");
     let more = more.unwrap();
     assert_eq!(more.steps[..base.steps.len()], base.steps[..]);
     assert_eq!(more.steps.len(), base.steps.len() + 1);
-    assert_eq!((&more.config.user, &more.config.labels), (&base.config.user, &base.config.labels));
+    assert_eq!(
+        (&more.config.user, &more.config.labels),
+        (&base.config.user, &base.config.labels)
+    );
     assert!(more.config.env.contains(&"X=1".to_owned()));
 }
 
@@ -73,17 +103,41 @@ fn what_is_not_known_is_refused_by_name_and_line() {
         ("", 1, "no instruction"),
         ("FROM alpine\n", 1, "`alpine` cannot be had here"),
         ("# escape=`\nFROM base-tools\n", 1, "directive `escape`"),
-        (&format!("{from}HEALTHCHECK NONE\n"), 2, "`HEALTHCHECK` is not known"),
+        (
+            &format!("{from}HEALTHCHECK NONE\n"),
+            2,
+            "`HEALTHCHECK` is not known",
+        ),
         (&format!("{from}ADD x /x\n"), 2, "`ADD` is not known"),
         (&format!("{from}{from}"), 2, "one FROM"),
-        (&format!("{from}RUN --mount=type=cache true\n"), 2, "without options"),
+        (
+            &format!("{from}RUN --mount=type=cache true\n"),
+            2,
+            "without options",
+        ),
         (&format!("{from}RUN [\"true\"]\n"), 2, "shell command"),
-        (&format!("{from}USER 1\nRUN true\n"), 3, "put `USER root` above RUN"),
-        ("FROM base-tools\nRUN true\n", 2, "put `USER root` above RUN"),
+        (
+            &format!("{from}USER 1\nRUN true\n"),
+            3,
+            "put `USER root` above RUN",
+        ),
+        (
+            "FROM base-tools\nRUN true\n",
+            2,
+            "put `USER root` above RUN",
+        ),
         (&format!("{from}COPY ../x /x\n"), 2, "not a plain path"),
-        (&format!("{from}COPY /etc/shadow /x\n"), 2, "not a plain path"),
+        (
+            &format!("{from}COPY /etc/shadow /x\n"),
+            2,
+            "not a plain path",
+        ),
         (&format!("{from}COPY --chown=1 x /x\n"), 2, "one file"),
-        (&format!("{from}COPY a x/../../y\n"), 2, "not a plain absolute path"),
+        (
+            &format!("{from}COPY a x/../../y\n"),
+            2,
+            "not a plain absolute path",
+        ),
         (&format!("{from}ENV A=$B\n"), 2, "`$` is not replaced"),
         (&format!("{from}ENV A\n"), 2, "NAME=VALUE"),
         (&format!("{from}CMD echo x\n"), 2, "JSON list"),
@@ -94,7 +148,10 @@ fn what_is_not_known_is_refused_by_name_and_line() {
     ];
     for (text, line, words) in cases {
         let (at, what) = refused(text);
-        assert!(at == line && what.contains(words), "{text:?}: line {at}: {what}");
+        assert!(
+            at == line && what.contains(words),
+            "{text:?}: line {at}: {what}"
+        );
     }
 }
 

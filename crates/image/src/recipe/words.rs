@@ -18,16 +18,26 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
     let mut all: Vec<Instruction> = Vec::new();
     let mut continued = false;
     for (index, line) in text.lines().enumerate() {
-        let bad = |what: &str| BadRecipe { line: index + 1, what: what.to_owned() };
+        let bad = |what: &str| BadRecipe {
+            line: index + 1,
+            what: what.to_owned(),
+        };
         let trimmed = line.trim();
         if trimmed.contains(|c: char| c.is_control() && c != '\t') {
             return Err(bad("there is a control character"));
         }
         if let Some(comment) = trimmed.strip_prefix('#') {
-            let directive = comment.split('=').next().unwrap_or_default().trim().to_ascii_lowercase();
+            let directive = comment
+                .split('=')
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .to_ascii_lowercase();
             match directive.as_str() {
                 "escape" | "syntax" if all.is_empty() => {
-                    return Err(bad(&format!("the directive `{directive}` is not known here")));
+                    return Err(bad(&format!(
+                        "the directive `{directive}` is not known here"
+                    )));
                 }
                 _ => continue,
             }
@@ -44,7 +54,11 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
             _ => {
                 let (name, rest) = body.split_once(char::is_whitespace).unwrap_or((body, ""));
                 let (name, text) = (name.to_ascii_uppercase(), rest.trim_start().to_owned());
-                all.push(Instruction { line: index + 1, name, text });
+                all.push(Instruction {
+                    line: index + 1,
+                    name,
+                    text,
+                });
             }
         }
         continued = goes_on;
@@ -56,27 +70,38 @@ pub(super) fn instructions(text: &str) -> Result<Vec<Instruction>, BadRecipe> {
         }
     }
     match (continued, all.last()) {
-        (true, Some(last)) => Err(last.bad("its last line is to be continued, and there is none".to_owned())),
+        (true, Some(last)) => {
+            Err(last.bad("its last line is to be continued, and there is none".to_owned()))
+        }
         _ => Ok(all),
     }
 }
 
 impl Instruction {
     pub(super) fn bad(&self, what: String) -> BadRecipe {
-        BadRecipe { line: self.line, what }
+        BadRecipe {
+            line: self.line,
+            what,
+        }
     }
 
     /// Elsewhere a `$` would be replaced in everything but `RUN`.
     fn refuse_variables(&self) -> Result<(), BadRecipe> {
         match self.text.contains('$') {
-            true => Err(self.bad(format!("`$` is not replaced in {} here: write the value", self.name))),
+            true => Err(self.bad(format!(
+                "`$` is not replaced in {} here: write the value",
+                self.name
+            ))),
             false => Ok(()),
         }
     }
 
     pub(super) fn one_word(&self) -> Result<String, BadRecipe> {
         self.refuse_variables()?;
-        match self.text.contains(|c: char| c.is_whitespace() || c == '"' || c == '\'') {
+        match self
+            .text
+            .contains(|c: char| c.is_whitespace() || c == '"' || c == '\'')
+        {
             true => Err(self.bad(format!("{} takes one plain word", self.name))),
             false => Ok(self.text.clone()),
         }
@@ -101,8 +126,12 @@ impl Instruction {
 
     /// A list of texts as JSON: the only form without a shell in it.
     pub(super) fn list(&self) -> Result<Vec<String>, BadRecipe> {
-        serde_json::from_str(&self.text)
-            .map_err(|_| self.bad(format!("{} takes a JSON list: [\"program\", \"argument\"]", self.name)))
+        serde_json::from_str(&self.text).map_err(|_| {
+            self.bad(format!(
+                "{} takes a JSON list: [\"program\", \"argument\"]",
+                self.name
+            ))
+        })
     }
 
     /// `NAME=VALUE NAME="VALUE WITH SPACES"`.
@@ -115,7 +144,10 @@ impl Instruction {
             let (name, after) = rest.split_once('=').ok_or_else(wrong)?;
             let fits = match self.name.as_str() {
                 "ENV" => is_variable(name),
-                _ => !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || "\"'\\".contains(c)),
+                _ => {
+                    !name.is_empty()
+                        && !name.contains(|c: char| c.is_whitespace() || "\"'\\".contains(c))
+                }
             };
             let (value, after) = value(after).filter(|_| fits).ok_or_else(wrong)?;
             pairs.push((name.to_owned(), value.to_owned()));
@@ -138,5 +170,6 @@ fn value(text: &str) -> Option<(&str, &str)> {
     };
     let ends = after.is_empty() || after.starts_with(char::is_whitespace);
     let quoted = text.starts_with('"');
-    (ends && !value.contains('\\') && (quoted || !value.contains(['"', '\'']))).then_some((value, after))
+    (ends && !value.contains('\\') && (quoted || !value.contains(['"', '\''])))
+        .then_some((value, after))
 }

@@ -19,23 +19,35 @@ use serde::Deserialize;
 const LARGEST_TOKEN: u64 = 256 << 10;
 
 /// The value of `Authorization` that answers a 401.
-pub(super) async fn answer(client: &Client, response: &Response, what: &str) -> Result<HeaderValue, Trouble> {
+pub(super) async fn answer(
+    client: &Client,
+    response: &Response,
+    what: &str,
+) -> Result<HeaderValue, Trouble> {
     let headers = response.headers().get_all(WWW_AUTHENTICATE);
-    let asked: Vec<_> =
-        headers.iter().filter_map(|header| header.to_str().ok()).flat_map(challenge::parse).collect();
+    let asked: Vec<_> = headers
+        .iter()
+        .filter_map(|header| header.to_str().ok())
+        .flat_map(challenge::parse)
+        .collect();
     let bearer = asked.iter().find_map(|challenge| match challenge {
         Challenge::Bearer { realm, service } => Some((realm, service.as_deref())),
         Challenge::Basic => None,
     });
     match (bearer, &client.credentials) {
         (Some((realm, service)), _) => token(client, response.url(), realm, service, what).await,
-        (None, Some(Credentials::Password { user, password })) if asked.contains(&Challenge::Basic) => {
+        (None, Some(Credentials::Password { user, password }))
+            if asked.contains(&Challenge::Basic) =>
+        {
             Ok(basic(user, password)
                 .ok_or_else(|| denied(client, what, ": the credentials have odd characters"))?)
         }
-        (None, _) if asked.contains(&Challenge::Basic) => {
-            Err(denied(client, what, ": it asks for a name and a password, and none are known").into())
-        }
+        (None, _) if asked.contains(&Challenge::Basic) => Err(denied(
+            client,
+            what,
+            ": it asks for a name and a password, and none are known",
+        )
+        .into()),
         (None, _) => Err(denied(client, what, ": it asks for what is not known here").into()),
     }
 }
@@ -55,11 +67,18 @@ async fn token(
     let request = match &client.credentials {
         Some(Credentials::Identity(token)) => {
             let form = refresh_form(token, service, &scope);
-            client.http.post(url.clone()).header(CONTENT_TYPE, "application/x-www-form-urlencoded").body(form)
+            client
+                .http
+                .post(url.clone())
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(form)
         }
         Some(Credentials::Password { user, password }) => {
-            let proof = basic(user, password).ok_or_else(|| denied(client, what, ": odd credentials"))?;
-            url.query_pairs_mut().extend_pairs(query(service, &scope)).append_pair("account", user);
+            let proof =
+                basic(user, password).ok_or_else(|| denied(client, what, ": odd credentials"))?;
+            url.query_pairs_mut()
+                .extend_pairs(query(service, &scope))
+                .append_pair("account", user);
             client.http.get(url.clone()).header(AUTHORIZATION, proof)
         }
         None => {
@@ -75,15 +94,25 @@ async fn token(
 }
 
 fn query<'q>(service: Option<&'q str>, scope: &'q str) -> impl Iterator<Item = (&'q str, &'q str)> {
-    service.into_iter().map(|service| ("service", service)).chain([("scope", scope)])
+    service
+        .into_iter()
+        .map(|service| ("service", service))
+        .chain([("scope", scope)])
 }
 
 fn refresh_form(token: &Secret, service: Option<&str>, scope: &str) -> String {
     // An address only because it knows how forms are written.
-    let Ok(mut form) = Url::parse("form:") else { return String::new() };
-    let fixed =
-        [("grant_type", "refresh_token"), ("client_id", "airlock"), ("refresh_token", token.expose())];
-    form.query_pairs_mut().extend_pairs(query(service, scope)).extend_pairs(fixed);
+    let Ok(mut form) = Url::parse("form:") else {
+        return String::new();
+    };
+    let fixed = [
+        ("grant_type", "refresh_token"),
+        ("client_id", "airlock"),
+        ("refresh_token", token.expose()),
+    ];
+    form.query_pairs_mut()
+        .extend_pairs(query(service, scope))
+        .extend_pairs(fixed);
     form.query().unwrap_or_default().to_owned()
 }
 
@@ -94,13 +123,20 @@ async fn read(client: &Client, response: Response) -> Result<HeaderValue, Troubl
         access_token: Option<String>,
     }
     let from = response.url().clone();
-    let bytes = Body::new(response, &client.patience).all(LARGEST_TOKEN).await?;
+    let bytes = Body::new(response, &client.patience)
+        .all(LARGEST_TOKEN)
+        .await?;
     // Not the reason why it cannot be read: that could quote it.
     let answer: Option<Answer> = serde_json::from_slice(&bytes).ok();
-    let token =
-        answer.and_then(|answer| answer.token.or(answer.access_token)).filter(|token| !token.is_empty());
+    let token = answer
+        .and_then(|answer| answer.token.or(answer.access_token))
+        .filter(|token| !token.is_empty());
     let value = token.and_then(|token| sensitive(&format!("Bearer {token}")));
-    value.ok_or_else(|| client.protocol(&from, "a token", "there is none in the answer").into())
+    value.ok_or_else(|| {
+        client
+            .protocol(&from, "a token", "there is none in the answer")
+            .into()
+    })
 }
 
 fn basic(user: &str, password: &Secret) -> Option<HeaderValue> {
@@ -117,5 +153,9 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
 
 fn denied(client: &Client, what: &str, told: &str) -> PullError {
     let registry = client.name.registry().to_owned();
-    PullError::Denied { registry, what: what.to_owned(), told: told.to_owned() }
+    PullError::Denied {
+        registry,
+        what: what.to_owned(),
+        told: told.to_owned(),
+    }
 }

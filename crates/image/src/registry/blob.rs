@@ -36,8 +36,15 @@ pub(super) async fn fetch(
     blob: &Descriptor,
     watcher: &Watcher,
 ) -> Result<(), PullError> {
-    let file = layout.part(&blob.digest).map_err(|error| PullError::local(keeping(blob), error))?;
-    let mut part = Part { blob, file, hash: Sha256::new(), received: 0 };
+    let file = layout
+        .part(&blob.digest)
+        .map_err(|error| PullError::local(keeping(blob), error))?;
+    let mut part = Part {
+        blob,
+        file,
+        hash: Sha256::new(),
+        received: 0,
+    };
     let url = client.url(&format!("blobs/{}", blob.digest))?;
     let mut attempts = Attempts::new(&client.patience);
     while part.received < blob.size {
@@ -50,8 +57,13 @@ pub(super) async fn fetch(
         }
     }
     part.check()?;
-    layout.keep(&blob.digest).map_err(|error| PullError::local(keeping(blob), error))?;
-    watcher(Event::Blob { digest: blob.digest.clone(), size: blob.size });
+    layout
+        .keep(&blob.digest)
+        .map_err(|error| PullError::local(keeping(blob), error))?;
+    watcher(Event::Blob {
+        digest: blob.digest.clone(),
+        size: blob.size,
+    });
     Ok(())
 }
 
@@ -61,14 +73,21 @@ fn keeping(blob: &Descriptor) -> String {
 
 impl Part<'_> {
     /// One request, for what is missing.
-    async fn go_on(&mut self, client: &Client, url: &Url, watcher: &Watcher) -> Result<(), Trouble> {
+    async fn go_on(
+        &mut self,
+        client: &Client,
+        url: &Url,
+        watcher: &Watcher,
+    ) -> Result<(), Trouble> {
         let mut headers = HeaderMap::new();
         if self.received > 0
             && let Ok(range) = HeaderValue::from_str(&format!("bytes={}-", self.received))
         {
             headers.insert(RANGE, range);
         }
-        let response = client.get(url, &headers, &format!("blob {}", self.blob.digest)).await?;
+        let response = client
+            .get(url, &headers, &format!("blob {}", self.blob.digest))
+            .await?;
         self.begin(&response, watcher)?;
         let mut body = Body::new(response, &client.patience);
         while let Some(bytes) = body.next().await? {
@@ -89,16 +108,28 @@ impl Part<'_> {
     fn begin(&mut self, response: &Response, watcher: &Watcher) -> Result<(), Trouble> {
         let refused = |why: String| Trouble::Final(PullError::corrupt(&self.blob.digest, why));
         if response.status() == StatusCode::PARTIAL_CONTENT {
-            let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+            let range = response
+                .headers()
+                .get(CONTENT_RANGE)
+                .and_then(|value| value.to_str().ok());
             return match range.and_then(first_byte) {
                 Some(first) if first == self.received && first > 0 => Ok(()),
-                _ => Err(refused("another part of it came than was asked for".to_owned())),
+                _ => Err(refused(
+                    "another part of it came than was asked for".to_owned(),
+                )),
             };
         }
-        if let Some(size) = response.content_length().filter(|size| *size != self.blob.size) {
-            return Err(refused(format!("it should have {} bytes and has {size}", self.blob.size)));
+        if let Some(size) = response
+            .content_length()
+            .filter(|size| *size != self.blob.size)
+        {
+            return Err(refused(format!(
+                "it should have {} bytes and has {size}",
+                self.blob.size
+            )));
         }
-        self.restart(watcher).map_err(|error| Trouble::Final(PullError::local(keeping(self.blob), error)))
+        self.restart(watcher)
+            .map_err(|error| Trouble::Final(PullError::local(keeping(self.blob), error)))
     }
 
     fn restart(&mut self, watcher: &Watcher) -> std::io::Result<()> {
@@ -119,7 +150,9 @@ impl Part<'_> {
             return Err(PullError::corrupt(&self.blob.digest, why).into());
         }
         self.hash.update(bytes);
-        self.file.write_all(bytes).map_err(|error| PullError::local(keeping(self.blob), error))?;
+        self.file
+            .write_all(bytes)
+            .map_err(|error| PullError::local(keeping(self.blob), error))?;
         self.received = received;
         Ok(())
     }
@@ -128,14 +161,23 @@ impl Part<'_> {
         let found = hexadecimal(&self.hash.finalize());
         match found == self.blob.digest.hex() {
             true => Ok(()),
-            false => Err(PullError::corrupt(&self.blob.digest, format!("it hashes to sha256:{found}"))),
+            false => Err(PullError::corrupt(
+                &self.blob.digest,
+                format!("it hashes to sha256:{found}"),
+            )),
         }
     }
 }
 
 /// N of `bytes N-M/SIZE`.
 fn first_byte(range: &str) -> Option<u64> {
-    range.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()
+    range
+        .strip_prefix("bytes ")?
+        .split_once('-')?
+        .0
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// The digest of some bytes.

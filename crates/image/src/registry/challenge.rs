@@ -35,13 +35,19 @@ impl Scheme<'_> {
     fn challenge(mut self) -> Option<Challenge> {
         match self.name.to_ascii_lowercase().as_str() {
             "basic" => Some(Challenge::Basic),
-            "bearer" => Some(Challenge::Bearer { realm: self.take("realm")?, service: self.take("service") }),
+            "bearer" => Some(Challenge::Bearer {
+                realm: self.take("realm")?,
+                service: self.take("service"),
+            }),
             _ => None,
         }
     }
 
     fn take(&mut self, name: &str) -> Option<String> {
-        let at = self.parameters.iter().position(|(known, _)| known == name)?;
+        let at = self
+            .parameters
+            .iter()
+            .position(|(known, _)| known == name)?;
         Some(self.parameters.swap_remove(at).1)
     }
 }
@@ -62,7 +68,10 @@ impl<'h> Reader<'h> {
         let word = self.token()?;
         let Some(value) = self.rest.trim_start_matches([' ', '\t']).strip_prefix('=') else {
             let separated = self.rest.is_empty() || self.rest.starts_with([' ', '\t', ',']);
-            schemes.push(Scheme { name: word, parameters: Vec::new() });
+            schemes.push(Scheme {
+                name: word,
+                parameters: Vec::new(),
+            });
             return separated.then_some(());
         };
         self.rest = value.trim_start_matches([' ', '\t']);
@@ -124,18 +133,33 @@ mod tests {
     use proptest::prelude::*;
 
     fn bearer(realm: &str, service: Option<&str>) -> Challenge {
-        Challenge::Bearer { realm: realm.into(), service: service.map(str::to_owned) }
+        Challenge::Bearer {
+            realm: realm.into(),
+            service: service.map(str::to_owned),
+        }
     }
 
     #[test]
     fn the_headers_of_real_registries_are_understood() {
         let hub = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:library/x:pull,push""#;
-        assert_eq!(parse(hub), [bearer("https://auth.docker.io/token", Some("registry.docker.io"))]);
+        assert_eq!(
+            parse(hub),
+            [bearer(
+                "https://auth.docker.io/token",
+                Some("registry.docker.io")
+            )]
+        );
         assert_eq!(parse(r#"Basic realm="Registry Realm""#), [Challenge::Basic]);
         assert_eq!(parse("basic"), [Challenge::Basic]);
         let both = r#"Basic realm="a, b", Bearer Realm = "https://x/\"t" , error=invalid_token"#;
-        assert_eq!(parse(both), [Challenge::Basic, bearer("https://x/\"t", None)]);
-        assert_eq!(parse(r#"Digest realm="x", nonce=1, Basic realm="y""#), [Challenge::Basic]);
+        assert_eq!(
+            parse(both),
+            [Challenge::Basic, bearer("https://x/\"t", None)]
+        );
+        assert_eq!(
+            parse(r#"Digest realm="x", nonce=1, Basic realm="y""#),
+            [Challenge::Basic]
+        );
     }
 
     #[test]

@@ -60,8 +60,15 @@ impl Client {
     ) -> Result<Client, PullError> {
         let (http, base_url) = (http(&patience)?, base(name, "https")?);
         let (name, authorization) = (name.clone(), Mutex::new(None));
-        let mut client =
-            Client { http, base: base_url, name, transport, credentials, authorization, patience };
+        let mut client = Client {
+            http,
+            base: base_url,
+            name,
+            transport,
+            credentials,
+            authorization,
+            patience,
+        };
         let plain = match transport {
             Transport::PlainHttp => true,
             Transport::Secure => is_loopback(&client.base) && !client.speaks_tls().await,
@@ -74,7 +81,8 @@ impl Client {
 
     /// Whether TLS is spoken there. A certificate that is not trusted is TLS, too: that must never lead to plain http.
     async fn speaks_tls(&self) -> bool {
-        let Ok(Err(error)) = timeout(self.patience.idle, self.http.get(self.base.clone()).send()).await
+        let Ok(Err(error)) =
+            timeout(self.patience.idle, self.http.get(self.base.clone()).send()).await
         else {
             return true;
         };
@@ -89,19 +97,29 @@ impl Client {
 
     /// The address of something in the repository.
     pub(super) fn url(&self, path: &str) -> Result<Url, PullError> {
-        self.base.join(path).map_err(|error| PullError::Unreachable {
-            host: self.name.registry().to_owned(),
-            why: error.to_string(),
-        })
+        self.base
+            .join(path)
+            .map_err(|error| PullError::Unreachable {
+                host: self.name.registry().to_owned(),
+                why: error.to_string(),
+            })
     }
 
     /// One try to get something: with what is asked for to prove who we are, and along redirects.
-    pub(super) async fn get(&self, url: &Url, headers: &HeaderMap, what: &str) -> Result<Response, Trouble> {
+    pub(super) async fn get(
+        &self,
+        url: &Url,
+        headers: &HeaderMap,
+        what: &str,
+    ) -> Result<Response, Trouble> {
         let response = self.follow(url, headers, what).await?;
         let response = match response.status() {
             StatusCode::UNAUTHORIZED if self.is_home(response.url()) => {
                 let fresh = auth::answer(self, &response, what).await?;
-                *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+                *self
+                    .authorization
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = Some(fresh);
                 self.follow(url, headers, what).await?
             }
             _ => response,
@@ -112,15 +130,25 @@ impl Client {
         }
     }
 
-    async fn follow(&self, url: &Url, headers: &HeaderMap, what: &str) -> Result<Response, Trouble> {
+    async fn follow(
+        &self,
+        url: &Url,
+        headers: &HeaderMap,
+        what: &str,
+    ) -> Result<Response, Trouble> {
         let mut url = url.clone();
         for _ in 0..=MOST_REDIRECTS {
             let mut request = self.http.get(url.clone()).headers(headers.clone());
             // What proves who we are is for the registry, and for nobody it sends us to.
             if self.is_home(&url) {
-                let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                request =
-                    known.into_iter().fold(request, |request, value| request.header(AUTHORIZATION, value));
+                let known = self
+                    .authorization
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone();
+                request = known.into_iter().fold(request, |request, value| {
+                    request.header(AUTHORIZATION, value)
+                });
             }
             let response = self.send(request, &url).await?;
             url = match response.status().as_u16() {
@@ -128,7 +156,13 @@ impl Client {
                 _ => return Ok(response),
             };
         }
-        Err(self.protocol(&url, what, format!("it redirects more than {MOST_REDIRECTS} times")).into())
+        Err(self
+            .protocol(
+                &url,
+                what,
+                format!("it redirects more than {MOST_REDIRECTS} times"),
+            )
+            .into())
     }
 
     /// Sends a request; the answer must begin in time.
@@ -142,13 +176,19 @@ impl Client {
             Ok(Err(error)) => Err(unreachable(&error, url)),
             Err(_) => {
                 let why = format!("no answer within {} s", self.patience.idle.as_secs_f32());
-                Err(Trouble::passing(PullError::Unreachable { host: host(url), why }))
+                Err(Trouble::passing(PullError::Unreachable {
+                    host: host(url),
+                    why,
+                }))
             }
         }
     }
 
     fn redirect(&self, from: &Url, response: &Response, what: &str) -> Result<Url, PullError> {
-        let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
+        let location = response
+            .headers()
+            .get(LOCATION)
+            .and_then(|value| value.to_str().ok());
         let Some(to) = location.and_then(|location| from.join(location).ok()) else {
             return Err(self.protocol(from, what, "it redirects to nowhere"));
         };
@@ -158,12 +198,17 @@ impl Client {
 
     /// Whether `from` may send us to `to`.
     pub(super) fn check_next(&self, from: &Url, to: &Url, what: &str) -> Result<(), PullError> {
-        let refused = |why: &str| Err(self.protocol(from, what, format!("it leads to {}, {why}", shown(to))));
+        let refused =
+            |why: &str| Err(self.protocol(from, what, format!("it leads to {}, {why}", shown(to))));
         let plain_allowed = is_loopback(to) || self.transport == Transport::PlainHttp;
         match to.scheme() {
-            _ if !to.username().is_empty() || to.password().is_some() => refused("with credentials in it"),
+            _ if !to.username().is_empty() || to.password().is_some() => {
+                refused("with credentials in it")
+            }
             // Services of this machine trust whoever can reach them; a stranger must not borrow our reach.
-            _ if is_this_machine(to) && !is_this_machine(&self.base) => refused("which is on this machine"),
+            _ if is_this_machine(to) && !is_this_machine(&self.base) => {
+                refused("which is on this machine")
+            }
             "https" => Ok(()),
             "http" if from.scheme() == "http" && plain_allowed => Ok(()),
             "http" => refused("which is plain http"),
@@ -178,22 +223,45 @@ impl Client {
     /// What an answer that is not the wanted one means.
     pub(super) async fn refusal(&self, response: Response, what: &str) -> Trouble {
         let (status, from) = (response.status(), response.url().clone());
-        let wait = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let wait = response
+            .headers()
+            .get(RETRY_AFTER)
+            .and_then(|value| value.to_str().ok()?.parse().ok());
         let (registry, what) = (self.name.registry().to_owned(), what.to_owned());
         let told = reason(response, &self.patience).await;
         match status.as_u16() {
-            401 | 403 => PullError::Denied { registry, what, told }.into(),
+            401 | 403 => PullError::Denied {
+                registry,
+                what,
+                told,
+            }
+            .into(),
             404 => PullError::Missing { registry, what }.into(),
             passing @ (408 | 429 | 500 | 502 | 503 | 504) => Trouble::Passing {
-                error: PullError::Status { host: host(&from), status: passing, what, told },
+                error: PullError::Status {
+                    host: host(&from),
+                    status: passing,
+                    what,
+                    told,
+                },
                 wait: wait.map(Duration::from_secs),
             },
-            status => PullError::Status { host: host(&from), status, what, told }.into(),
+            status => PullError::Status {
+                host: host(&from),
+                status,
+                what,
+                told,
+            }
+            .into(),
         }
     }
 
     pub(super) fn protocol(&self, from: &Url, what: &str, why: impl Into<String>) -> PullError {
-        PullError::Protocol { host: host(from), what: what.to_owned(), why: why.into() }
+        PullError::Protocol {
+            host: host(from),
+            what: what.to_owned(),
+            why: why.into(),
+        }
     }
 }
 
@@ -210,7 +278,10 @@ fn http(patience: &Patience) -> Result<reqwest::Client, PullError> {
         .no_proxy();
     builder.build().map_err(|error| {
         let source = io::Error::other(deepest(&error));
-        PullError::local("prepare TLS with the certificate authorities of this system", source)
+        PullError::local(
+            "prepare TLS with the certificate authorities of this system",
+            source,
+        )
     })
 }
 
@@ -220,12 +291,17 @@ fn base(name: &ImageRef, scheme: &str) -> Result<Url, PullError> {
         other => other,
     };
     let parsed = Url::parse(&format!("{scheme}://{host}/v2/{}/", name.repository()));
-    parsed.map_err(|error| PullError::Unreachable { host: host.to_owned(), why: error.to_string() })
+    parsed.map_err(|error| PullError::Unreachable {
+        host: host.to_owned(),
+        why: error.to_string(),
+    })
 }
 
 /// Whether what is sent there never leaves this machine, by address or by the one name that is reserved for it.
 fn is_loopback(url: &Url) -> bool {
-    address(url).map_or(url.host_str() == Some("localhost"), |address| address.is_loopback())
+    address(url).map_or(url.host_str() == Some("localhost"), |address| {
+        address.is_loopback()
+    })
 }
 
 /// The same, and the address that means any of ours.
@@ -234,13 +310,21 @@ fn is_this_machine(url: &Url) -> bool {
 }
 
 fn address(url: &Url) -> Option<IpAddr> {
-    let host = url.host_str()?.trim_start_matches('[').trim_end_matches(']');
-    host.parse().ok().map(|address: IpAddr| address.to_canonical())
+    let host = url
+        .host_str()?
+        .trim_start_matches('[')
+        .trim_end_matches(']');
+    host.parse()
+        .ok()
+        .map(|address: IpAddr| address.to_canonical())
 }
 
 /// Host and port, for messages.
 pub(super) fn host(url: &Url) -> String {
-    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    let port = url
+        .port()
+        .map(|port| format!(":{port}"))
+        .unwrap_or_default();
     format!("{}{port}", url.host_str().unwrap_or_default())
 }
 
@@ -266,8 +350,12 @@ async fn reason(response: Response, patience: &Patience) -> String {
     if !json {
         return String::new();
     }
-    let Ok(bytes) = Body::new(response, patience).all(LARGEST_REASON).await else { return String::new() };
-    let reasons = serde_json::from_slice(&bytes).map(|Reasons { errors }| errors).unwrap_or_default();
+    let Ok(bytes) = Body::new(response, patience).all(LARGEST_REASON).await else {
+        return String::new();
+    };
+    let reasons = serde_json::from_slice(&bytes)
+        .map(|Reasons { errors }| errors)
+        .unwrap_or_default();
     match reasons.first() {
         Some(reason) => format!(": {}", reason.message.chars().take(200).collect::<String>()),
         None => String::new(),
@@ -279,7 +367,11 @@ fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
     let tls = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
     match tls {
         Some(rustls::Error::InvalidMessage(_)) => PullError::PlainHttp { host }.into(),
-        Some(tls) => PullError::Untrusted { host, why: tls.to_string() }.into(),
+        Some(tls) => PullError::Untrusted {
+            host,
+            why: tls.to_string(),
+        }
+        .into(),
         None if error.is_dns() => PullError::Unreachable { host, why }.into(),
         None => Trouble::passing(PullError::Unreachable { host, why }),
     }
@@ -288,14 +380,21 @@ fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
 /// An error and everything that led to it, also what `io::Error` carries inside.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| {
-        let inside = error.downcast_ref::<io::Error>().and_then(|error| error.get_ref());
-        inside.map(|inside| inside as &(dyn Error + 'static)).or_else(|| error.source())
+        let inside = error
+            .downcast_ref::<io::Error>()
+            .and_then(|error| error.get_ref());
+        inside
+            .map(|inside| inside as &(dyn Error + 'static))
+            .or_else(|| error.source())
     })
 }
 
 /// The words of the first cause: those above it only say that something failed, and where.
 pub(super) fn deepest(error: &(dyn Error + 'static)) -> String {
-    causes(error).last().map(|cause| cause.to_string().chars().take(300).collect()).unwrap_or_default()
+    causes(error)
+        .last()
+        .map(|cause| cause.to_string().chars().take(300).collect())
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -337,7 +436,10 @@ mod tests {
     #[test]
     fn names_lead_to_the_registry_and_nowhere_else() {
         let of = |name: &str| base(&name.parse().unwrap(), "https").unwrap().to_string();
-        assert_eq!(of("debian"), "https://registry-1.docker.io/v2/library/debian/");
+        assert_eq!(
+            of("debian"),
+            "https://registry-1.docker.io/v2/library/debian/"
+        );
         assert_eq!(of("r.example:5000/a/b"), "https://r.example:5000/v2/a/b/");
     }
 
@@ -357,16 +459,33 @@ mod tests {
             }
         };
         let may = |client: &Client, to: &str| {
-            client.check_next(&client.base, &Url::parse(to).unwrap(), "x").map_err(|error| error.to_string())
+            client
+                .check_next(&client.base, &Url::parse(to).unwrap(), "x")
+                .map_err(|error| error.to_string())
         };
         let secure = client(Transport::Secure, "https");
         assert_eq!(may(&secure, "https://cdn.example/x?signature=s"), Ok(()));
         let refused = may(&secure, "http://cdn.example/x?signature=s").unwrap_err();
-        assert!(refused.ends_with("it leads to http://cdn.example, which is plain http"), "{refused}");
+        assert!(
+            refused.ends_with("it leads to http://cdn.example, which is plain http"),
+            "{refused}"
+        );
         let plain = client(Transport::PlainHttp, "http");
-        assert_eq!([may(&plain, "http://cdn.example"), may(&plain, "https://cdn.example")], [Ok(()), Ok(())]);
+        assert_eq!(
+            [
+                may(&plain, "http://cdn.example"),
+                may(&plain, "https://cdn.example")
+            ],
+            [Ok(()), Ok(())]
+        );
         for (client, scheme) in [(&secure, "https"), (&plain, "http")] {
-            for host in ["127.0.0.1:1", "localhost", "[::1]", "0.0.0.0", "[::ffff:127.0.0.1]"] {
+            for host in [
+                "127.0.0.1:1",
+                "localhost",
+                "[::1]",
+                "0.0.0.0",
+                "[::ffff:127.0.0.1]",
+            ] {
                 let refused = may(client, &format!("{scheme}://{host}/")).unwrap_err();
                 assert!(refused.ends_with("which is on this machine"), "{refused}");
             }

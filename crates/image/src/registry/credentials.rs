@@ -47,7 +47,11 @@ pub enum CredentialsError {
     #[error("cannot read `{}`: {why}", path.display())]
     File { path: PathBuf, why: String },
     #[error("`docker-credential-{program}` gave no credentials for `{registry}`: {why}")]
-    Helper { program: String, registry: String, why: String },
+    Helper {
+        program: String,
+        registry: String,
+        why: String,
+    },
 }
 
 /// A file as Docker and Podman write it; keys that are not ours are passed over.
@@ -89,7 +93,8 @@ impl Sources<'_> {
             match kept.find(name) {
                 Found::Here(credentials) => return Ok(Some(credentials)),
                 Found::Helper { program, certain } => {
-                    let asked = helper::ask(&program, server(name.registry()), self.search_path).await;
+                    let asked =
+                        helper::ask(&program, server(name.registry()), self.search_path).await;
                     match asked {
                         Ok(Some(credentials)) => return Ok(Some(credentials)),
                         Ok(None) => {}
@@ -97,7 +102,11 @@ impl Sources<'_> {
                         Err(helper::Trouble::Absent) if !certain => {}
                         Err(trouble) => {
                             let (registry, why) = (name.registry().to_owned(), trouble.to_string());
-                            return Err(CredentialsError::Helper { program, registry, why });
+                            return Err(CredentialsError::Helper {
+                                program,
+                                registry,
+                                why,
+                            });
                         }
                     }
                 }
@@ -110,10 +119,18 @@ impl Sources<'_> {
 
 /// A file of credentials; none if there is no such file.
 fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
-    let failed = |why: String| CredentialsError::File { path: path.to_owned(), why };
+    let failed = |why: String| CredentialsError::File {
+        path: path.to_owned(),
+        why,
+    };
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
             return Ok(None);
         }
         Err(error) => return Err(failed(error.to_string())),
@@ -122,38 +139,61 @@ fn read(path: &Path) -> Result<Option<Kept>, CredentialsError> {
         return Err(failed("it is not a regular file".to_owned()));
     }
     let mut text = Vec::new();
-    let size =
-        file.take(LARGEST_FILE + 1).read_to_end(&mut text).map_err(|error| failed(error.to_string()))?;
+    let size = file
+        .take(LARGEST_FILE + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| failed(error.to_string()))?;
     if size as u64 > LARGEST_FILE {
         return Err(failed("it is larger than 1 MiB".to_owned()));
     }
     // The place of a mistake, not its text: that could be a password.
     let parsed = serde_json::from_slice(&text);
     parsed.map(Some).map_err(|error| {
-        failed(format!("line {} column {} is not what Docker writes", error.line(), error.column()))
+        failed(format!(
+            "line {} column {} is not what Docker writes",
+            error.line(),
+            error.column()
+        ))
     })
 }
 
 impl Kept {
     fn find(&self, name: &ImageRef) -> Found {
         let registry = name.registry();
-        let named = self.helpers.iter().find(|(key, _)| host(key) == registry).map(|(_, program)| program);
+        let named = self
+            .helpers
+            .iter()
+            .find(|(key, _)| host(key) == registry)
+            .map(|(_, program)| program);
         if let Some(program) = named {
-            return Found::Helper { program: program.clone(), certain: true };
+            return Found::Helper {
+                program: program.clone(),
+                certain: true,
+            };
         }
         if let Some(program) = self.store.as_deref().filter(|program| !program.is_empty()) {
-            return Found::Helper { program: program.to_owned(), certain: false };
+            return Found::Helper {
+                program: program.to_owned(),
+                certain: false,
+            };
         }
-        self.entry(name).and_then(Entry::credentials).map_or(Found::Nowhere, Found::Here)
+        self.entry(name)
+            .and_then(Entry::credentials)
+            .map_or(Found::Nowhere, Found::Here)
     }
 
     /// The entry for the longest part of the name: Podman keeps some for `HOST/FOLDER`, too.
     fn entry(&self, name: &ImageRef) -> Option<&Entry> {
         let full = format!("{}/{}", name.registry(), name.repository());
-        let within =
-            |key: &str| full.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let within = |key: &str| {
+            full.strip_prefix(key)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         let fitting = self.auths.iter().map(|(key, entry)| (scope(key), entry));
-        fitting.filter(|(key, _)| within(key)).max_by_key(|(key, _)| key.len()).map(|(_, entry)| entry)
+        fitting
+            .filter(|(key, _)| within(key))
+            .max_by_key(|(key, _)| key.len())
+            .map(|(_, entry)| entry)
     }
 }
 
@@ -172,7 +212,10 @@ impl Entry {
             }
             None => (filled(&self.username)?, self.password.clone()?),
         };
-        Some(Credentials::Password { user, password: Secret::new(password) })
+        Some(Credentials::Password {
+            user,
+            password: Secret::new(password),
+        })
     }
 }
 
@@ -191,9 +234,15 @@ fn host(key: &str) -> &str {
 
 /// `HOST[/FOLDER]` of a key, without what older versions wrote around it.
 fn scope(key: &str) -> &str {
-    let plain = key.strip_prefix("https://").or(key.strip_prefix("http://")).unwrap_or(key);
+    let plain = key
+        .strip_prefix("https://")
+        .or(key.strip_prefix("http://"))
+        .unwrap_or(key);
     let plain = plain.trim_end_matches('/');
-    let plain = plain.strip_suffix("/v1").or(plain.strip_suffix("/v2")).unwrap_or(plain);
+    let plain = plain
+        .strip_suffix("/v1")
+        .or(plain.strip_suffix("/v2"))
+        .unwrap_or(plain);
     match plain {
         "index.docker.io" | "registry-1.docker.io" => DEFAULT_REGISTRY,
         other => other,
@@ -206,7 +255,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn find(file: &str, name: &str) -> Found {
-        serde_json::from_str::<Kept>(file).unwrap().find(&name.parse().unwrap())
+        serde_json::from_str::<Kept>(file)
+            .unwrap()
+            .find(&name.parse().unwrap())
     }
 
     fn here(file: &str, name: &str) -> Option<(String, String)> {
@@ -214,7 +265,9 @@ mod tests {
             Found::Here(Credentials::Password { user, password }) => {
                 Some((user, password.expose().to_owned()))
             }
-            Found::Here(Credentials::Identity(token)) => Some(("<token>".into(), token.expose().to_owned())),
+            Found::Here(Credentials::Identity(token)) => {
+                Some(("<token>".into(), token.expose().to_owned()))
+            }
             Found::Helper { .. } | Found::Nowhere => None,
         }
     }
@@ -233,7 +286,12 @@ mod tests {
         assert_eq!(here(file, "quay.io/team/x"), pair("team", "t"));
         assert_eq!(here(file, "quay.io/teams/x"), pair("quay", "q"));
         assert_eq!(here(file, "127.0.0.1:5000/x"), pair("<token>", "idt"));
-        for stranger in ["127.0.0.1:5001/x", "evil.quay.io/x", "broken.example/x", "empty.example/x"] {
+        for stranger in [
+            "127.0.0.1:5001/x",
+            "evil.quay.io/x",
+            "broken.example/x",
+            "empty.example/x",
+        ] {
             assert_eq!(here(file, stranger), None, "{stranger}");
         }
     }
@@ -255,7 +313,10 @@ mod tests {
         std::fs::write(&path, "{\"auths\": {\"x\": {\"password\": hunter2}}}").unwrap();
         let told = read(&path).err().unwrap().to_string();
         std::fs::remove_file(&path).unwrap();
-        assert!(told.contains("line 1 column") && !told.contains("hunter2"), "{told}");
+        assert!(
+            told.contains("line 1 column") && !told.contains("hunter2"),
+            "{told}"
+        );
         assert!(read(&path).unwrap().is_none());
     }
 

@@ -15,15 +15,36 @@ pub enum PullError {
     #[error("`{registry}` has no {what}")]
     Missing { registry: String, what: String },
     #[error("`{registry}` gives no access to {what}{told}")]
-    Denied { registry: String, what: String, told: String },
+    Denied {
+        registry: String,
+        what: String,
+        told: String,
+    },
     #[error("`{host}` answered {status} for {what}{told}")]
-    Status { host: String, status: u16, what: String, told: String },
+    Status {
+        host: String,
+        status: u16,
+        what: String,
+        told: String,
+    },
     #[error("`{host}` asks to wait {} s, longer than the {} s that we wait", asked.as_secs(), most.as_secs())]
-    Busy { host: String, asked: Duration, most: Duration },
+    Busy {
+        host: String,
+        asked: Duration,
+        most: Duration,
+    },
     #[error("`{host}` broke off {what} too often: {why}")]
-    BrokenOff { host: String, what: String, why: String },
+    BrokenOff {
+        host: String,
+        what: String,
+        why: String,
+    },
     #[error("`{host}` sends {what} in a way that is refused: {why}")]
-    Protocol { host: String, what: String, why: String },
+    Protocol {
+        host: String,
+        what: String,
+        why: String,
+    },
     #[error("`{host}` does not speak TLS")]
     PlainHttp { host: String },
     #[error("{what} is not what its digest says: {why}")]
@@ -31,7 +52,11 @@ pub enum PullError {
     #[error("what the registry has cannot be used")]
     Unfit(#[source] ImageError),
     #[error("{name} is not made for {wanted}; it is made for {offered}")]
-    Platform { name: String, wanted: String, offered: String },
+    Platform {
+        name: String,
+        wanted: String,
+        offered: String,
+    },
     #[error("{what} has {size} bytes; at most {most} are taken")]
     TooLarge { what: String, size: u64, most: u64 },
     #[error("cannot {what}")]
@@ -59,7 +84,9 @@ impl PullError {
     /// What to do about it, on one line.
     pub fn hint(&self) -> &'static str {
         match self {
-            PullError::Unreachable { .. } => "check the name of the registry and the network, then try again",
+            PullError::Unreachable { .. } => {
+                "check the name of the registry and the network, then try again"
+            }
             PullError::Untrusted { .. } => {
                 "add its certificate authority to the system's, or name a file of authorities in SSL_CERT_FILE"
             }
@@ -77,9 +104,13 @@ impl PullError {
                 "only 127.0.0.0/8, ::1 and localhost are asked without TLS; --plain-http allows it for this pull"
             }
             PullError::Unfit(_) => "pull another image or tag",
-            PullError::Platform { .. } => "name one of these with --platform, or pull another image",
+            PullError::Platform { .. } => {
+                "name one of these with --platform, or pull another image"
+            }
             PullError::TooLarge { .. } => "pull a smaller image",
-            PullError::Local { .. } => "check that there is space and that you may write to the state folder",
+            PullError::Local { .. } => {
+                "check that there is space and that you may write to the state folder"
+            }
         }
     }
 
@@ -104,10 +135,16 @@ impl PullError {
     }
 
     pub(super) fn corrupt(digest: &Digest, why: impl Into<String>) -> PullError {
-        PullError::Corrupt { what: format!("blob {digest}"), why: why.into() }
+        PullError::Corrupt {
+            what: format!("blob {digest}"),
+            why: why.into(),
+        }
     }
 
     pub(super) fn local(what: impl Into<String>, source: impl Into<io::Error>) -> PullError {
-        PullError::Local { what: what.into(), source: source.into() }
+        PullError::Local {
+            what: what.into(),
+            source: source.into(),
+        }
     }
 }

@@ -62,9 +62,16 @@ pub(super) async fn ask(
     let mut command = Command::new(program);
     // It may need whatever its user set, but not what our own secrets are encrypted with.
     command.env_remove("AIRLOCK_MASTER_KEY");
-    command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    command
+        .arg("get")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
     let mut child = command.spawn()?;
-    timeout(LONGEST, converse(&mut child, server)).await.map_err(|_| Trouble::TooLong)?
+    timeout(LONGEST, converse(&mut child, server))
+        .await
+        .map_err(|_| Trouble::TooLong)?
 }
 
 async fn converse(child: &mut Child, server: &str) -> Result<Option<Credentials>, Trouble> {
@@ -74,7 +81,10 @@ async fn converse(child: &mut Child, server: &str) -> Result<Option<Credentials>
     }
     let mut answer = Vec::new();
     if let Some(stdout) = child.stdout.take() {
-        stdout.take(LARGEST_ANSWER + 1).read_to_end(&mut answer).await?;
+        stdout
+            .take(LARGEST_ANSWER + 1)
+            .read_to_end(&mut answer)
+            .await?;
     }
     if answer.len() as u64 > LARGEST_ANSWER {
         return Err(Trouble::TooMuch);
@@ -91,14 +101,19 @@ fn read(answer: &[u8]) -> Option<Credentials> {
     let Answer { username, secret } = serde_json::from_slice(answer).ok()?;
     Some(match username.as_str() {
         "<token>" => Credentials::Identity(Secret::new(secret)),
-        _ => Credentials::Password { user: username, password: Secret::new(secret) },
+        _ => Credentials::Password {
+            user: username,
+            password: Secret::new(secret),
+        },
     })
 }
 
 /// Only absolute folders: what lies in the current one may come from a hostile clone.
 fn find(program: &str, search_path: Option<&OsStr>) -> Option<PathBuf> {
     let folders = std::env::split_paths(search_path?).filter(|folder| folder.is_absolute());
-    folders.map(|folder| folder.join(program)).find(|path| Path::new(path).is_file())
+    folders
+        .map(|folder| folder.join(program))
+        .find(|path| Path::new(path).is_file())
 }
 
 #[cfg(test)]
@@ -108,7 +123,8 @@ mod tests {
 
     /// What a helper with this script answers.
     async fn answer(label: &str, script: &str) -> Result<Option<Credentials>, Trouble> {
-        let folder = std::env::temp_dir().join(format!("airlock-helper-{}-{label}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("airlock-helper-{}-{label}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let program = folder.join("docker-credential-test");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -120,12 +136,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_helper_is_given_the_registry_and_gives_the_credentials() {
-        let script =
-            r#"read host; printf '{"ServerURL":"%s","Username":"u-%s","Secret":"s"}' "$host" "$1-$host""#;
-        let password = Credentials::Password { user: "u-get-r.example".into(), password: Secret::new("s") };
+        let script = r#"read host; printf '{"ServerURL":"%s","Username":"u-%s","Secret":"s"}' "$host" "$1-$host""#;
+        let password = Credentials::Password {
+            user: "u-get-r.example".into(),
+            password: Secret::new("s"),
+        };
         assert_eq!(answer("password", script).await.unwrap(), Some(password));
         let token = r#"echo '{"ServerURL":"x","Username":"<token>","Secret":"t"}'"#;
-        assert_eq!(answer("token", token).await.unwrap(), Some(Credentials::Identity(Secret::new("t"))));
+        assert_eq!(
+            answer("token", token).await.unwrap(),
+            Some(Credentials::Identity(Secret::new("t")))
+        );
         let unknown = "echo credentials not found in native keychain; exit 1";
         assert_eq!(answer("unknown", unknown).await.unwrap(), None);
     }
@@ -133,21 +154,39 @@ mod tests {
     #[tokio::test]
     async fn a_helper_that_misbehaves_is_named_and_its_words_are_not_repeated() {
         let failed = answer("failed", "echo hunter2; exit 3").await.unwrap_err();
-        assert!(matches!(&failed, Trouble::Failed(why) if why.contains('3') && !why.contains("hunter2")));
-        assert!(matches!(answer("endless", "exec yes").await, Err(Trouble::TooMuch)));
-        assert!(matches!(answer("words", "echo hello").await, Err(Trouble::Malformed)));
+        assert!(
+            matches!(&failed, Trouble::Failed(why) if why.contains('3') && !why.contains("hunter2"))
+        );
+        assert!(matches!(
+            answer("endless", "exec yes").await,
+            Err(Trouble::TooMuch)
+        ));
+        assert!(matches!(
+            answer("words", "echo hello").await,
+            Err(Trouble::Malformed)
+        ));
     }
 
     #[tokio::test]
     async fn only_a_plain_word_in_an_absolute_folder_is_run() {
         for name in ["", "../x", "a/b", "a b", "$(x)"] {
             assert!(
-                matches!(ask(name, "r", Some(OsStr::new("/bin"))).await, Err(Trouble::BadName)),
+                matches!(
+                    ask(name, "r", Some(OsStr::new("/bin"))).await,
+                    Err(Trouble::BadName)
+                ),
                 "{name}"
             );
         }
-        for path in [None, Some(OsStr::new(".")), Some(OsStr::new("/nonexistent"))] {
-            assert!(matches!(ask("test", "r", path).await, Err(Trouble::Absent)), "{path:?}");
+        for path in [
+            None,
+            Some(OsStr::new(".")),
+            Some(OsStr::new("/nonexistent")),
+        ] {
+            assert!(
+                matches!(ask("test", "r", path).await, Err(Trouble::Absent)),
+                "{path:?}"
+            );
         }
     }
 }

@@ -15,7 +15,10 @@ use std::{
 };
 
 const OPEN: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
-const NEW: OFlags = OPEN.union(OFlags::WRONLY).union(OFlags::CREATE).union(OFlags::EXCL);
+const NEW: OFlags = OPEN
+    .union(OFlags::WRONLY)
+    .union(OFlags::CREATE)
+    .union(OFlags::EXCL);
 const FOLDER: OFlags = OPEN.union(OFlags::DIRECTORY);
 const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
 
@@ -44,7 +47,12 @@ impl Layout {
 
     /// The bytes have been checked: from now on they are what their name says.
     pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
-        Ok(rustix::fs::renameat(&self.blobs, part_name(digest), &self.blobs, digest.hex())?)
+        Ok(rustix::fs::renameat(
+            &self.blobs,
+            part_name(digest),
+            &self.blobs,
+            digest.hex(),
+        )?)
     }
 
     /// Keeps bytes that have been checked.
@@ -56,7 +64,8 @@ impl Layout {
     /// The bytes of a blob that was kept; small ones only.
     pub(super) fn read(&self, digest: &Digest) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        File::from(openat(&self.blobs, digest.hex(), OPEN, Mode::empty())?).read_to_end(&mut bytes)?;
+        File::from(openat(&self.blobs, digest.hex(), OPEN, Mode::empty())?)
+            .read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
@@ -86,9 +95,15 @@ mod tests {
         let digest = Digest::new(&format!("sha256:{}", "0".repeat(64))).unwrap();
         let file = path.join("blobs/sha256").join(digest.hex());
         layout.part(&digest).unwrap();
-        assert!(!file.exists() && layout.part(&digest).is_err(), "a second writer is refused");
+        assert!(
+            !file.exists() && layout.part(&digest).is_err(),
+            "a second writer is refused"
+        );
         layout.keep(&digest).unwrap();
-        assert!(file.exists() && Layout::new(&path).is_err(), "a folder is used once");
+        assert!(
+            file.exists() && Layout::new(&path).is_err(),
+            "a folder is used once"
+        );
         std::fs::remove_dir_all(&path).unwrap();
     }
 }

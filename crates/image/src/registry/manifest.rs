@@ -12,13 +12,18 @@ const MOST_MANIFESTS: usize = 1024;
 
 /// Reads a document. `content_type` is what the registry calls it; it may say nothing, and nothing else than the document.
 pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Document, ImageError> {
-    let called = content_type.map(essence).filter(|kind| kind.starts_with("application/vnd."));
+    let called = content_type
+        .map(essence)
+        .filter(|kind| kind.starts_with("application/vnd."));
     if let Some(kind) = called {
         document::check_type(what, kind)?;
     }
     let document = document::document(what, bytes)?;
     if called.is_some_and(|kind| !document.is_called(kind)) {
-        return Err(ImageError::malformed(what, "it is not what the registry calls it"));
+        return Err(ImageError::malformed(
+            what,
+            "it is not what the registry calls it",
+        ));
     }
     match &document {
         Document::Index(manifests) => few(what, "manifests", manifests.len(), MOST_MANIFESTS)?,
@@ -26,7 +31,10 @@ pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Docu
             few(what, "layers", layers.len(), Limits::default().layers)?;
             config.check_configuration()?;
             if config.size > LONGEST_DOCUMENT {
-                return Err(limit("the configuration", format!("{LONGEST_DOCUMENT} bytes")));
+                return Err(limit(
+                    "the configuration",
+                    format!("{LONGEST_DOCUMENT} bytes"),
+                ));
             }
             layers.iter().try_for_each(check_layer)?;
         }
@@ -38,7 +46,11 @@ pub fn read(what: &str, bytes: &[u8], content_type: Option<&str>) -> Result<Docu
 pub(super) fn media_type(document: &Document, content_type: Option<&str>) -> &'static str {
     let said = content_type.map(essence).unwrap_or_default();
     let called = DOCUMENT_TYPES.into_iter().find(|known| *known == said);
-    called.or(DOCUMENT_TYPES.into_iter().find(|known| document.is_called(known))).unwrap_or_default()
+    called
+        .or(DOCUMENT_TYPES
+            .into_iter()
+            .find(|known| document.is_called(known)))
+        .unwrap_or_default()
 }
 
 fn essence(content_type: &str) -> &str {
@@ -58,11 +70,18 @@ fn check_layer(layer: &Descriptor) -> Result<(), ImageError> {
 }
 
 fn few(what: &str, of: &str, count: usize, most: usize) -> Result<(), ImageError> {
-    if count <= most { Ok(()) } else { Err(limit(what, format!("{most} {of}"))) }
+    if count <= most {
+        Ok(())
+    } else {
+        Err(limit(what, format!("{most} {of}")))
+    }
 }
 
 fn limit(what: &str, limit: String) -> ImageError {
-    ImageError::Limit { what: what.to_owned(), limit }
+    ImageError::Limit {
+        what: what.to_owned(),
+        limit,
+    }
 }
 
 #[cfg(test)]
@@ -99,44 +118,77 @@ mod tests {
 
     #[track_caller]
     fn refused(document: &Value, content_type: Option<&str>, why: &str) {
-        let error = read("it", document.to_string().as_bytes(), content_type).expect_err(why).to_string();
+        let error = read("it", document.to_string().as_bytes(), content_type)
+            .expect_err(why)
+            .to_string();
         assert!(error.contains(why), "{error}");
     }
 
     #[test]
     fn images_and_indexes_of_both_families_are_read() {
-        for kind in [None, Some(OCI_MANIFEST), Some(DOCKER_MANIFEST), Some("application/json; charset=x")] {
+        for kind in [
+            None,
+            Some(OCI_MANIFEST),
+            Some(DOCKER_MANIFEST),
+            Some("application/json; charset=x"),
+        ] {
             let read = taken(&an_image(), kind);
             assert!(
                 matches!(&read, Document::Manifest { config, layers } if config.size == 3 && layers.len() == 1)
             );
             assert_eq!(
                 media_type(&read, kind),
-                if kind == Some(DOCKER_MANIFEST) { DOCKER_MANIFEST } else { OCI_MANIFEST }
+                if kind == Some(DOCKER_MANIFEST) {
+                    DOCKER_MANIFEST
+                } else {
+                    OCI_MANIFEST
+                }
             );
         }
         let mut arm = blob(OCI_MANIFEST);
         arm["platform"] = json!({ "os": "linux", "architecture": "arm64", "variant": "v8" });
-        let index =
-            json!({ "schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [arm, blob(OCI_MANIFEST)] });
-        let Document::Index(choices) = taken(&index, Some(OCI_INDEX)) else { panic!() };
+        let index = json!({ "schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [arm, blob(OCI_MANIFEST)] });
+        let Document::Index(choices) = taken(&index, Some(OCI_INDEX)) else {
+            panic!()
+        };
         let platforms: Vec<_> = choices.into_iter().map(|choice| choice.platform).collect();
         assert_eq!(platforms, [Some("linux/arm64/v8".parse().unwrap()), None]);
     }
 
     #[test]
     fn a_document_that_is_two_things_is_refused() {
-        refused(&with("manifests", json!([])), None, "neither an index nor a manifest");
-        refused(&an_image(), Some(OCI_INDEX), "it is not what the registry calls it");
-        refused(&with("mediaType", json!(DOCKER_LIST)), None, "is not what it calls itself");
+        refused(
+            &with("manifests", json!([])),
+            None,
+            "neither an index nor a manifest",
+        );
+        refused(
+            &an_image(),
+            Some(OCI_INDEX),
+            "it is not what the registry calls it",
+        );
+        refused(
+            &with("mediaType", json!(DOCKER_LIST)),
+            None,
+            "is not what it calls itself",
+        );
         let twice = an_image().to_string().replacen('{', "{\"layers\":[],", 1);
-        assert!(read("it", twice.as_bytes(), None).unwrap_err().to_string().contains("duplicate field"));
+        assert!(
+            read("it", twice.as_bytes(), None)
+                .unwrap_err()
+                .to_string()
+                .contains("duplicate field")
+        );
     }
 
     #[test]
     fn what_is_old_foreign_or_no_image_is_refused_by_name() {
         refused(&with("schemaVersion", json!(1)), None, "schema 1");
-        refused(&an_image(), Some("application/vnd.docker.distribution.manifest.v1+prettyjws"), "schema 1");
+        refused(
+            &an_image(),
+            Some("application/vnd.docker.distribution.manifest.v1+prettyjws"),
+            "schema 1",
+        );
         let chart = "application/vnd.cncf.helm.config.v1+json";
         refused(&with("config", blob(chart)), None, chart);
         refused(&an_image(), Some(chart), chart);
@@ -144,7 +196,11 @@ mod tests {
             "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
             "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
         ] {
-            refused(&with("layers", json!([blob(kind)])), None, "may not give away");
+            refused(
+                &with("layers", json!([blob(kind)])),
+                None,
+                "may not give away",
+            );
         }
         refused(&with("layers", json!([blob("x/y")])), None, "x/y");
         let mut other = blob(CONFIG);
@@ -159,7 +215,11 @@ mod tests {
         refused(&layers(129), None, "more than 128 layers");
         let mut large = blob(CONFIG);
         large["size"] = json!(LONGEST_DOCUMENT + 1);
-        refused(&with("config", large), None, "the configuration has more than");
+        refused(
+            &with("config", large),
+            None,
+            "the configuration has more than",
+        );
         let mut odd = blob(CONFIG);
         odd["size"] = json!(-1);
         refused(&with("config", odd), None, "invalid value");

@@ -109,20 +109,37 @@ struct Fetched {
 
 /// Pulls an image into an empty folder of ours, which then is a complete layout. To cancel, drop it, and remove the
 /// folder; the same after a failure.
-pub async fn pull(request: &Request, folder: &Path, watcher: Arc<Watcher>) -> Result<Pulled, PullError> {
+pub async fn pull(
+    request: &Request,
+    folder: &Path,
+    watcher: Arc<Watcher>,
+) -> Result<Pulled, PullError> {
     let layout = Layout::new(folder).map_err(|error| PullError::local("begin a layout", error))?;
     let layout = Arc::new(layout);
-    let Request { name, transport, credentials, patience, .. } = request;
+    let Request {
+        name,
+        transport,
+        credentials,
+        patience,
+        ..
+    } = request;
     let client = Client::connect(name, *transport, credentials.clone(), patience.clone()).await?;
     let first = fetch_manifest(&client, Wanted::of(name)).await?;
     let (top, chosen) = choose(&client, first, request).await?;
     let image = chosen.as_ref().unwrap_or(&top);
-    let Document::Manifest { config, layers } = &image.document else { return Err(nested(name)) };
+    let Document::Manifest { config, layers } = &image.document else {
+        return Err(nested(name));
+    };
     let blobs = blobs(config, layers, request)?;
     let bytes = blobs.iter().map(|blob| blob.size).sum();
-    watcher(Event::Begun { bytes, blobs: blobs.len() });
+    watcher(Event::Begun {
+        bytes,
+        blobs: blobs.len(),
+    });
     // The configuration comes alone: it says whether the rest is worth its way.
-    let (first, rest) = blobs.into_iter().partition(|blob| blob.digest == config.digest);
+    let (first, rest) = blobs
+        .into_iter()
+        .partition(|blob| blob.digest == config.digest);
     let client = Arc::new(client);
     fetch_all(&client, &layout, first, &watcher).await?;
     let platform = check_platform(&layout, config, request)?;
@@ -130,7 +147,13 @@ pub async fn pull(request: &Request, folder: &Path, watcher: Arc<Watcher>) -> Re
     finish(&layout, &top, chosen.as_ref(), name)
         .map_err(|error| PullError::local("write the layout", error))?;
     let (manifest, layers) = (image.digest.clone(), layers.len());
-    Ok(Pulled { digest: top.digest, manifest, platform, bytes, layers })
+    Ok(Pulled {
+        digest: top.digest,
+        manifest,
+        platform,
+        bytes,
+        layers,
+    })
 }
 
 /// Which manifest to fetch.
@@ -163,10 +186,21 @@ async fn choose(
     first: Fetched,
     request: &Request,
 ) -> Result<(Fetched, Option<Fetched>), PullError> {
-    let Document::Index(choices) = &first.document else { return Ok((first, None)) };
-    let fits = |choice: &&Descriptor| choice.platform.as_ref().is_some_and(|its| request.platform.takes(its));
+    let Document::Index(choices) = &first.document else {
+        return Ok((first, None));
+    };
+    let fits = |choice: &&Descriptor| {
+        choice
+            .platform
+            .as_ref()
+            .is_some_and(|its| request.platform.takes(its))
+    };
     let exact = |choice: &&Descriptor| choice.platform.as_ref() == Some(&request.platform);
-    let Some(chosen) = choices.iter().find(exact).or_else(|| choices.iter().find(fits)) else {
+    let Some(chosen) = choices
+        .iter()
+        .find(exact)
+        .or_else(|| choices.iter().find(fits))
+    else {
         let offered = choices.iter().filter_map(|choice| choice.platform.as_ref());
         return Err(other_platforms(request, offered));
     };
@@ -182,7 +216,10 @@ fn nested(name: &ImageRef) -> PullError {
     }
 }
 
-fn other_platforms<'p>(request: &Request, offered: impl Iterator<Item = &'p Platform>) -> PullError {
+fn other_platforms<'p>(
+    request: &Request,
+    offered: impl Iterator<Item = &'p Platform>,
+) -> PullError {
     const MOST_SHOWN: usize = 16;
     let mut names: Vec<_> = offered
         // Not machines but notes about the image.
@@ -191,8 +228,16 @@ fn other_platforms<'p>(request: &Request, offered: impl Iterator<Item = &'p Plat
         .take(MOST_SHOWN)
         .collect();
     names.dedup();
-    let offered = if names.is_empty() { "nothing that it names".to_owned() } else { names.join(", ") };
-    PullError::Platform { name: request.name.to_string(), wanted: request.platform.to_string(), offered }
+    let offered = if names.is_empty() {
+        "nothing that it names".to_owned()
+    } else {
+        names.join(", ")
+    };
+    PullError::Platform {
+        name: request.name.to_string(),
+        wanted: request.platform.to_string(),
+        offered,
+    }
 }
 
 async fn fetch_manifest(client: &Client, wanted: Wanted<'_>) -> Result<Fetched, PullError> {
@@ -206,7 +251,11 @@ async fn fetch_manifest(client: &Client, wanted: Wanted<'_>) -> Result<Fetched, 
 }
 
 async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, Trouble> {
-    let what = format!("manifest `{}` of `{}`", wanted.reference(), client.name.repository());
+    let what = format!(
+        "manifest `{}` of `{}`",
+        wanted.reference(),
+        client.name.repository()
+    );
     let mut headers = HeaderMap::new();
     for kind in DOCUMENT_TYPES {
         headers.append(ACCEPT, HeaderValue::from_static(kind));
@@ -214,12 +263,23 @@ async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, T
     let url = client.url(&format!("manifests/{}", wanted.reference()))?;
     let response = client.get(&url, &headers, &what).await?;
     let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
-    let (said, content_type) = (header("docker-content-digest"), header(CONTENT_TYPE.as_str()));
-    let bytes = Body::new(response, &client.patience).all(LONGEST_DOCUMENT).await?;
+    let (said, content_type) = (
+        header("docker-content-digest"),
+        header(CONTENT_TYPE.as_str()),
+    );
+    let bytes = Body::new(response, &client.patience)
+        .all(LONGEST_DOCUMENT)
+        .await?;
     let digest = check_manifest(&bytes, wanted, said.as_deref(), &what)?;
-    let document = manifest::read(&what, &bytes, content_type.as_deref()).map_err(PullError::Unfit)?;
+    let document =
+        manifest::read(&what, &bytes, content_type.as_deref()).map_err(PullError::Unfit)?;
     let media_type = manifest::media_type(&document, content_type.as_deref());
-    Ok(Fetched { bytes, digest, document, media_type })
+    Ok(Fetched {
+        bytes,
+        digest,
+        document,
+        media_type,
+    })
 }
 
 /// Against the digest we know, and against the one that is said to be its own.
@@ -229,14 +289,21 @@ fn check_manifest(
     said: Option<&str>,
     what: &str,
 ) -> Result<Digest, PullError> {
-    let corrupt = |why: String| PullError::Corrupt { what: what.to_owned(), why };
+    let corrupt = |why: String| PullError::Corrupt {
+        what: what.to_owned(),
+        why,
+    };
     let found = blob::digest_of(bytes).ok_or_else(|| corrupt("it has no digest".to_owned()))?;
     let known = match wanted {
         Wanted::Tag(_) => None,
         Wanted::Digest(digest) => Some(*digest),
         Wanted::Chosen(blob) => {
             if blob.size != bytes.len() as u64 {
-                return Err(corrupt(format!("it should have {} bytes and has {}", blob.size, bytes.len())));
+                return Err(corrupt(format!(
+                    "it should have {} bytes and has {}",
+                    blob.size,
+                    bytes.len()
+                )));
             }
             Some(&blob.digest)
         }
@@ -265,13 +332,24 @@ fn blobs(
         match sizes.insert(blob.digest.clone(), blob.size) {
             None => unique.push(blob.clone()),
             Some(size) if size == blob.size => {}
-            Some(_) => return Err(PullError::corrupt(&blob.digest, "it is said to have two sizes")),
+            Some(_) => {
+                return Err(PullError::corrupt(
+                    &blob.digest,
+                    "it is said to have two sizes",
+                ));
+            }
         }
     }
-    let size = unique.iter().fold(0u64, |sum, blob| sum.saturating_add(blob.size));
+    let size = unique
+        .iter()
+        .fold(0u64, |sum, blob| sum.saturating_add(blob.size));
     match size <= request.most_bytes {
         true => Ok(unique),
-        false => Err(PullError::TooLarge { what: request.name.to_string(), size, most: request.most_bytes }),
+        false => Err(PullError::TooLarge {
+            what: request.name.to_string(),
+            size,
+            most: request.most_bytes,
+        }),
     }
 }
 
@@ -285,8 +363,12 @@ async fn fetch_all(
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut fetching = JoinSet::new();
     for blob in blobs {
-        let (client, layout, watcher, turns) =
-            (Arc::clone(client), Arc::clone(layout), Arc::clone(watcher), Arc::clone(&turns));
+        let (client, layout, watcher, turns) = (
+            Arc::clone(client),
+            Arc::clone(layout),
+            Arc::clone(watcher),
+            Arc::clone(&turns),
+        );
         fetching.spawn(async move {
             // Never closed.
             let _turn = turns.acquire_owned().await;
@@ -294,8 +376,12 @@ async fn fetch_all(
         });
     }
     while let Some(ended) = fetching.join_next().await {
-        let fetched = ended
-            .unwrap_or_else(|error| Err(PullError::local("go on pulling", std::io::Error::other(error))));
+        let fetched = ended.unwrap_or_else(|error| {
+            Err(PullError::local(
+                "go on pulling",
+                std::io::Error::other(error),
+            ))
+        });
         if fetched.is_err() {
             fetching.shutdown().await;
             return fetched;
@@ -305,10 +391,15 @@ async fn fetch_all(
 }
 
 /// The configuration has the last word on what an image is made for: an index could say anything.
-fn check_platform(layout: &Layout, config: &Descriptor, request: &Request) -> Result<Platform, PullError> {
+fn check_platform(
+    layout: &Layout,
+    config: &Descriptor,
+    request: &Request,
+) -> Result<Platform, PullError> {
     let what = format!("configuration {}", config.digest);
-    let bytes =
-        layout.read(&config.digest).map_err(|error| PullError::local(format!("read {what}"), error))?;
+    let bytes = layout
+        .read(&config.digest)
+        .map_err(|error| PullError::local(format!("read {what}"), error))?;
     let read = document::configuration(&what, &bytes).map_err(PullError::Unfit)?;
     match request.platform.takes(&read.platform) {
         true => Ok(read.platform),
@@ -317,7 +408,12 @@ fn check_platform(layout: &Layout, config: &Descriptor, request: &Request) -> Re
 }
 
 /// The index stays above the manifest, so that the image is known by both digests.
-fn finish(layout: &Layout, top: &Fetched, chosen: Option<&Fetched>, name: &ImageRef) -> std::io::Result<()> {
+fn finish(
+    layout: &Layout,
+    top: &Fetched,
+    chosen: Option<&Fetched>,
+    name: &ImageRef,
+) -> std::io::Result<()> {
     for document in [top].into_iter().chain(chosen) {
         layout.write(&document.digest, &document.bytes)?;
     }

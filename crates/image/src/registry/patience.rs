@@ -44,7 +44,10 @@ pub(super) enum Trouble {
     /// Trying again would not help.
     Final(PullError),
     /// It might, perhaps after the wait that was asked for.
-    Passing { error: PullError, wait: Option<Duration> },
+    Passing {
+        error: PullError,
+        wait: Option<Duration>,
+    },
 }
 
 impl Trouble {
@@ -87,7 +90,11 @@ impl<'p> Attempts<'p> {
         }
         match (wait, error) {
             (Some(asked), PullError::Status { host, .. }) if asked > self.patience.longest_wait => {
-                return Err(PullError::Busy { host, asked, most: self.patience.longest_wait });
+                return Err(PullError::Busy {
+                    host,
+                    asked,
+                    most: self.patience.longest_wait,
+                });
             }
             (Some(asked), _) => sleep(asked).await,
             (None, _) => sleep(self.back_off()).await,
@@ -97,7 +104,8 @@ impl<'p> Attempts<'p> {
 
     /// Doubled each time, and somewhere between half and all of that: many who failed together come back apart.
     fn back_off(&self) -> Duration {
-        let whole = self.patience.first_wait * 2u32.saturating_pow(self.made.saturating_sub(1).min(16));
+        let whole =
+            self.patience.first_wait * 2u32.saturating_pow(self.made.saturating_sub(1).min(16));
         let chance = RandomState::new().hash_one(self.made) % 1024;
         let wait = whole / 2 + whole / 2 * chance as u32 / 1024;
         wait.min(self.patience.longest_wait)
@@ -114,7 +122,12 @@ pub(super) struct Body<'p> {
 
 impl<'p> Body<'p> {
     pub(super) fn new(response: Response, patience: &'p Patience) -> Body<'p> {
-        Body { response, patience, deadline: Instant::now() + patience.idle, since: 0 }
+        Body {
+            response,
+            patience,
+            deadline: Instant::now() + patience.idle,
+            since: 0,
+        }
     }
 
     /// The next bytes; none at the end.
@@ -155,7 +168,11 @@ impl<'p> Body<'p> {
 
     fn broken(&self, why: String) -> Trouble {
         let host = client::host(self.response.url());
-        Trouble::passing(PullError::BrokenOff { host, what: "an answer".to_owned(), why })
+        Trouble::passing(PullError::BrokenOff {
+            host,
+            what: "an answer".to_owned(),
+            why,
+        })
     }
 }
 
@@ -167,23 +184,52 @@ mod tests {
     fn waits_double_vary_and_are_bounded() {
         let patience = Patience::default();
         for (made, whole) in [(1, 400), (2, 800), (3, 1600)] {
-            let wait = Attempts { patience: &patience, made }.back_off().as_millis();
+            let wait = Attempts {
+                patience: &patience,
+                made,
+            }
+            .back_off()
+            .as_millis();
             assert!((whole / 2..=whole).contains(&wait), "{wait} after {made}");
         }
-        assert_eq!(Attempts { patience: &patience, made: 100 }.back_off(), patience.longest_wait);
+        assert_eq!(
+            Attempts {
+                patience: &patience,
+                made: 100
+            }
+            .back_off(),
+            patience.longest_wait
+        );
     }
 
     #[tokio::test]
     async fn tries_end_and_long_waits_are_not_waited() {
-        let patience = Patience { first_wait: Duration::from_millis(1), attempts: 3, ..Patience::default() };
-        let failed =
-            || PullError::Status { host: "h".into(), status: 503, what: "x".into(), told: String::new() };
+        let patience = Patience {
+            first_wait: Duration::from_millis(1),
+            attempts: 3,
+            ..Patience::default()
+        };
+        let failed = || PullError::Status {
+            host: "h".into(),
+            status: 503,
+            what: "x".into(),
+            told: String::new(),
+        };
         let mut attempts = Attempts::new(&patience);
         for _ in 0..2 {
             attempts.after(Trouble::passing(failed())).await.unwrap();
         }
-        assert!(matches!(attempts.after(Trouble::passing(failed())).await, Err(PullError::Status { .. })));
-        let long = Trouble::Passing { error: failed(), wait: Some(Duration::from_secs(3600)) };
-        assert!(matches!(Attempts::new(&patience).after(long).await, Err(PullError::Busy { .. })));
+        assert!(matches!(
+            attempts.after(Trouble::passing(failed())).await,
+            Err(PullError::Status { .. })
+        ));
+        let long = Trouble::Passing {
+            error: failed(),
+            wait: Some(Duration::from_secs(3600)),
+        };
+        assert!(matches!(
+            Attempts::new(&patience).after(long).await,
+            Err(PullError::Busy { .. })
+        ));
     }
 }

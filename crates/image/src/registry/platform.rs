@@ -17,7 +17,11 @@ impl Platform {
             "arm" => "v7",
             _ => "",
         };
-        let wanted = if self.variant.is_empty() { baseline } else { &self.variant };
+        let wanted = if self.variant.is_empty() {
+            baseline
+        } else {
+            &self.variant
+        };
         let variant = image.variant.is_empty() || image.variant == wanted;
         self.os == image.os && self.architecture == image.architecture && variant
     }
@@ -29,15 +33,19 @@ impl FromStr for Platform {
     fn from_str(text: &str) -> Result<Self, BadPlatform> {
         let fits = |part: &&str| {
             (1..=32).contains(&part.len())
-                && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+                && part
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
         };
         let parts: Vec<_> = text.split('/').collect();
         match parts.as_slice() {
-            ["linux", rest @ ..] if (1..=2).contains(&rest.len()) && rest.iter().all(fits) => Ok(Platform {
-                os: "linux".to_owned(),
-                architecture: rest[0].to_owned(),
-                variant: rest.get(1).copied().unwrap_or_default().to_owned(),
-            }),
+            ["linux", rest @ ..] if (1..=2).contains(&rest.len()) && rest.iter().all(fits) => {
+                Ok(Platform {
+                    os: "linux".to_owned(),
+                    architecture: rest[0].to_owned(),
+                    variant: rest.get(1).copied().unwrap_or_default().to_owned(),
+                })
+            }
             _ => Err(BadPlatform(text.chars().take(100).collect())),
         }
     }
@@ -46,7 +54,10 @@ impl FromStr for Platform {
 impl fmt::Display for BadPlatform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = self.0.escape_debug();
-        write!(f, "`{shown}` is not a platform: write linux/amd64, linux/arm64 or linux/ARCHITECTURE/VARIANT")
+        write!(
+            f,
+            "`{shown}` is not a platform: write linux/amd64, linux/arm64 or linux/ARCHITECTURE/VARIANT"
+        )
     }
 }
 
@@ -65,7 +76,15 @@ mod tests {
         for text in ["linux/amd64", "linux/arm64/v8"] {
             assert_eq!(platform(text).to_string(), text);
         }
-        for text in ["", "linux", "linux/", "windows/amd64", "linux/a/b/c", "linux/AMD64", "linux/../x"] {
+        for text in [
+            "",
+            "linux",
+            "linux/",
+            "windows/amd64",
+            "linux/a/b/c",
+            "linux/AMD64",
+            "linux/../x",
+        ] {
             assert!(text.parse::<Platform>().is_err(), "{text}");
         }
     }
@@ -74,7 +93,9 @@ mod tests {
     fn a_variant_is_taken_only_when_asked_for_or_when_everybody_has_it() {
         let takes = |asked: &str, image: &str| platform(asked).takes(&platform(image));
         assert!(takes("linux/arm64", "linux/arm64/v8") && takes("linux/arm64/v8", "linux/arm64"));
-        assert!(takes("linux/amd64/v3", "linux/amd64/v3") && !takes("linux/amd64", "linux/amd64/v3"));
+        assert!(
+            takes("linux/amd64/v3", "linux/amd64/v3") && !takes("linux/amd64", "linux/amd64/v3")
+        );
         assert!(!takes("linux/amd64", "linux/arm64"));
     }
 }

@@ -28,11 +28,17 @@ impl fmt::Debug for Secret {
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
-        let word =
-            group.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        let word = group
+            .iter()
+            .fold(0u32, |word, byte| word << 8 | u32::from(*byte))
+            << (8 * (3 - group.len()));
         for place in 0..4 {
             let letter = DIGITS[(word >> (18 - 6 * place)) as usize & 63];
-            text.push(if place <= group.len() { char::from(letter) } else { '=' });
+            text.push(if place <= group.len() {
+                char::from(letter)
+            } else {
+                '='
+            });
         }
     }
     text
@@ -78,7 +84,10 @@ mod tests {
             ("fooba", "Zm9vYmE="),
         ];
         for (plain, coded) in cases {
-            assert_eq!((encode(plain.as_bytes()).as_str(), decode(coded)), (coded, Some(plain.into())));
+            assert_eq!(
+                (encode(plain.as_bytes()).as_str(), decode(coded)),
+                (coded, Some(plain.into()))
+            );
         }
         assert_eq!(
             [decode("Zg="), decode("Z"), decode("Z g="), decode("Zm9v\n")],

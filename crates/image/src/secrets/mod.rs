@@ -51,7 +51,10 @@ impl Search {
     pub fn config(&mut self, config: &ImageConfig) {
         for (name, value) in config.env.iter().filter_map(|text| text.split_once('=')) {
             if patterns::is_suspicious_variable(name, value) {
-                self.found(&format!("variable {name}"), "its name is that of a credential");
+                self.found(
+                    &format!("variable {name}"),
+                    "its name is that of a credential",
+                );
             } else if let Some(kind) = patterns::key_in(value.as_bytes()) {
                 self.found(&format!("variable {name}"), kind);
             }
@@ -67,28 +70,53 @@ impl Search {
     pub fn line(&self) -> Line {
         let requirement = "no credentials inside".to_owned();
         let more = self.count.saturating_sub(self.found.len() as u64);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
         match (self.count, self.incomplete.first()) {
             (0, None) if self.unread > 0 => {
                 let mend = "check it as root, who can look at what only root of the image may read";
-                let seen = format!("{} looked at, {} could not be read", self.entries, self.unread);
-                Line { requirement, outcome: Outcome::Warn, seen, mend: Some(mend.to_owned()) }
+                let seen = format!(
+                    "{} looked at, {} could not be read",
+                    self.entries, self.unread
+                );
+                Line {
+                    requirement,
+                    outcome: Outcome::Warn,
+                    seen,
+                    mend: Some(mend.to_owned()),
+                }
             }
             (0, None) => {
                 let seen = format!("{} files and folders looked at", self.entries);
-                Line { requirement, outcome: Outcome::Pass, seen, mend: None }
+                Line {
+                    requirement,
+                    outcome: Outcome::Pass,
+                    seen,
+                    mend: None,
+                }
             }
             (0, Some(bound)) => {
-                let mend =
-                    "make the image smaller, or its files readable, so that all of it can be looked at";
+                let mend = "make the image smaller, or its files readable, so that all of it can be looked at";
                 let seen = format!("not all could be looked at: {bound}");
-                Line { requirement, outcome: Outcome::Fail, seen, mend: Some(mend.to_owned()) }
+                Line {
+                    requirement,
+                    outcome: Outcome::Fail,
+                    seen,
+                    mend: Some(mend.to_owned()),
+                }
             }
             (_, _) => {
-                let mend =
-                    "build the image without it (a later layer only hides it), and give it to runs instead";
+                let mend = "build the image without it (a later layer only hides it), and give it to runs instead";
                 let seen = format!("{}{more}", self.found.join(", "));
-                Line { requirement, outcome: Outcome::Fail, seen, mend: Some(mend.to_owned()) }
+                Line {
+                    requirement,
+                    outcome: Outcome::Fail,
+                    seen,
+                    mend: Some(mend.to_owned()),
+                }
             }
         }
     }
@@ -124,7 +152,9 @@ impl Search {
         };
         for entry in entries {
             if self.entries >= MOST_ENTRIES {
-                return self.bound(format!("there are more than {MOST_ENTRIES} files and folders"));
+                return self.bound(format!(
+                    "there are more than {MOST_ENTRIES} files and folders"
+                ));
             }
             match entry {
                 Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
@@ -136,18 +166,29 @@ impl Search {
 
     fn entry(&mut self, folder: &OwnedFd, name: CString, path: &str, depth: usize) {
         self.entries += 1;
-        let path = format!("{path}{}{}", if path.is_empty() { "" } else { "/" }, name.to_string_lossy());
+        let path = format!(
+            "{path}{}{}",
+            if path.is_empty() { "" } else { "/" },
+            name.to_string_lossy()
+        );
         let about = match rustix::fs::statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(about) => about,
             Err(error) => return self.failed(&path, &error.into()),
         };
         match FileType::from_raw_mode(about.st_mode) {
-            FileType::Directory => match rustix::fs::openat(folder, &name, folder_flags(), Mode::empty()) {
-                Ok(inner) => self.folder(inner, &path, depth + 1),
-                Err(error) => self.failed(&path, &error.into()),
-            },
+            FileType::Directory => {
+                match rustix::fs::openat(folder, &name, folder_flags(), Mode::empty()) {
+                    Ok(inner) => self.folder(inner, &path, depth + 1),
+                    Err(error) => self.failed(&path, &error.into()),
+                }
+            }
             FileType::RegularFile if about.st_size > 0 => {
-                self.file(folder, &name, &path, u64::try_from(about.st_size).unwrap_or(u64::MAX));
+                self.file(
+                    folder,
+                    &name,
+                    &path,
+                    u64::try_from(about.st_size).unwrap_or(u64::MAX),
+                );
             }
             _ => {}
         }
@@ -158,7 +199,10 @@ impl Search {
         if known == patterns::File::Secret {
             return self.found(&format!("/{path}"), "its name is that of a credential");
         }
-        let of_packages = path.split('/').next().is_some_and(|top| OF_PACKAGES.contains(&top));
+        let of_packages = path
+            .split('/')
+            .next()
+            .is_some_and(|top| OF_PACKAGES.contains(&top));
         let of_no_use = known == patterns::File::Plain || patterns::is_for_show(path);
         if size > LARGEST_READ || (of_packages && of_no_use) {
             return;

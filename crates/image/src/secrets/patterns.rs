@@ -67,36 +67,59 @@ const KEYS: [(&str, usize, &str); 20] = [
 
 /// Judges a path relative to the root, by its name alone.
 pub(super) fn file(path: &str) -> File {
-    let ends = |end: &str| path == end || path.strip_suffix(end).is_some_and(|front| front.ends_with('/'));
+    let ends = |end: &str| {
+        path == end
+            || path
+                .strip_suffix(end)
+                .is_some_and(|front| front.ends_with('/'))
+    };
     let name = path.rsplit('/').next().unwrap_or_default();
     let of_ssh = path.contains(".ssh/") || path.starts_with("etc/ssh/");
     if SECRET.iter().any(|end| ends(end)) {
         return File::Secret;
     }
-    if of_ssh && (name.starts_with("id_") || name.starts_with("ssh_host_")) && !name.ends_with(".pub") {
+    if of_ssh
+        && (name.starts_with("id_") || name.starts_with("ssh_host_"))
+        && !name.ends_with(".pub")
+    {
         return File::Secret;
     }
     match HOLDS.iter().find(|(end, _)| ends(end)) {
         Some((_, words)) => File::Holds(words),
-        None if [".pem", ".key", ".p8"].iter().any(|end| name.ends_with(end)) => File::Key,
+        None if [".pem", ".key", ".p8"]
+            .iter()
+            .any(|end| name.ends_with(end)) =>
+        {
+            File::Key
+        }
         None => File::Plain,
     }
 }
 
 /// Whether a file lies where packages keep what their tests and documents need, such as keys that the world knows.
 pub(super) fn is_for_show(path: &str) -> bool {
-    const FOLDERS: [&str; 8] =
-        ["test", "tests", "testdata", "testing", "example", "examples", "doc", "samples"];
+    const FOLDERS: [&str; 8] = [
+        "test", "tests", "testdata", "testing", "example", "examples", "doc", "samples",
+    ];
     path.split('/').any(|part| FOLDERS.contains(&part))
 }
 
 /// Whether a variable is called like a credential and is set. The official Python images have `GPG_KEY`: the
 /// fingerprint of a public key.
 pub(super) fn is_suspicious_variable(name: &str, value: &str) -> bool {
-    const WORDS: [&str; 8] =
-        ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY", "PRIVATE_KEY"];
+    const WORDS: [&str; 8] = [
+        "TOKEN",
+        "SECRET",
+        "PASSWORD",
+        "PASSWD",
+        "PASSPHRASE",
+        "CREDENTIAL",
+        "APIKEY",
+        "PRIVATE_KEY",
+    ];
     let name = name.to_ascii_uppercase();
-    let called_so = WORDS.iter().any(|word| name.contains(word)) || name == "KEY" || name.ends_with("_KEY");
+    let called_so =
+        WORDS.iter().any(|word| name.contains(word)) || name == "KEY" || name.ends_with("_KEY");
     called_so && name != "GPG_KEY" && !value.trim().is_empty()
 }
 
@@ -105,7 +128,9 @@ pub(super) fn key_in(bytes: &[u8]) -> Option<&'static str> {
     if has_private_key(bytes) {
         return Some("a private key");
     }
-    KEYS.iter().find(|(start, length, _)| has_key(bytes, start.as_bytes(), *length)).map(|(_, _, kind)| *kind)
+    KEYS.iter()
+        .find(|(start, length, _)| has_key(bytes, start.as_bytes(), *length))
+        .map(|(_, _, kind)| *kind)
 }
 
 /// Whether the words are in there.
@@ -117,10 +142,16 @@ pub(super) fn contains(bytes: &[u8], words: &str) -> bool {
 fn has_private_key(bytes: &[u8]) -> bool {
     const HEADER: &[u8] = b"PRIVATE KEY-----";
     positions(bytes, HEADER).any(|at| {
-        let line = bytes[..at].rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+        let line = bytes[..at]
+            .rsplit(|byte| *byte == b'\n')
+            .next()
+            .unwrap_or_default();
         let below = &bytes[at + HEADER.len()..];
-        let below =
-            below.strip_prefix(b"\r").unwrap_or(below).strip_prefix(b"\n").or(below.strip_prefix(b"\\n"));
+        let below = below
+            .strip_prefix(b"\r")
+            .unwrap_or(below)
+            .strip_prefix(b"\n")
+            .or(below.strip_prefix(b"\\n"));
         let body = below
             .unwrap_or_default()
             .iter()
@@ -134,12 +165,21 @@ fn has_key(bytes: &[u8], start: &[u8], length: usize) -> bool {
     let of_key = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
     positions(bytes, start).any(|at| {
         let alone = at == 0 || !of_key(&bytes[at - 1]);
-        let rest: Vec<u8> = bytes[at + start.len()..].iter().copied().take_while(of_key).take(256).collect();
+        let rest: Vec<u8> = bytes[at + start.len()..]
+            .iter()
+            .copied()
+            .take_while(of_key)
+            .take(256)
+            .collect();
         // Words joined by dashes are no key.
         alone && rest.len() >= length && rest.iter().any(u8::is_ascii_digit)
     })
 }
 
 fn positions<'a>(bytes: &'a [u8], part: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
-    bytes.windows(part.len()).enumerate().filter(move |(_, window)| *window == part).map(|(at, _)| at)
+    bytes
+        .windows(part.len())
+        .enumerate()
+        .filter(move |(_, window)| *window == part)
+        .map(|(at, _)| at)
 }

@@ -6,7 +6,8 @@ struct Tree(PathBuf);
 
 impl Tree {
     fn new(name: &str) -> Tree {
-        let path = std::env::temp_dir().join(format!("airlock-secrets-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-secrets-{}-{name}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Tree(path)
     }
@@ -32,7 +33,10 @@ impl Drop for Tree {
 
 /// Put together here, so that nobody takes this file for a leak.
 fn private_key() -> String {
-    format!("-----BEGIN {} KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEF\n-----END {0} KEY-----\n", "PRIVATE")
+    format!(
+        "-----BEGIN {} KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEF\n-----END {0} KEY-----\n",
+        "PRIVATE"
+    )
 }
 
 #[test]
@@ -43,17 +47,29 @@ fn each_kind_of_credential_is_found_at_its_place_and_not_shown() {
         ("home/a/.aws/credentials", "[default]".to_owned()),
         ("root/.netrc", "machine x".to_owned()),
         ("home/a/.npmrc", "//registry/:_authToken=x".to_owned()),
-        ("root/.docker/config.json", "{\"auths\":{\"x\":{\"auth\":\"eA==\"}}}".to_owned()),
+        (
+            "root/.docker/config.json",
+            "{\"auths\":{\"x\":{\"auth\":\"eA==\"}}}".to_owned(),
+        ),
         ("usr/share/app/server.pem", private_key()),
         ("app/settings.ini", format!("token = {github}\n")),
         ("etc/app.env", format!("AWS=AKIA{}\n", "A1B2".repeat(4))),
     ];
     for (index, (path, text)) in cases.into_iter().enumerate() {
-        let search = Tree::new(&format!("found-{index}")).with(path, &text).search();
-        assert_eq!((search.count, search.incomplete.len()), (1, 0), "{path}: {search:?}");
+        let search = Tree::new(&format!("found-{index}"))
+            .with(path, &text)
+            .search();
+        assert_eq!(
+            (search.count, search.incomplete.len()),
+            (1, 0),
+            "{path}: {search:?}"
+        );
         let line = search.line();
         assert_eq!(line.outcome, Outcome::Fail);
-        assert!(line.seen.starts_with(&format!("/{path} (")) && !line.seen.contains(&github), "{line:?}");
+        assert!(
+            line.seen.starts_with(&format!("/{path} (")) && !line.seen.contains(&github),
+            "{line:?}"
+        );
     }
 }
 
@@ -63,13 +79,25 @@ fn what_only_looks_like_one_is_left_alone() {
         .with("root/.ssh/known_hosts", "host key")
         .with("root/.ssh/id_ed25519.pub", "ssh-ed25519 AAAA")
         .with("home/a/.npmrc", "registry=http://localhost")
-        .with("etc/ssl/certs/ca.pem", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
-        .with("etc/reader.py", "if line.startswith('-----BEGIN PRIVATE KEY-----'):\n")
-        .with("etc/words", "task-based-risk-assessment-of-everything sk-learn AKIA")
+        .with(
+            "etc/ssl/certs/ca.pem",
+            "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
+        )
+        .with(
+            "etc/reader.py",
+            "if line.startswith('-----BEGIN PRIVATE KEY-----'):\n",
+        )
+        .with(
+            "etc/words",
+            "task-based-risk-assessment-of-everything sk-learn AKIA",
+        )
         .with("usr/lib/python3/key.txt", &private_key())
         .with("usr/share/go/tls/testdata/example-key.pem", &private_key())
         .search();
-    assert_eq!((search.found.clone(), search.line().outcome), (Vec::new(), Outcome::Pass));
+    assert_eq!(
+        (search.found.clone(), search.line().outcome),
+        (Vec::new(), Outcome::Pass)
+    );
 }
 
 #[test]
@@ -79,22 +107,40 @@ fn links_are_not_followed_and_what_is_no_file_is_not_opened() {
     symlink(&outside.0, tree.0.join("folder")).unwrap();
     symlink(outside.0.join("key"), tree.0.join("file")).unwrap();
     symlink(".", tree.0.join("round")).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, tree.0.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        tree.0.join("pipe"),
+        FileType::Fifo,
+        Mode::RUSR,
+        0,
+    )
+    .unwrap();
     assert_eq!(tree.search().line().outcome, Outcome::Pass);
-    assert_eq!(outside.search().line().outcome, Outcome::Fail, "the key is one where it can be seen");
+    assert_eq!(
+        outside.search().line().outcome,
+        Outcome::Fail,
+        "the key is one where it can be seen"
+    );
 }
 
 #[test]
 fn a_tree_too_deep_to_look_through_is_not_called_clean() {
     let deep = "d/".repeat(DEEPEST + 2);
-    let line = Tree::new("deep").with(&format!("{deep}x"), "x").search().line();
+    let line = Tree::new("deep")
+        .with(&format!("{deep}x"), "x")
+        .search()
+        .line();
     assert_eq!(line.outcome, Outcome::Fail);
     assert!(line.seen.contains("deeper than"), "{line:?}");
 }
 
 #[test]
 fn what_could_not_be_read_is_told_and_hides_nothing_else() {
-    let unread = Search { unread: 2, entries: 9, ..Search::default() };
+    let unread = Search {
+        unread: 2,
+        entries: 9,
+        ..Search::default()
+    };
     assert_eq!(
         (unread.line().outcome, unread.line().seen.as_str()),
         (Outcome::Warn, "9 looked at, 2 could not be read")
@@ -102,7 +148,10 @@ fn what_could_not_be_read_is_told_and_hides_nothing_else() {
     let mut found = unread.clone();
     found.found("/x", "a private key");
     assert_eq!(found.line().outcome, Outcome::Fail);
-    let bounded = Search { incomplete: vec!["too deep".to_owned()], ..unread };
+    let bounded = Search {
+        incomplete: vec!["too deep".to_owned()],
+        ..unread
+    };
     assert_eq!(bounded.line().outcome, Outcome::Fail);
 }
 
@@ -110,13 +159,26 @@ fn what_could_not_be_read_is_told_and_hides_nothing_else() {
 fn variables_are_judged_by_name_and_by_value() {
     let of = |variable: &str| {
         let mut search = Search::default();
-        search.config(&ImageConfig { env: vec![variable.to_owned()], ..ImageConfig::default() });
+        search.config(&ImageConfig {
+            env: vec![variable.to_owned()],
+            ..ImageConfig::default()
+        });
         search.count
     };
-    for bad in ["DB_PASSWORD=x", "GITHUB_TOKEN=x", "api_key=x", "CONFIG=sk-1234567890abcdefghijkl"] {
+    for bad in [
+        "DB_PASSWORD=x",
+        "GITHUB_TOKEN=x",
+        "api_key=x",
+        "CONFIG=sk-1234567890abcdefghijkl",
+    ] {
         assert_eq!(of(bad), 1, "{bad}");
     }
-    for good in ["PATH=/bin", "GPG_KEY=E3FF2839C048B25C084DEBE9B26995E310250568", "TOKEN=", "KEYBOARD=de"] {
+    for good in [
+        "PATH=/bin",
+        "GPG_KEY=E3FF2839C048B25C084DEBE9B26995E310250568",
+        "TOKEN=",
+        "KEYBOARD=de",
+    ] {
         assert_eq!(of(good), 0, "{good}");
     }
 }

@@ -125,7 +125,13 @@ pub struct Tar<R> {
 impl<R: Input> Tar<R> {
     /// Reads nothing yet.
     pub fn new(input: R) -> Self {
-        Tar { input, position: 0, left: 0, padding: 0, ended: false }
+        Tar {
+            input,
+            position: 0,
+            left: 0,
+            padding: 0,
+            ended: false,
+        }
     }
 
     /// How many bytes of the input lie behind; after `next` the contents begin here.
@@ -147,7 +153,9 @@ impl<R: Input> Tar<R> {
         if there.is_empty() {
             return Err(TarError::Truncated);
         }
-        let part = there.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let part = there
+            .len()
+            .min(usize::try_from(self.left).unwrap_or(usize::MAX));
         Ok(&there[..part])
     }
 
@@ -177,12 +185,17 @@ impl<R: Input> Tar<R> {
     }
 
     /// The next entry; none at the end of the archive.
-    #[allow(clippy::should_implement_trait, reason = "an entry's contents have to be read before the next")]
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "an entry's contents have to be read before the next"
+    )]
     pub fn next(&mut self) -> Result<Option<Header>, TarError> {
         let (mut pax, mut long_name, mut long_link) = (Pax::default(), None, None);
         loop {
             self.skip_rest()?;
-            let Some(block) = self.header_block()? else { return Ok(None) };
+            let Some(block) = self.header_block()? else {
+                return Ok(None);
+            };
             let raw = Raw(&block);
             match raw.type_flag() {
                 b'x' => pax = Pax::read(&self.extension(&raw)?)?,
@@ -202,9 +215,14 @@ impl<R: Input> Tar<R> {
         long_link: Option<Vec<u8>>,
     ) -> Result<Header, TarError> {
         let stored = pax.size.map_or_else(|| raw.size(), Ok)?;
-        let path = long_name.or(pax.sparse_name.take()).or(pax.path.take()).unwrap_or_else(|| raw.path());
+        let path = long_name
+            .or(pax.sparse_name.take())
+            .or(pax.path.take())
+            .unwrap_or_else(|| raw.path());
         let kind = kind_of(raw.type_flag(), &path)?;
-        let link = long_link.or(pax.link.take()).unwrap_or_else(|| until_nul(&raw.0[157..257]).to_vec());
+        let link = long_link
+            .or(pax.link.take())
+            .unwrap_or_else(|| until_nul(&raw.0[157..257]).to_vec());
         if path.contains(&0) || link.contains(&0) {
             return Err(TarError::Form("a name has a NUL in it"));
         }
@@ -223,7 +241,9 @@ impl<R: Input> Tar<R> {
             uid: pax.uid.unwrap_or_else(|| raw.id(108..116)),
             gid: pax.gid.unwrap_or_else(|| raw.id(116..124)),
             mode: (number(&raw.0[100..108]).unwrap_or(0) & 0o7777) as u16,
-            mtime: pax.mtime.unwrap_or_else(|| number(&raw.0[136..148]).unwrap_or(0)),
+            mtime: pax
+                .mtime
+                .unwrap_or_else(|| number(&raw.0[136..148]).unwrap_or(0)),
             pieces,
         })
     }
@@ -234,7 +254,10 @@ impl<R: Input> Tar<R> {
     }
 
     fn skip_rest(&mut self) -> Result<(), TarError> {
-        let rest = self.left.checked_add(self.padding).ok_or(TarError::Truncated)?;
+        let rest = self
+            .left
+            .checked_add(self.padding)
+            .ok_or(TarError::Truncated)?;
         self.input.skip(rest)?;
         self.position = self.position.checked_add(rest).ok_or(TarError::Truncated)?;
         (self.left, self.padding) = (0, 0);
@@ -307,7 +330,9 @@ impl Raw<'_> {
     }
 
     fn id(&self, field: std::ops::Range<usize>) -> u32 {
-        number(&self.0[field]).and_then(|id| u32::try_from(id).ok()).unwrap_or(u32::MAX)
+        number(&self.0[field])
+            .and_then(|id| u32::try_from(id).ok())
+            .unwrap_or(u32::MAX)
     }
 
     fn path(&self) -> Vec<u8> {
@@ -325,7 +350,10 @@ impl Raw<'_> {
 }
 
 fn until_nul(field: &[u8]) -> &[u8] {
-    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    let end = field
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(field.len());
     &field[..end]
 }
 
@@ -333,19 +361,27 @@ fn until_nul(field: &[u8]) -> &[u8] {
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());
-        return digits
-            .into_iter()
-            .try_fold(0_u64, |sum, byte| (sum >> 56 == 0).then(|| (sum << 8) | u64::from(byte)));
+        return digits.into_iter().try_fold(0_u64, |sum, byte| {
+            (sum >> 56 == 0).then(|| (sum << 8) | u64::from(byte))
+        });
     }
     let text = str::from_utf8(until_nul(field)).ok()?.trim();
-    if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
+    if text.is_empty() {
+        Some(0)
+    } else {
+        u64::from_str_radix(text, 8).ok()
+    }
 }
 
 /// Some old writers summed signed bytes.
 fn check_sum(block: &[u8; BLOCK]) -> Result<(), TarError> {
     let (mut plain, mut signed) = (0_i64, 0_i64);
     for (at, byte) in block.iter().enumerate() {
-        let byte = if (148..156).contains(&at) { b' ' } else { *byte };
+        let byte = if (148..156).contains(&at) {
+            b' '
+        } else {
+            *byte
+        };
         plain += i64::from(byte);
         signed += i64::from(byte.cast_signed());
     }

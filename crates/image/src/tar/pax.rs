@@ -35,7 +35,13 @@ impl Pax {
     /// An empty value means that the header's own counts.
     fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), TarError> {
         let words = || (!value.is_empty()).then(|| value.to_vec());
-        let number = || if value.is_empty() { Ok(None) } else { decimal(value).map(Some).ok_or(BAD) };
+        let number = || {
+            if value.is_empty() {
+                Ok(None)
+            } else {
+                decimal(value).map(Some).ok_or(BAD)
+            }
+        };
         let id = || number().map(|id| id.map(|id| u32::try_from(id).unwrap_or(u32::MAX)));
         match key {
             b"path" => self.path = words(),
@@ -47,11 +53,20 @@ impl Pax {
             b"GNU.sparse.name" => self.sparse_name = words(),
             b"GNU.sparse.size" | b"GNU.sparse.realsize" => self.sparse_size = number()?,
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => {
-                self.sparse_numbers.get_or_insert_default().push(number()?.ok_or(BAD)?);
+                self.sparse_numbers
+                    .get_or_insert_default()
+                    .push(number()?.ok_or(BAD)?);
             }
             b"GNU.sparse.map" => {
-                let numbers = value.split(|byte| *byte == b',').map(decimal).collect::<Option<Vec<_>>>();
-                self.sparse_numbers = Some(if value.is_empty() { Vec::new() } else { numbers.ok_or(BAD)? });
+                let numbers = value
+                    .split(|byte| *byte == b',')
+                    .map(decimal)
+                    .collect::<Option<Vec<_>>>();
+                self.sparse_numbers = Some(if value.is_empty() {
+                    Vec::new()
+                } else {
+                    numbers.ok_or(BAD)?
+                });
             }
             b"GNU.sparse.major" => self.sparse_in_contents = value == b"1",
             _ => {}
@@ -65,7 +80,10 @@ impl Pax {
         Some(
             numbers
                 .chunks(2)
-                .map(|two| Piece { at: two[0], size: two.get(1).copied().unwrap_or(0) })
+                .map(|two| Piece {
+                    at: two[0],
+                    size: two.get(1).copied().unwrap_or(0),
+                })
                 .collect(),
         )
     }
@@ -81,7 +99,11 @@ fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    if digits { str::from_utf8(text).ok()?.parse().ok() } else { None }
+    if digits {
+        str::from_utf8(text).ok()?.parse().ok()
+    } else {
+        None
+    }
 }
 
 /// The whole seconds of a time; a time before 1970 counts as none.

@@ -30,7 +30,10 @@ impl<R: Input> Tar<R> {
             let size = number(&raw.0[483..495]).ok_or(TarError::Form("a size is no number"))?;
             (size, self.pieces_of_header(raw)?)
         } else if pax.sparse_in_contents {
-            (pax.sparse_size.unwrap_or(stored), self.pieces_of_contents()?)
+            (
+                pax.sparse_size.unwrap_or(stored),
+                self.pieces_of_contents()?,
+            )
         } else if let Some(pieces) = pax.listed() {
             (pax.sparse_size.unwrap_or(stored), pieces)
         } else {
@@ -76,7 +79,13 @@ impl<R: Input> Tar<R> {
                 return Err(TOO_MANY);
             }
         }
-        Ok(numbers[1..].chunks_exact(2).map(|two| Piece { at: two[0], size: two[1] }).collect())
+        Ok(numbers[1..]
+            .chunks_exact(2)
+            .map(|two| Piece {
+                at: two[0],
+                size: two[1],
+            })
+            .collect())
     }
 
     fn block_of_contents(&mut self) -> Result<[u8; BLOCK], TarError> {
@@ -105,7 +114,11 @@ fn add(pieces: &mut Vec<Piece>, fields: &[u8]) -> Result<(), TarError> {
         let size = number(&field[12..]).ok_or(BAD)?;
         pieces.push(Piece { at, size });
     }
-    if pieces.len() > MOST_PIECES { Err(TOO_MANY) } else { Ok(()) }
+    if pieces.len() > MOST_PIECES {
+        Err(TOO_MANY)
+    } else {
+        Ok(())
+    }
 }
 
 /// In order, apart, within the file, and together as long as what the archive holds.
@@ -121,5 +134,9 @@ fn check(pieces: &[Piece], size: u64, stored: u64) -> Result<(), TarError> {
         end = piece.at.checked_add(piece.size).ok_or(BAD)?;
         sum = sum.checked_add(piece.size).ok_or(BAD)?;
     }
-    if end <= size && sum == stored { Ok(()) } else { Err(BAD) }
+    if end <= size && sum == stored {
+        Ok(())
+    } else {
+        Err(BAD)
+    }
 }

@@ -17,7 +17,11 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new() -> World {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("airlock-image-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-image-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = std::env::temp_dir().join(name);
         fs::DirBuilder::new().mode(0o755).create(&folder).unwrap();
         World { folder }
@@ -36,10 +40,19 @@ impl World {
         self.load_with(&Archive::new(layers), &Limits::default())
     }
 
-    pub(crate) fn load_with(&self, archive: &Archive, limits: &Limits) -> Result<Loaded, ImageError> {
+    pub(crate) fn load_with(
+        &self,
+        archive: &Archive,
+        limits: &Limits,
+    ) -> Result<Loaded, ImageError> {
         let path = self.path("archive.tar");
         fs::write(&path, archive.oci()).unwrap();
-        self.images().load(Source::Path(path), Some("test".parse().unwrap()), limits, &mut |_| {})
+        self.images().load(
+            Source::Path(path),
+            Some("test".parse().unwrap()),
+            limits,
+            &mut |_| {},
+        )
     }
 
     /// What is wrong with these layers, in one line.
@@ -87,13 +100,17 @@ pub(crate) fn tree(root: &Path) -> Vec<String> {
             let about = fs::symlink_metadata(&path).unwrap();
             let mode = about.permissions().mode() & 0o7777;
             if about.is_symlink() {
-                found.push(format!("{name} -> {}", fs::read_link(&path).unwrap().display()));
+                found.push(format!(
+                    "{name} -> {}",
+                    fs::read_link(&path).unwrap().display()
+                ));
             } else if about.is_dir() {
                 found.push(format!("{name}/ {mode:o}"));
                 left.push(path);
             } else {
-                let contents =
-                    fs::read(&path).map_or("?".into(), |bytes| String::from_utf8_lossy(&bytes).into_owned());
+                let contents = fs::read(&path).map_or("?".into(), |bytes| {
+                    String::from_utf8_lossy(&bytes).into_owned()
+                });
                 found.push(format!("{name} {mode:o} {contents}"));
             }
         }
@@ -149,7 +166,14 @@ impl Layer {
 
     pub(crate) fn owned(self, name: &str, contents: &str, mode: u32, uid: u32, gid: u32) -> Layer {
         let size = contents.len() as u64;
-        let entry = Entry { name: name.as_bytes(), mode, uid, gid, size, ..Entry::default() };
+        let entry = Entry {
+            name: name.as_bytes(),
+            mode,
+            uid,
+            gid,
+            size,
+            ..Entry::default()
+        };
         self.entry(&entry).contents(contents.as_bytes())
     }
 
@@ -158,20 +182,42 @@ impl Layer {
     }
 
     pub(crate) fn owned_folder(self, name: &str, mode: u32, uid: u32, gid: u32) -> Layer {
-        self.entry(&Entry { name: name.as_bytes(), flag: b'5', mode, uid, gid, ..Entry::default() })
+        self.entry(&Entry {
+            name: name.as_bytes(),
+            flag: b'5',
+            mode,
+            uid,
+            gid,
+            ..Entry::default()
+        })
     }
 
     pub(crate) fn symlink(self, name: &str, target: &str) -> Layer {
         let (name, link) = (name.as_bytes(), target.as_bytes());
-        self.entry(&Entry { name, link, flag: b'2', mode: 0o777, ..Entry::default() })
+        self.entry(&Entry {
+            name,
+            link,
+            flag: b'2',
+            mode: 0o777,
+            ..Entry::default()
+        })
     }
 
     pub(crate) fn hard_link(self, name: &str, target: &str) -> Layer {
-        self.entry(&Entry { name: name.as_bytes(), link: target.as_bytes(), flag: b'1', ..Entry::default() })
+        self.entry(&Entry {
+            name: name.as_bytes(),
+            link: target.as_bytes(),
+            flag: b'1',
+            ..Entry::default()
+        })
     }
 
     pub(crate) fn special(self, name: &str, flag: u8) -> Layer {
-        self.entry(&Entry { name: name.as_bytes(), flag, ..Entry::default() })
+        self.entry(&Entry {
+            name: name.as_bytes(),
+            flag,
+            ..Entry::default()
+        })
     }
 
     /// A pax header of these records for the entry that follows.
@@ -187,14 +233,24 @@ impl Layer {
             bytes.extend_from_slice(value);
             bytes.push(b'\n');
         }
-        let entry = Entry { name: b"pax", flag: b'x', size: bytes.len() as u64, ..Entry::default() };
+        let entry = Entry {
+            name: b"pax",
+            flag: b'x',
+            size: bytes.len() as u64,
+            ..Entry::default()
+        };
         self.entry(&entry).contents(&bytes)
     }
 
     /// GNU's header for the long name (`L`) or target (`K`) of the entry that follows.
     pub(crate) fn long(self, flag: u8, text: &[u8]) -> Layer {
         let text = [text, b"\0"].concat();
-        let entry = Entry { name: b"././@LongLink", flag, size: text.len() as u64, ..Entry::default() };
+        let entry = Entry {
+            name: b"././@LongLink",
+            flag,
+            size: text.len() as u64,
+            ..Entry::default()
+        };
         self.entry(&entry).contents(&text)
     }
 
@@ -237,7 +293,10 @@ pub(crate) fn summed(mut block: [u8; 512]) -> [u8; 512] {
 }
 
 pub(crate) fn digest(bytes: &[u8]) -> String {
-    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     format!("sha256:{hex}")
 }
 
@@ -252,7 +311,11 @@ pub(crate) struct Archive {
     pub(crate) media_type: String,
 }
 
-pub(crate) const HERE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+pub(crate) const HERE: &str = if cfg!(target_arch = "aarch64") {
+    "arm64"
+} else {
+    "amd64"
+};
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
@@ -283,7 +346,11 @@ impl Archive {
 
     pub(crate) fn manifest(&self) -> Vec<u8> {
         let config = self.configuration();
-        let layers: Vec<_> = self.layers.iter().map(|layer| descriptor(&self.media_type, layer)).collect();
+        let layers: Vec<_> = self
+            .layers
+            .iter()
+            .map(|layer| descriptor(&self.media_type, layer))
+            .collect();
         let document = serde_json::json!({
             "schemaVersion": 2, "mediaType": OCI_MANIFEST,
             "config": descriptor("application/vnd.oci.image.config.v1+json", &config), "layers": layers,
@@ -293,7 +360,11 @@ impl Archive {
 
     /// Everything that its manifest leads to, and itself, by name.
     pub(crate) fn blobs(&self) -> Vec<(String, Vec<u8>)> {
-        let all = self.layers.iter().cloned().chain([self.configuration(), self.manifest()]);
+        let all = self
+            .layers
+            .iter()
+            .cloned()
+            .chain([self.configuration(), self.manifest()]);
         all.map(|bytes| (blob_name(&bytes), bytes)).collect()
     }
 
@@ -304,7 +375,10 @@ impl Archive {
         });
         let mut files = self.blobs();
         files.push(("index.json".to_owned(), index.to_string().into_bytes()));
-        files.push(("oci-layout".to_owned(), b"{\"imageLayoutVersion\":\"1.0.0\"}".to_vec()));
+        files.push((
+            "oci-layout".to_owned(),
+            b"{\"imageLayoutVersion\":\"1.0.0\"}".to_vec(),
+        ));
         tar_of(&files)
     }
 
@@ -312,11 +386,19 @@ impl Archive {
     pub(crate) fn saved(&self, tags: &[&str]) -> Vec<u8> {
         let config = self.configuration();
         let name = format!("{}.json", &digest(&config)[7..]);
-        let layers: Vec<_> = (0..self.layers.len()).map(|number| format!("{number:064}/layer.tar")).collect();
+        let layers: Vec<_> = (0..self.layers.len())
+            .map(|number| format!("{number:064}/layer.tar"))
+            .collect();
         let manifest = serde_json::json!([{ "Config": name, "RepoTags": tags, "Layers": layers }]);
-        let mut files: Vec<_> = layers.into_iter().zip(self.layers.iter().cloned()).collect();
+        let mut files: Vec<_> = layers
+            .into_iter()
+            .zip(self.layers.iter().cloned())
+            .collect();
         files.push((name, config));
-        files.push(("manifest.json".to_owned(), manifest.to_string().into_bytes()));
+        files.push((
+            "manifest.json".to_owned(),
+            manifest.to_string().into_bytes(),
+        ));
         tar_of(&files)
     }
 }
@@ -331,7 +413,11 @@ pub(crate) fn descriptor(media_type: &str, bytes: &[u8]) -> serde_json::Value {
 
 pub(crate) fn tar_of(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let add = |layer: Layer, (name, bytes): &(String, Vec<u8>)| {
-        let entry = Entry { name: name.as_bytes(), size: bytes.len() as u64, ..Entry::default() };
+        let entry = Entry {
+            name: name.as_bytes(),
+            size: bytes.len() as u64,
+            ..Entry::default()
+        };
         layer.entry(&entry).contents(bytes)
     };
     files.iter().fold(Layer::new(), add).bytes()

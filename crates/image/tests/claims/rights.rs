@@ -29,33 +29,71 @@ fn layers() -> Vec<Layer> {
 fn loaded_as(user: &str) -> Result<(Option<User>, Vec<String>), String> {
     let world = World::new();
     let archive = Archive::new(&layers()).with_user(user);
-    let loaded = world.load_with(&archive, &Limits::default()).map_err(|error| told(&error))?;
+    let loaded = world
+        .load_with(&archive, &Limits::default())
+        .map_err(|error| told(&error))?;
     let tree = tree_of(&loaded.image);
-    let short = |line: &String| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
-    let modes = tree.iter().map(short).filter(|line| !line.starts_with("etc"));
+    let short = |line: &String| {
+        line.split_whitespace()
+            .take(2)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    let modes = tree
+        .iter()
+        .map(short)
+        .filter(|line| !line.starts_with("etc"));
     Ok((loaded.image.user(), modes.collect()))
 }
 
 fn modes(all: [&str; 8]) -> Vec<String> {
-    let names = ["denied", "extra", "own", "primary", "roots", "shut/", "thousand", "zero"];
-    names.iter().zip(all).map(|(name, mode)| format!("{name} {mode}")).collect()
+    let names = [
+        "denied", "extra", "own", "primary", "roots", "shut/", "thousand", "zero",
+    ];
+    names
+        .iter()
+        .zip(all)
+        .map(|(name, mode)| format!("{name} {mode}"))
+        .collect()
 }
 
 #[test]
 fn a_file_gives_everybody_what_its_mode_gives_the_images_user() {
-    let agent = User { uid: 1234, gid: 500 };
+    let agent = User {
+        uid: 1234,
+        gid: 500,
+    };
     let as_agent = modes(["0", "666", "666", "555", "0", "700", "0", "0"]);
     for user in ["agent", "1234"] {
-        assert_eq!(loaded_as(user), Ok((Some(agent), as_agent.clone())), "{user}");
+        assert_eq!(
+            loaded_as(user),
+            Ok((Some(agent), as_agent.clone())),
+            "{user}"
+        );
     }
     // A group that is named is the only one.
     let last = modes(["0", "0", "666", "0", "0", "700", "0", "0"]);
-    assert_eq!(loaded_as("agent:last"), Ok((Some(User { uid: 1234, gid: 700 }), last)));
+    assert_eq!(
+        loaded_as("agent:last"),
+        Ok((
+            Some(User {
+                uid: 1234,
+                gid: 700
+            }),
+            last
+        ))
+    );
     let zero = modes(["0", "0", "666", "0", "444", "700", "0", "777"]);
-    assert_eq!(loaded_as("agent:0"), Ok((Some(User { uid: 1234, gid: 0 }), zero)));
+    assert_eq!(
+        loaded_as("agent:0"),
+        Ok((Some(User { uid: 1234, gid: 0 }), zero))
+    );
     // Of a number that nobody has the group is 0.
     let stranger = modes(["777", "0", "0", "0", "444", "700", "0", "777"]);
-    assert_eq!(loaded_as("4321"), Ok((Some(User { uid: 4321, gid: 0 }), stranger)));
+    assert_eq!(
+        loaded_as("4321"),
+        Ok((Some(User { uid: 4321, gid: 0 }), stranger))
+    );
 }
 
 #[test]
@@ -71,10 +109,18 @@ fn a_file_that_its_owner_may_not_read_either_can_have_several_names() {
     // In a thread of its own, since what is given up here is gone: root would be let in all the same.
     let ordinary = std::thread::spawn(|| {
         let none = rustix::thread::CapabilitySet::empty();
-        let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+        let sets = rustix::thread::CapabilitySets {
+            effective: none,
+            permitted: none,
+            inheritable: none,
+        };
         rustix::thread::set_capabilities(None, sets).unwrap();
-        let layer = Layer::new().owned("a", "secret", 0o600, 0, 0).hard_link("b", "a");
-        let loaded = World::new().load(&[layer.owned("c", "", 0o644, 0, 0)]).map_err(|error| told(&error));
+        let layer = Layer::new()
+            .owned("a", "secret", 0o600, 0, 0)
+            .hard_link("b", "a");
+        let loaded = World::new()
+            .load(&[layer.owned("c", "", 0o644, 0, 0)])
+            .map_err(|error| told(&error));
         loaded.map(|loaded| loaded.image.files())
     });
     assert_eq!(ordinary.join().unwrap(), Ok(2));
@@ -90,7 +136,10 @@ fn a_user_that_is_not_there_is_told() {
         ("\x1b[2J", "no such user"),
     ] {
         let told = loaded_as(user).unwrap_err();
-        assert!(told.contains(words) && !told.contains(char::is_control), "{told:?}");
+        assert!(
+            told.contains(words) && !told.contains(char::is_control),
+            "{told:?}"
+        );
     }
 }
 
@@ -103,9 +152,17 @@ fn a_table_is_found_as_a_program_in_the_image_would_find_it() {
     let layer = Layer::new().folder("etc/").symlink("etc/passwd", &outside);
     let archive = Archive::new(&[layer]).with_user("agent");
     assert!(world.load_with(&archive, &Limits::default()).is_err());
-    let layer =
-        Layer::new().symlink("etc", "/config").file("config/passwd", PASSWD).file("config/group", GROUP);
+    let layer = Layer::new()
+        .symlink("etc", "/config")
+        .file("config/passwd", PASSWD)
+        .file("config/group", GROUP);
     let archive = Archive::new(&[layer]).with_user("agent");
     let loaded = world.load_with(&archive, &Limits::default()).unwrap();
-    assert_eq!(loaded.image.user(), Some(User { uid: 1234, gid: 500 }));
+    assert_eq!(
+        loaded.image.user(),
+        Some(User {
+            uid: 1234,
+            gid: 500
+        })
+    );
 }

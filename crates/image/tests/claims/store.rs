@@ -13,13 +13,26 @@ fn what_is_loaded_is_found_by_its_name_and_its_digests_and_by_no_other() {
     assert_eq!(tree_of(&loaded.image), ["etc/ 755", "etc/motd 444 hello"]);
     let images = world.images();
     let found = |name: &str| images.find(&name.parse().unwrap()).unwrap();
-    let (id, manifest) = (common::digest(&archive.configuration()), common::digest(&archive.manifest()));
-    for name in
-        ["test", "test:latest", "docker.io/library/test", &format!("test@{id}"), &format!("test@{manifest}")]
-    {
+    let (id, manifest) = (
+        common::digest(&archive.configuration()),
+        common::digest(&archive.manifest()),
+    );
+    for name in [
+        "test",
+        "test:latest",
+        "docker.io/library/test",
+        &format!("test@{id}"),
+        &format!("test@{manifest}"),
+    ] {
         let stored = found(name).unwrap_or_else(|| panic!("{name}"));
-        assert_eq!((stored.id().as_str(), stored.digest().as_str()), (id.as_str(), manifest.as_str()));
-        assert_eq!((stored.size_bytes(), stored.files(), stored.user()), (5, 1, None));
+        assert_eq!(
+            (stored.id().as_str(), stored.digest().as_str()),
+            (id.as_str(), manifest.as_str())
+        );
+        assert_eq!(
+            (stored.size_bytes(), stored.files(), stored.user()),
+            (5, 1, None)
+        );
         assert_eq!(stored.names(), [named("test")]);
         assert_eq!(stored.root(), loaded.image.root());
     }
@@ -36,7 +49,15 @@ fn named(name: &str) -> spec::ImageRef {
 fn load_as(world: &World, archive: &Archive, name: &str) -> Loaded {
     let path = world.path(&format!("{name}.tar"));
     fs::write(&path, archive.oci()).unwrap();
-    world.images().load(Source::Path(path), Some(named(name)), &Limits::default(), &mut |_| {}).unwrap()
+    world
+        .images()
+        .load(
+            Source::Path(path),
+            Some(named(name)),
+            &Limits::default(),
+            &mut |_| {},
+        )
+        .unwrap()
 }
 
 #[test]
@@ -47,21 +68,41 @@ fn an_image_goes_with_its_last_name_and_not_while_it_is_used() {
     let held = load_as(&world, &archive, "two").image;
     let images = world.images();
     let removed = images.remove(&named("one")).unwrap();
-    assert_eq!((removed.names, removed.images.len()), (vec![named("one")], 0), "it has another name");
-    assert!(matches!(images.remove(&named("two")), Err(ImageError::InUse(_))));
+    assert_eq!(
+        (removed.names, removed.images.len()),
+        (vec![named("one")], 0),
+        "it has another name"
+    );
+    assert!(matches!(
+        images.remove(&named("two")),
+        Err(ImageError::InUse(_))
+    ));
     assert_eq!(tree_of(&held), ["a 444 x"], "nothing was done to it");
-    assert!(images.find(&named("two")).unwrap().is_some(), "and it kept its name");
+    assert!(
+        images.find(&named("two")).unwrap().is_some(),
+        "and it kept its name"
+    );
     drop(held);
     let removed = images.remove(&named("two")).unwrap();
-    assert_eq!((removed.names, removed.images.len(), removed.freed_bytes), (vec![named("two")], 1, 1));
+    assert_eq!(
+        (removed.names, removed.images.len(), removed.freed_bytes),
+        (vec![named("two")], 1, 1)
+    );
     assert_eq!(world.in_store(), Vec::<String>::new());
-    assert!(matches!(images.remove(&named("two")), Err(ImageError::NotFound { .. })));
+    assert!(matches!(
+        images.remove(&named("two")),
+        Err(ImageError::NotFound { .. })
+    ));
 }
 
 #[test]
 fn a_name_moves_to_the_image_that_was_loaded_last() {
     let world = World::new();
-    drop(load_as(&world, &Archive::new(&[Layer::new().file("a", "old")]), "x"));
+    drop(load_as(
+        &world,
+        &Archive::new(&[Layer::new().file("a", "old")]),
+        "x",
+    ));
     let new = load_as(&world, &Archive::new(&[Layer::new().file("a", "new")]), "x").image;
     let images = world.images();
     assert_eq!(images.find(&named("x")).unwrap().unwrap().id(), new.id());
@@ -78,13 +119,24 @@ fn a_list_shows_each_name_and_what_is_damaged() {
     let image = load_as(&world, &archive, "b").image;
     drop(load_as(&world, &archive, "a"));
     let listing = world.images().list().unwrap();
-    let shown: Vec<_> = listing.images.iter().map(|one| (one.name.familiar(), one.size_bytes)).collect();
-    assert_eq!(shown, [("a:latest".to_owned(), 3), ("b:latest".to_owned(), 3)]);
+    let shown: Vec<_> = listing
+        .images
+        .iter()
+        .map(|one| (one.name.familiar(), one.size_bytes))
+        .collect();
+    assert_eq!(
+        shown,
+        [("a:latest".to_owned(), 3), ("b:latest".to_owned(), 3)]
+    );
     assert_eq!(listing.problems, Vec::<String>::new());
     // Power is lost before the file is on disk.
     fs::write(image.root().parent().unwrap().join("image.json"), "").unwrap();
     let listing = world.images().list().unwrap();
-    assert_eq!((listing.images.len(), listing.problems.len()), (0, 2), "{listing:?}");
+    assert_eq!(
+        (listing.images.len(), listing.problems.len()),
+        (0, 2),
+        "{listing:?}"
+    );
     drop(image);
     let again = load_as(&world, &archive, "a");
     assert!(again.fresh, "what is damaged is loaded anew");
@@ -97,7 +149,11 @@ fn drafts_are_swept_when_their_owner_is_gone_and_not_before() {
     let images = world.images();
     let scratch = images.scratch().unwrap();
     fs::write(scratch.path().join("blob"), "x").unwrap();
-    assert_eq!((images.sweep(), world.in_store().len()), (vec![], 1), "its owner lives");
+    assert_eq!(
+        (images.sweep(), world.in_store().len()),
+        (vec![], 1),
+        "its owner lives"
+    );
     drop(scratch);
     assert_eq!((images.sweep(), world.in_store().len()), (vec![], 0));
     let scratch = images.scratch().unwrap();
@@ -108,8 +164,9 @@ fn drafts_are_swept_when_their_owner_is_gone_and_not_before() {
 #[test]
 fn many_may_load_find_and_remove_at_the_same_time() {
     let world = World::new();
-    let archives: Vec<_> =
-        (0..3).map(|number| Archive::new(&[Layer::new().file("a", &number.to_string())])).collect();
+    let archives: Vec<_> = (0..3)
+        .map(|number| Archive::new(&[Layer::new().file("a", &number.to_string())]))
+        .collect();
     let paths: Vec<_> = archives
         .iter()
         .enumerate()
@@ -126,9 +183,13 @@ fn many_may_load_find_and_remove_at_the_same_time() {
                 let images = world.images();
                 for round in 0..10 {
                     let number = (worker + round) % 3;
-                    let (source, name) = (Source::Path(paths[number].clone()), named(&format!("x{number}")));
-                    let loaded =
-                        images.load(source, Some(name.clone()), &Limits::default(), &mut |_| {}).unwrap();
+                    let (source, name) = (
+                        Source::Path(paths[number].clone()),
+                        named(&format!("x{number}")),
+                    );
+                    let loaded = images
+                        .load(source, Some(name.clone()), &Limits::default(), &mut |_| {})
+                        .unwrap();
                     assert_eq!(tree_of(&loaded.image), [format!("a 444 {number}")]);
                     match images.remove(&name) {
                         Err(ImageError::InUse(_) | ImageError::NotFound { .. }) => {}

@@ -16,9 +16,16 @@ pub(crate) struct Registry {
 
 /// Whether there is a registry to start. Without one a test says so, and fails where nothing may be missing.
 pub(crate) fn available() -> bool {
-    let found = Command::new("docker-registry").arg("--version").stdout(Stdio::null()).status().is_ok();
+    let found = Command::new("docker-registry")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_ok();
     if !found {
-        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "missing: apt-get install docker-registry");
+        assert!(
+            std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+            "missing: apt-get install docker-registry"
+        );
         eprintln!("NOT TESTED: there is no docker-registry; apt-get install docker-registry");
     }
     found
@@ -37,17 +44,29 @@ impl Registry {
         let file = folder.0.join("config.yml");
         fs::write(&file, text).unwrap();
         let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .arg("serve")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().expect("docker-registry starts");
-        let mut told = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let mut told = BufReader::new(child.stderr.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
         let ready = told.find_map(|line| {
             let (_, rest) = line.split_once("msg=\"listening on ")?;
             Some(rest.split(['"', ',']).next()?.to_owned())
         });
         // Somebody must go on reading, or it stops at a full pipe.
         std::thread::spawn(move || told.for_each(drop));
-        let address = ready.unwrap_or_else(|| panic!("docker-registry does not start: {:?}", child.wait()));
-        Registry { child, address, _configuration: folder }
+        let address =
+            ready.unwrap_or_else(|| panic!("docker-registry does not start: {:?}", child.wait()));
+        Registry {
+            child,
+            address,
+            _configuration: folder,
+        }
     }
 
     pub(crate) fn name(&self, rest: &str) -> String {
@@ -59,24 +78,53 @@ impl Registry {
         for blob in &image.blobs {
             self.push_blob(repository, blob).await;
         }
-        self.push_manifest(repository, image.digest().as_str(), MANIFEST, image.manifest()).await;
-        self.push_manifest(repository, tag, MANIFEST, image.manifest()).await;
+        self.push_manifest(
+            repository,
+            image.digest().as_str(),
+            MANIFEST,
+            image.manifest(),
+        )
+        .await;
+        self.push_manifest(repository, tag, MANIFEST, image.manifest())
+            .await;
     }
 
     async fn push_blob(&self, repository: &str, bytes: &[u8]) {
         let http = reqwest_client();
-        let begin = http.post(format!("http://{}/v2/{repository}/blobs/uploads/", self.address));
+        let begin = http.post(format!(
+            "http://{}/v2/{repository}/blobs/uploads/",
+            self.address
+        ));
         let begun = begin.send().await.unwrap();
         assert_eq!(begun.status(), 202);
         let place = begun.headers()["location"].to_str().unwrap();
-        let place = format!("{place}{}digest={}", if place.contains('?') { '&' } else { '?' }, digest(bytes));
-        let put = http.put(place).header("content-type", "application/octet-stream").body(bytes.to_vec());
+        let place = format!(
+            "{place}{}digest={}",
+            if place.contains('?') { '&' } else { '?' },
+            digest(bytes)
+        );
+        let put = http
+            .put(place)
+            .header("content-type", "application/octet-stream")
+            .body(bytes.to_vec());
         assert_eq!(put.send().await.unwrap().status(), 201);
     }
 
-    pub(crate) async fn push_manifest(&self, repository: &str, reference: &str, kind: &str, bytes: Vec<u8>) {
-        let place = format!("http://{}/v2/{repository}/manifests/{reference}", self.address);
-        let put = reqwest_client().put(place).header("content-type", kind).body(bytes);
+    pub(crate) async fn push_manifest(
+        &self,
+        repository: &str,
+        reference: &str,
+        kind: &str,
+        bytes: Vec<u8>,
+    ) {
+        let place = format!(
+            "http://{}/v2/{repository}/manifests/{reference}",
+            self.address
+        );
+        let put = reqwest_client()
+            .put(place)
+            .header("content-type", kind)
+            .body(bytes);
         let put = put.send().await.unwrap();
         assert_eq!(put.status(), 201, "{:?}", put.text().await);
     }

@@ -33,11 +33,17 @@ impl Image {
     pub(crate) fn new(architecture: &str, layers: &[&[u8]]) -> Image {
         let config = json!({ "os": "linux", "architecture": architecture, "rootfs": { "type": "layers", "diff_ids": [] } });
         let config = config.to_string().into_bytes();
-        let described: Vec<_> = layers.iter().map(|layer| descriptor(LAYER, layer)).collect();
+        let described: Vec<_> = layers
+            .iter()
+            .map(|layer| descriptor(LAYER, layer))
+            .collect();
         let manifest = json!({
             "schemaVersion": 2, "mediaType": MANIFEST, "config": descriptor(CONFIG, &config), "layers": described,
         });
-        let blobs = [config].into_iter().chain(layers.iter().map(|layer| layer.to_vec())).collect();
+        let blobs = [config]
+            .into_iter()
+            .chain(layers.iter().map(|layer| layer.to_vec()))
+            .collect();
         Image { manifest, blobs }
     }
 
@@ -65,7 +71,10 @@ pub(crate) fn here() -> &'static str {
 }
 
 pub(crate) fn digest(bytes: &[u8]) -> Digest {
-    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     Digest::new(&format!("sha256:{hex}")).unwrap()
 }
 
@@ -80,7 +89,8 @@ impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("airlock-pull-{}-{number}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-pull-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
@@ -128,18 +138,30 @@ pub(crate) async fn attempt(request: &Request) -> Result<Outcome, PullError> {
     let files = files(&folder.0);
     let events = events.lock().unwrap().clone();
     if pulled.is_err() {
-        assert!(!files.contains_key(Path::new("index.json")), "what failed is no layout");
+        assert!(
+            !files.contains_key(Path::new("index.json")),
+            "what failed is no layout"
+        );
     }
     for (path, bytes) in files.iter().filter(|(path, _)| path.starts_with("blobs")) {
         let name = path.file_name().unwrap().to_str().unwrap();
-        assert!(name.ends_with(".part") || digest(bytes).hex() == name, "{name} is not what it says");
+        assert!(
+            name.ends_with(".part") || digest(bytes).hex() == name,
+            "{name} is not what it says"
+        );
     }
-    pulled.map(|pulled| Outcome { pulled, files, events })
+    pulled.map(|pulled| Outcome {
+        pulled,
+        files,
+        events,
+    })
 }
 
 /// Pulls what must come, complete.
 pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
-    let outcome = attempt(request).await.unwrap_or_else(|error| panic!("{error}"));
+    let outcome = attempt(request)
+        .await
+        .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(outcome.pulled.manifest, image.digest());
     let manifest = image.manifest();
     for bytes in image.blobs.iter().chain([&manifest]) {
@@ -147,8 +169,14 @@ pub(crate) async fn arrives(request: &Request, image: &Image) -> Outcome {
         assert_eq!(outcome.files.get(&path), Some(bytes), "{}", path.display());
     }
     let index: Value = serde_json::from_slice(&outcome.files[Path::new("index.json")]).unwrap();
-    assert_eq!(index["manifests"][0]["digest"], outcome.pulled.digest.as_str());
-    assert_eq!(outcome.files[Path::new("oci-layout")], br#"{"imageLayoutVersion":"1.0.0"}"#);
+    assert_eq!(
+        index["manifests"][0]["digest"],
+        outcome.pulled.digest.as_str()
+    );
+    assert_eq!(
+        outcome.files[Path::new("oci-layout")],
+        br#"{"imageLayoutVersion":"1.0.0"}"#
+    );
     outcome
 }
 
@@ -157,7 +185,9 @@ pub(crate) async fn refused(request: &Request, why: &str) -> PullError {
     match attempt(request).await {
         Ok(outcome) => panic!("it was pulled: {:?}", outcome.pulled),
         Err(error) => {
-            let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            let source = std::error::Error::source(&error)
+                .map(ToString::to_string)
+                .unwrap_or_default();
             let told = format!("{error} {source}");
             assert!(told.contains(why), "{told}\ndoes not say: {why}");
             error
@@ -169,7 +199,11 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let (mut found, mut left) = (BTreeMap::new(), vec![folder.to_owned()]);
     while let Some(path) = left.pop() {
         match path.is_dir() {
-            true => left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path())),
+            true => left.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            ),
             false => {
                 let name = path.strip_prefix(folder).unwrap().to_owned();
                 found.insert(name, fs::read(&path).unwrap());

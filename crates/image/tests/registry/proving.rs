@@ -20,17 +20,25 @@ const HTPASSWD: &str = "tester:$2y$05$xO/vbZxvLKGbjmnvkTSc/Oojq4k6YfmxH42f5lH.yZ
 const PASSWORD: &str = "open sesame";
 
 fn password(user: &str, password: &str) -> Option<Credentials> {
-    Some(Credentials::Password { user: user.into(), password: Secret::new(password) })
+    Some(Credentials::Password {
+        user: user.into(),
+        password: Secret::new(password),
+    })
 }
 
 fn with(request: &Request, credentials: Option<Credentials>) -> Request {
-    Request { credentials, ..request.clone() }
+    Request {
+        credentials,
+        ..request.clone()
+    }
 }
 
 /// A storage with one image in it.
 async fn storage(image: &Image) -> Folder {
     let folder = Folder::new();
-    Registry::start(&folder.0, "", "").push("team/secret", "1", image).await;
+    Registry::start(&folder.0, "", "")
+        .push("team/secret", "1", image)
+        .await;
     folder
 }
 
@@ -42,16 +50,30 @@ async fn a_name_and_a_password_open_what_is_closed_without() {
     let (image, words) = (small(), Folder::new());
     let storage = storage(&image).await;
     fs::write(words.0.join("htpasswd"), format!("{HTPASSWD}\n")).unwrap();
-    let auth = format!("auth: {{htpasswd: {{realm: test, path: {}}}}}", words.0.join("htpasswd").display());
+    let auth = format!(
+        "auth: {{htpasswd: {{realm: test, path: {}}}}}",
+        words.0.join("htpasswd").display()
+    );
     let registry = Registry::start(&storage.0, "", &auth);
     let request = request(&registry.name("team/secret:1"));
     arrives(&with(&request, password("tester", PASSWORD)), &image).await;
-    refused(&request, "it asks for a name and a password, and none are known").await;
-    let wrong =
-        refused(&with(&request, password("tester", "wrong word")), "gives no access to manifest").await;
+    refused(
+        &request,
+        "it asks for a name and a password, and none are known",
+    )
+    .await;
+    let wrong = refused(
+        &with(&request, password("tester", "wrong word")),
+        "gives no access to manifest",
+    )
+    .await;
     assert!(!format!("{wrong} {wrong:?} {}", wrong.hint()).contains("wrong word"));
     let identity = Some(Credentials::Identity(Secret::new("x")));
-    refused(&with(&request, identity), "it asks for a name and a password").await;
+    refused(
+        &with(&request, identity),
+        "it asks for a name and a password",
+    )
+    .await;
 }
 
 /// Signs what a token server grants, with a key that the registry trusts.
@@ -84,11 +106,17 @@ impl Signer {
         );
         let pem = fs::read_to_string(folder.0.join("certificate")).unwrap();
         let certificate = pem.lines().filter(|line| !line.starts_with('-')).collect();
-        Signer { folder, certificate }
+        Signer {
+            folder,
+            certificate,
+        }
     }
 
     fn token(&self, repository: &str) -> String {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_secs();
         let header = json!({ "typ": "JWT", "alg": "RS256", "x5c": [self.certificate] });
         let access = json!([{ "type": "repository", "name": repository, "actions": ["pull"] }]);
         let claims = json!({ "iss": "tokens", "sub": "", "aud": "test", "exp": now + 300, "nbf": now - 60,
@@ -99,7 +127,13 @@ impl Signer {
             base64url(claims.to_string().as_bytes())
         );
         let key = self.folder.0.join("key").display().to_string();
-        format!("{signed}.{}", base64url(&openssl(&["dgst", "-sha256", "-sign", &key], signed.as_bytes())))
+        format!(
+            "{signed}.{}",
+            base64url(&openssl(
+                &["dgst", "-sha256", "-sign", &key],
+                signed.as_bytes()
+            ))
+        )
     }
 
     fn certificate(&self) -> std::path::PathBuf {
@@ -111,8 +145,14 @@ impl Signer {
 pub(crate) fn openssl(arguments: &[&str], input: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut command = Command::new("openssl");
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().expect("openssl starts: apt-get install openssl");
+    command
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut child = command
+        .spawn()
+        .expect("openssl starts: apt-get install openssl");
     child.stdin.take().unwrap().write_all(input).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "openssl {arguments:?}");
@@ -121,7 +161,9 @@ pub(crate) fn openssl(arguments: &[&str], input: &[u8]) -> Vec<u8> {
 
 fn base64url(bytes: &[u8]) -> String {
     let text = String::from_utf8(openssl(&["base64", "-A"], bytes)).unwrap();
-    text.trim_end_matches('=').replace('+', "-").replace('/', "_")
+    text.trim_end_matches('=')
+        .replace('+', "-")
+        .replace('/', "_")
 }
 
 /// A token server for everybody (`open`), or for one name, password and refresh token.
@@ -134,13 +176,28 @@ fn token_server(signer: Signer, open: bool) -> Server {
         let known = ask.headers.get("authorization") == Some(&basic)
             || (ask.method == "POST" && ask.body.contains("refresh_token=long%2Blived"));
         let pull = ["scope=repository%3Ateam%2Fsecret%3Apull", "service=test"];
-        let asked = if ask.method == "POST" { &ask.body } else { &ask.path };
+        let asked = if ask.method == "POST" {
+            &ask.body
+        } else {
+            &ask.path
+        };
         let proper = pull.iter().all(|part| asked.contains(part));
         match proper && (open || known) {
             true => {
                 let token = signer.token("team/secret");
-                let name = if ask.method == "POST" { "access_token" } else { "token" };
-                reply(stream, 200, &[], json!({ name: token, "expires_in": 300 }).to_string().as_bytes())
+                let name = if ask.method == "POST" {
+                    "access_token"
+                } else {
+                    "token"
+                };
+                reply(
+                    stream,
+                    200,
+                    &[],
+                    json!({ name: token, "expires_in": 300 })
+                        .to_string()
+                        .as_bytes(),
+                )
             }
             false => reply(stream, 401, &[], b"{}"),
         }
@@ -183,27 +240,52 @@ async fn a_token_is_had_for_a_password_or_for_a_longer_lived_token() {
     let registry = behind_tokens(&storage.0, &certificate, &tokens);
     let request = request(&registry.name("team/secret:1"));
     arrives(&with(&request, password("tester", PASSWORD)), &image).await;
-    arrives(&with(&request, Some(Credentials::Identity(Secret::new("long+lived")))), &image).await;
+    arrives(
+        &with(
+            &request,
+            Some(Credentials::Identity(Secret::new("long+lived"))),
+        ),
+        &image,
+    )
+    .await;
     refused(&request, "gives no access to a token").await;
-    refused(&with(&request, password("tester", "wrong")), "gives no access to a token").await;
-    refused(&with(&request, Some(Credentials::Identity(Secret::new("short")))), "gives no access to a token")
-        .await;
+    refused(
+        &with(&request, password("tester", "wrong")),
+        "gives no access to a token",
+    )
+    .await;
+    refused(
+        &with(&request, Some(Credentials::Identity(Secret::new("short")))),
+        "gives no access to a token",
+    )
+    .await;
 }
 
 /// A registry that always asks for more.
 fn insatiable(challenge: String) -> Server {
-    Server::new(move |_, stream| reply(stream, 401, &[&format!("WWW-Authenticate: {challenge}")], b""))
+    Server::new(move |_, stream| {
+        reply(
+            stream,
+            401,
+            &[&format!("WWW-Authenticate: {challenge}")],
+            b"",
+        )
+    })
 }
 
 #[tokio::test]
 async fn a_registry_that_is_never_content_is_asked_twice() {
     let tokens = Server::new(|_, stream| reply(stream, 200, &[], br#"{"token":"t"}"#));
-    for challenge in ["Basic realm=\"x\"".to_owned(), format!("Bearer realm=\"http://{}/\"", tokens.address)]
-    {
+    for challenge in [
+        "Basic realm=\"x\"".to_owned(),
+        format!("Bearer realm=\"http://{}/\"", tokens.address),
+    ] {
         let server = insatiable(challenge);
         let asked = with(&request(&server.name("x:1")), password("me", "hunter2"));
         let error = refused(&asked, "gives no access to manifest").await;
-        assert!(matches!(error, PullError::Denied { .. }) && !format!("{error:?}").contains("hunter2"));
+        assert!(
+            matches!(error, PullError::Denied { .. }) && !format!("{error:?}").contains("hunter2")
+        );
         assert_eq!(server.asked().len(), 2);
     }
     assert_eq!(tokens.asked().len(), 1);
@@ -218,17 +300,28 @@ async fn a_token_server_must_be_one_that_may_be_asked() {
         ("http://u:p@127.0.0.1/", "with credentials in it"),
     ] {
         let server = insatiable(format!("Bearer realm=\"{realm}\""));
-        refused(&with(&request(&server.name("x:1")), password("me", "hunter2")), why).await;
+        refused(
+            &with(&request(&server.name("x:1")), password("me", "hunter2")),
+            why,
+        )
+        .await;
     }
     let server = insatiable("Negotiate".to_owned());
-    refused(&request(&server.name("x:1")), "it asks for what is not known here").await;
+    refused(
+        &request(&server.name("x:1")),
+        "it asks for what is not known here",
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn what_a_token_server_answers_is_bounded_and_checked() {
     let answers: [(Vec<u8>, &str); 4] = [
         (b"{}".to_vec(), "there is none in the answer"),
-        (br#"{"token":"a\nb"}"#.to_vec(), "there is none in the answer"),
+        (
+            br#"{"token":"a\nb"}"#.to_vec(),
+            "there is none in the answer",
+        ),
         (b"hunter2".to_vec(), "there is none in the answer"),
         (vec![b' '; 300 << 10], "at most 262144 are taken"),
     ];
@@ -252,19 +345,37 @@ async fn a_token_that_has_run_out_is_replaced() {
     let (realm, sent) = (tokens.address, image.clone());
     // The first token is good for the manifest alone.
     let server = Server::new(move |ask: &Ask, stream| {
-        let token = ask.headers.get("authorization").cloned().unwrap_or_default();
+        let token = ask
+            .headers
+            .get("authorization")
+            .cloned()
+            .unwrap_or_default();
         let manifest = ask.path.contains("/manifests/");
         let good = if manifest {
             token == "Bearer t0"
         } else {
             token.starts_with("Bearer t") && token != "Bearer t0"
         };
-        match sent.blobs.iter().find(|blob| ask.path.ends_with(crate::image::digest(blob).as_str())) {
-            _ if !good => {
-                reply(stream, 401, &[&format!("WWW-Authenticate: Bearer realm=\"http://{realm}/\"")], b"")
-            }
+        match sent
+            .blobs
+            .iter()
+            .find(|blob| ask.path.ends_with(crate::image::digest(blob).as_str()))
+        {
+            _ if !good => reply(
+                stream,
+                401,
+                &[&format!(
+                    "WWW-Authenticate: Bearer realm=\"http://{realm}/\""
+                )],
+                b"",
+            ),
             Some(blob) => reply(stream, 200, &[], blob),
-            None => reply(stream, 200, &["Content-Type: application/json"], &sent.manifest()),
+            None => reply(
+                stream,
+                200,
+                &["Content-Type: application/json"],
+                &sent.manifest(),
+            ),
         }
     });
     arrives(&request(&server.name("x:1")), &image).await;

@@ -49,7 +49,12 @@ impl Server {
                 thread::spawn(move || serve(stream, &log, &*handler));
             }
         });
-        Server { address, asked, stop, accepting: Some(accepting) }
+        Server {
+            address,
+            asked,
+            stop,
+            accepting: Some(accepting),
+        }
     }
 
     /// The name of an image there.
@@ -87,7 +92,10 @@ fn serve(stream: TcpStream, log: &Mutex<Vec<Ask>>, handler: &Handler) {
 
 fn read(reader: &mut BufReader<TcpStream>) -> Option<Ask> {
     let mut first = [0];
-    reader.read_exact(&mut first).ok().filter(|()| first[0].is_ascii_uppercase())?;
+    reader
+        .read_exact(&mut first)
+        .ok()
+        .filter(|()| first[0].is_ascii_uppercase())?;
     let mut line = String::from(char::from(first[0]));
     reader.read_line(&mut line).ok()?;
     let mut words = line.split_whitespace().map(str::to_owned);
@@ -101,10 +109,17 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Ask> {
             None => break,
         };
     }
-    let length = headers.get("content-length").map_or(0, |text| text.parse().unwrap());
+    let length = headers
+        .get("content-length")
+        .map_or(0, |text| text.parse().unwrap());
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    Some(Ask { method, path, headers, body: String::from_utf8(body).ok()? })
+    Some(Ask {
+        method,
+        path,
+        headers,
+        body: String::from_utf8(body).ok()?,
+    })
 }
 
 /// An answer with these lines in its head.

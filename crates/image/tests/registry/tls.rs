@@ -49,8 +49,11 @@ impl Authority {
             ],
             b"",
         );
-        fs::write(folder.0.join("names"), "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-            .unwrap();
+        fs::write(
+            folder.0.join("names"),
+            "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n",
+        )
+        .unwrap();
         openssl(
             &[
                 "x509",
@@ -82,8 +85,12 @@ impl Authority {
 /// Authorities are read when a process starts to speak TLS, so that each claim needs one of its own.
 fn in_a_process(test: &str, name: &str, authorities: Option<&PathBuf>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", test, "--nocapture"]).env("AIRLOCK_TEST_NAME", name);
-    command.env_remove("SSL_CERT_FILE").env_remove("SSL_CERT_DIR");
+    command
+        .args(["--ignored", "--exact", test, "--nocapture"])
+        .env("AIRLOCK_TEST_NAME", name);
+    command
+        .env_remove("SSL_CERT_FILE")
+        .env_remove("SSL_CERT_DIR");
     command.envs(authorities.map(|file| ("SSL_CERT_FILE", file)));
     let output = command.output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
@@ -100,16 +107,30 @@ async fn a_registry_is_trusted_by_its_authority_and_not_otherwise() {
         return;
     }
     let (storage, authority) = (Folder::new(), Authority::new());
-    Registry::start(&storage.0, "", "").push("team/tool", "1", &small()).await;
+    Registry::start(&storage.0, "", "")
+        .push("team/tool", "1", &small())
+        .await;
     let (certificate, key) = (authority.file("certificate.pem"), authority.file("key.pem"));
-    let tls = format!("  tls: {{certificate: {}, key: {}}}", certificate.display(), key.display());
+    let tls = format!(
+        "  tls: {{certificate: {}, key: {}}}",
+        certificate.display(),
+        key.display()
+    );
     let registry = Registry::start(&storage.0, &tls, "");
     let name = registry.name("team/tool:1");
-    in_a_process("tls::is_pulled_over_tls", &name, Some(&authority.file("ca.pem")));
+    in_a_process(
+        "tls::is_pulled_over_tls",
+        &name,
+        Some(&authority.file("ca.pem")),
+    );
     in_a_process("tls::is_refused_for_its_certificate", &name, None);
     // Of the right authority, and for another name.
     let other = name.replace("127.0.0.1", "localhost");
-    in_a_process("tls::is_refused_for_its_certificate", &other, Some(&authority.file("ca.pem")));
+    in_a_process(
+        "tls::is_refused_for_its_certificate",
+        &other,
+        Some(&authority.file("ca.pem")),
+    );
 }
 
 fn named() -> String {
@@ -125,5 +146,9 @@ async fn is_pulled_over_tls() {
 #[tokio::test]
 #[ignore = "a child of the test above"]
 async fn is_refused_for_its_certificate() {
-    refused(&request(&named()), "is not trusted: invalid peer certificate").await;
+    refused(
+        &request(&named()),
+        "is not trusted: invalid peer certificate",
+    )
+    .await;
 }

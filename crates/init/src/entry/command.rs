@@ -27,13 +27,21 @@ pub fn choose(asked: Asked, given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal
         (asked.json.is_some(), "AGENT_COMMAND_JSON"),
         (!given.is_empty(), from_arguments),
     ];
-    let used: Vec<_> = ways.into_iter().filter(|(is_used, _)| *is_used).map(|(_, name)| name).collect();
+    let used: Vec<_> = ways
+        .into_iter()
+        .filter(|(is_used, _)| *is_used)
+        .map(|(_, name)| name)
+        .collect();
     if let [one, other, ..] = used[..] {
-        return Err(Refusal::new(format!("both {one} and {other} name a command; give one of them")));
+        return Err(Refusal::new(format!(
+            "both {one} and {other} name a command; give one of them"
+        )));
     }
     if asked.command.is_none() && asked.arguments.is_some() {
         let remedy = "set AGENT_COMMAND, or move them to where the command is named";
-        return Err(Refusal::new(format!("AGENT_ARGS is set, but AGENT_COMMAND is not; {remedy}")));
+        return Err(Refusal::new(format!(
+            "AGENT_ARGS is set, but AGENT_COMMAND is not; {remedy}"
+        )));
     }
     let command = match (asked.command, asked.json) {
         (Some(program), _) => {
@@ -55,10 +63,12 @@ fn check(command: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal> {
         None => Err(Refusal::new(
             "no command; set AGENT_COMMAND (and AGENT_ARGS) or AGENT_COMMAND_JSON, or give it as arguments",
         )),
-        Some(program) if program.is_empty() => Err(Refusal::new("the name of the program is empty")),
-        Some(_) if command.len() > MOST_ARGUMENTS => {
-            Err(Refusal::new(format!("the command has more than {MOST_ARGUMENTS} arguments")))
+        Some(program) if program.is_empty() => {
+            Err(Refusal::new("the name of the program is empty"))
         }
+        Some(_) if command.len() > MOST_ARGUMENTS => Err(Refusal::new(format!(
+            "the command has more than {MOST_ARGUMENTS} arguments"
+        ))),
         Some(_) => Ok(command),
     }
 }
@@ -68,19 +78,26 @@ fn from_line(mut given: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Refusal> {
     match given.first().map(Vec::as_slice) {
         Some(b"--") => Ok(given.split_off(1)),
         Some(b"--shell") => match &mut given[1..] {
-            [line] if !line.is_empty() => Ok(vec![b"bash".to_vec(), b"-lc".to_vec(), std::mem::take(line)]),
-            _ => Err(Refusal::new("--shell takes one argument: the line that `bash -lc` runs")),
+            [line] if !line.is_empty() => Ok(vec![
+                b"bash".to_vec(),
+                b"-lc".to_vec(),
+                std::mem::take(line),
+            ]),
+            _ => Err(Refusal::new(
+                "--shell takes one argument: the line that `bash -lc` runs",
+            )),
         },
-        Some([b'-', ..]) => {
-            Err(Refusal::new("unknown option; before a program whose name begins with `-`, write `--`"))
-        }
+        Some([b'-', ..]) => Err(Refusal::new(
+            "unknown option; before a program whose name begins with `-`, write `--`",
+        )),
         Some(_) | None => Ok(given),
     }
 }
 
 /// The words of `AGENT_ARGS`: no quotes, no escapes, no empty ones.
 pub fn split(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    text.split(|byte| byte.is_ascii_whitespace() || *byte == 0x0b).filter(|word| !word.is_empty())
+    text.split(|byte| byte.is_ascii_whitespace() || *byte == 0x0b)
+        .filter(|word| !word.is_empty())
 }
 
 /// A JSON list of strings, and nothing else: any other value, a NUL, text after the list are errors.
@@ -88,10 +105,16 @@ pub fn parse_json(text: &[u8]) -> Result<Vec<Vec<u8>>, &'static str> {
     if text.len() > LONGEST_TEXT {
         return Err("it is longer than 128 KiB");
     }
-    let mut reader = Reader { rest: std::str::from_utf8(text).map_err(|_| "it is not UTF-8")? };
+    let mut reader = Reader {
+        rest: std::str::from_utf8(text).map_err(|_| "it is not UTF-8")?,
+    };
     let list = reader.list()?;
     reader.skip_space();
-    if reader.rest.is_empty() { Ok(list) } else { Err("something follows the list") }
+    if reader.rest.is_empty() {
+        Ok(list)
+    } else {
+        Err("something follows the list")
+    }
 }
 
 struct Reader<'a> {
@@ -147,7 +170,9 @@ impl Reader<'_> {
             let character = match self.take().ok_or("a string does not end")? {
                 '"' => return Ok(found.into_bytes()),
                 '\\' => self.escape()?,
-                '\0'..='\x1f' => return Err("a string has a control character that is not escaped"),
+                '\0'..='\x1f' => {
+                    return Err("a string has a control character that is not escaped");
+                }
                 other => other,
             };
             match character {
@@ -192,7 +217,9 @@ impl Reader<'_> {
     fn hex(&mut self) -> Result<u32, &'static str> {
         (0..4).try_fold(0, |number, _| {
             let digit = self.take().and_then(|character| character.to_digit(16));
-            digit.map(|digit| number << 4 | digit).ok_or("a string has an escape without four digits")
+            digit
+                .map(|digit| number << 4 | digit)
+                .ok_or("a string has an escape without four digits")
         })
     }
 }
@@ -212,8 +239,15 @@ mod tests {
 
     #[test]
     fn a_command_and_its_words_come_from_the_variables() {
-        let asked = Asked { command: bytes("my prog"), arguments: bytes("  a\t'b c'\n d "), json: None };
-        assert_eq!(choose(asked, vec![]).unwrap(), texts(&["my prog", "a", "'b", "c'", "d"]));
+        let asked = Asked {
+            command: bytes("my prog"),
+            arguments: bytes("  a\t'b c'\n d "),
+            json: None,
+        };
+        assert_eq!(
+            choose(asked, vec![]).unwrap(),
+            texts(&["my prog", "a", "'b", "c'", "d"])
+        );
     }
 
     #[test]
@@ -249,28 +283,72 @@ mod tests {
             assert!(parse_json(wrong.as_bytes()).is_err(), "{wrong:?}");
         }
         assert!(parse_json(b"[\"\xff\"]").is_err());
-        assert!(parse_json(&[b"[\"".to_vec(), vec![b'a'; LONGEST_TEXT], b"\"]".to_vec()].concat()).is_err());
+        assert!(
+            parse_json(&[b"[\"".to_vec(), vec![b'a'; LONGEST_TEXT], b"\"]".to_vec()].concat())
+                .is_err()
+        );
     }
 
     #[test]
     fn two_ways_at_once_are_refused_by_name() {
-        let both = Asked { command: bytes("a"), json: bytes("[\"b\"]"), arguments: None };
-        assert!(choose(both, vec![]).unwrap_err().0.contains("AGENT_COMMAND and AGENT_COMMAND_JSON"));
-        let command = || Asked { command: bytes("a"), ..Asked::default() };
+        let both = Asked {
+            command: bytes("a"),
+            json: bytes("[\"b\"]"),
+            arguments: None,
+        };
+        assert!(
+            choose(both, vec![])
+                .unwrap_err()
+                .0
+                .contains("AGENT_COMMAND and AGENT_COMMAND_JSON")
+        );
+        let command = || Asked {
+            command: bytes("a"),
+            ..Asked::default()
+        };
         let refused = choose(command(), texts(&["b"])).unwrap_err().0;
-        assert!(refused.contains("AGENT_COMMAND and the arguments"), "{refused}");
-        let lone = Asked { arguments: bytes("x"), ..Asked::default() };
-        assert!(choose(lone, texts(&["b"])).unwrap_err().0.contains("AGENT_ARGS is set"));
-        assert!(choose(Asked::default(), vec![]).unwrap_err().0.contains("no command"));
+        assert!(
+            refused.contains("AGENT_COMMAND and the arguments"),
+            "{refused}"
+        );
+        let lone = Asked {
+            arguments: bytes("x"),
+            ..Asked::default()
+        };
+        assert!(
+            choose(lone, texts(&["b"]))
+                .unwrap_err()
+                .0
+                .contains("AGENT_ARGS is set")
+        );
+        assert!(
+            choose(Asked::default(), vec![])
+                .unwrap_err()
+                .0
+                .contains("no command")
+        );
     }
 
     #[test]
     fn arguments_are_a_program_or_a_line_for_a_shell() {
         let from = |list: &[&str]| choose(Asked::default(), texts(list));
-        assert_eq!(from(&["a", "--shell", ""]).unwrap(), texts(&["a", "--shell", ""]));
+        assert_eq!(
+            from(&["a", "--shell", ""]).unwrap(),
+            texts(&["a", "--shell", ""])
+        );
         assert_eq!(from(&["--", "--shell"]).unwrap(), texts(&["--shell"]));
-        assert_eq!(from(&["--shell", "a b"]).unwrap(), texts(&["bash", "-lc", "a b"]));
-        for wrong in [&["--shell"][..], &["--shell", "a", "b"], &["--shell", ""], &["--"], &["-x"], &[""]] {
+        assert_eq!(
+            from(&["--shell", "a b"]).unwrap(),
+            texts(&["bash", "-lc", "a b"])
+        );
+        for wrong in [
+            &["--shell"][..],
+            &["--shell", "a", "b"],
+            &["--shell", ""],
+            &["--"],
+            &["-x"],
+            &[""],
+        ] {
             assert!(from(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -31,7 +31,9 @@ impl Variables {
     /// A value; one that is empty counts as not given. Of several of one name the first counts, as for the C library.
     pub fn get(&self, wanted: &[u8]) -> Option<&[u8]> {
         let entry = self.0.iter().find(|entry| name(entry) == wanted)?;
-        entry.get(wanted.len() + 1..).filter(|value| !value.is_empty())
+        entry
+            .get(wanted.len() + 1..)
+            .filter(|value| !value.is_empty())
     }
 
     /// A value that the program is not to see. All of that name go.
@@ -56,7 +58,10 @@ impl Variables {
     /// As exec wants them.
     pub fn entries(self) -> Vec<CString> {
         // None holds a NUL: they came as C strings, and what we set is checked where it comes from.
-        self.0.into_iter().filter_map(|entry| CString::new(entry).ok()).collect()
+        self.0
+            .into_iter()
+            .filter_map(|entry| CString::new(entry).ok())
+            .collect()
     }
 }
 
@@ -106,7 +111,10 @@ pub(super) enum Upstream {
     /// `SESSION_TOKEN` and `CONTROL_PLANE_URL`: we add the token.
     Url { url: Vec<u8>, token: Token },
     /// A socket; `promised` says by which variable. Without one it need not be there.
-    Socket { path: Vec<u8>, promised: Option<&'static str> },
+    Socket {
+        path: Vec<u8>,
+        promised: Option<&'static str>,
+    },
 }
 
 /// What was asked for.
@@ -131,11 +139,22 @@ fn text(name: &str, value: Vec<u8>) -> Result<String, Refusal> {
 
 /// A number in plain digits, not larger than `most`.
 fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, Refusal> {
-    let wrong = || Refusal::new(format!("{name} must be a whole number from {least} to {most}"));
-    let digits =
-        std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-    let number = digits.and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
-    if (least..=most).contains(&number) { Ok(number) } else { Err(wrong()) }
+    let wrong = || {
+        Refusal::new(format!(
+            "{name} must be a whole number from {least} to {most}"
+        ))
+    };
+    let digits = std::str::from_utf8(value)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = digits
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(wrong)?;
+    if (least..=most).contains(&number) {
+        Ok(number)
+    } else {
+        Err(wrong())
+    }
 }
 
 /// Takes what is ours out of the variables.
@@ -150,13 +169,19 @@ pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
         json: variables.take(b"AGENT_COMMAND_JSON"),
     };
     let user = variables.take(b"AGENT_USER");
-    let workdir = variables.take(b"AGENT_WORKDIR").unwrap_or_else(|| USUAL_WORKDIR.to_vec());
+    let workdir = variables
+        .take(b"AGENT_WORKDIR")
+        .unwrap_or_else(|| USUAL_WORKDIR.to_vec());
     let grace = variables.take(b"AGENT_GRACE");
     let log = variables.take(b"AGENT_LOG");
     let unknown = strip_prefix(variables);
     let token = token.map(Token::new).transpose()?;
-    let holds_token = token.as_ref().map_or_else(Vec::new, |token| holders(variables, token));
-    let port = variables.get(b"LLM_PROXY_PORT").map(|port| number("LLM_PROXY_PORT", port, 1, 65535));
+    let holds_token = token
+        .as_ref()
+        .map_or_else(Vec::new, |token| holders(variables, token));
+    let port = variables
+        .get(b"LLM_PROXY_PORT")
+        .map(|port| number("LLM_PROXY_PORT", port, 1, 65535));
     Ok(Settings {
         asked,
         user: user.map(|user| text("AGENT_USER", user)).transpose()?,
@@ -183,13 +208,20 @@ fn absolute(name: &str, path: Vec<u8>) -> Result<CString, Refusal> {
 /// Removes what is left of our prefix; returns the names, as they may be shown.
 fn strip_prefix(variables: &mut Variables) -> Vec<String> {
     let ours = |entry: &Vec<u8>| entry.starts_with(PREFIX);
-    let names = variables.0.iter().filter(|entry| ours(entry)).map(|entry| shown(name(entry))).collect();
+    let names = variables
+        .0
+        .iter()
+        .filter(|entry| ours(entry))
+        .map(|entry| shown(name(entry)))
+        .collect();
     variables.0.retain(|entry| !ours(entry));
     names
 }
 
 fn shown(name: &[u8]) -> String {
-    String::from_utf8_lossy(&name[..name.len().min(64)]).escape_default().to_string()
+    String::from_utf8_lossy(&name[..name.len().min(64)])
+        .escape_default()
+        .to_string()
 }
 
 fn holders(variables: &Variables, token: &Token) -> Vec<String> {
@@ -197,10 +229,19 @@ fn holders(variables: &Variables, token: &Token) -> Vec<String> {
         let value = entry.get(name(entry).len() + 1..).unwrap_or_default();
         !token.0.is_empty() && value.windows(token.0.len()).any(|part| part == token.0)
     };
-    variables.0.iter().filter(holds).map(|entry| shown(name(entry))).collect()
+    variables
+        .0
+        .iter()
+        .filter(holds)
+        .map(|entry| shown(name(entry)))
+        .collect()
 }
 
-fn upstream(variables: &Variables, token: Option<Token>, url: Option<Vec<u8>>) -> Result<Upstream, Refusal> {
+fn upstream(
+    variables: &Variables,
+    token: Option<Token>,
+    url: Option<Vec<u8>>,
+) -> Result<Upstream, Refusal> {
     let socket = variables.get(b"LLM_PROXY_SOCKET");
     match (token.zip(url), socket) {
         (Some(_), Some(_)) => Err(Refusal::new(
@@ -209,14 +250,20 @@ fn upstream(variables: &Variables, token: Option<Token>, url: Option<Vec<u8>>) -
         (Some((token, url)), None) => Ok(Upstream::Url { url, token }),
         (None, Some(path)) => {
             let path = absolute("LLM_PROXY_SOCKET", path.to_vec())?.into_bytes();
-            Ok(Upstream::Socket { path, promised: Some("LLM_PROXY_SOCKET") })
+            Ok(Upstream::Socket {
+                path,
+                promised: Some("LLM_PROXY_SOCKET"),
+            })
         }
         (None, None) => {
             // In a run of Airlock's own the door stands already, as a listener: nobody promises a socket.
             let stands = variables.get(b"AIRLOCK_RUN_ID").is_some();
             let base = variables.get(b"OPENAI_API_BASE").filter(|_| !stands);
             let promised = base.map(|_| "OPENAI_API_BASE");
-            Ok(Upstream::Socket { path: USUAL_SOCKET.to_vec(), promised })
+            Ok(Upstream::Socket {
+                path: USUAL_SOCKET.to_vec(),
+                promised,
+            })
         }
     }
 }
@@ -230,7 +277,11 @@ mod tests {
     }
 
     fn left(variables: Variables) -> Vec<String> {
-        variables.entries().into_iter().map(|entry| entry.into_string().unwrap()).collect()
+        variables
+            .entries()
+            .into_iter()
+            .map(|entry| entry.into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -253,7 +304,11 @@ mod tests {
             "SESSION_TOKEN=again",
         ]);
         let settings = read(&mut given).unwrap();
-        assert_eq!(settings.asked.command.as_deref(), Some(&b"a"[..]), "the first counts");
+        assert_eq!(
+            settings.asked.command.as_deref(),
+            Some(&b"a"[..]),
+            "the first counts"
+        );
         assert_eq!(
             (settings.unknown, settings.holds_token),
             (vec!["AGENT_OTHER".into()], vec!["COPY".into()])
@@ -286,20 +341,38 @@ mod tests {
             (settings.workdir.to_bytes(), settings.port, settings.grace),
             (USUAL_WORKDIR, 8080, USUAL_GRACE)
         );
-        assert!(matches!(settings.upstream, Upstream::Socket { promised: None, .. }));
+        assert!(matches!(
+            settings.upstream,
+            Upstream::Socket { promised: None, .. }
+        ));
     }
 
     #[test]
     fn a_door_is_promised_by_either_variable() {
         for name in ["LLM_PROXY_SOCKET", "OPENAI_API_BASE"] {
             let settings = read(&mut variables(&[&format!("{name}=/a")])).unwrap();
-            assert!(matches!(settings.upstream, Upstream::Socket { promised: Some(by), .. } if by == name));
+            assert!(
+                matches!(settings.upstream, Upstream::Socket { promised: Some(by), .. } if by == name)
+            );
         }
         let ours = read(&mut variables(&["OPENAI_API_BASE=/a", "AIRLOCK_RUN_ID=r"])).unwrap();
-        assert!(matches!(ours.upstream, Upstream::Socket { promised: None, .. }), "the door stands already");
-        let named = ["LLM_PROXY_SOCKET=/a", "OPENAI_API_BASE=/a", "AIRLOCK_RUN_ID=r"];
+        assert!(
+            matches!(ours.upstream, Upstream::Socket { promised: None, .. }),
+            "the door stands already"
+        );
+        let named = [
+            "LLM_PROXY_SOCKET=/a",
+            "OPENAI_API_BASE=/a",
+            "AIRLOCK_RUN_ID=r",
+        ];
         let ours = read(&mut variables(&named)).unwrap();
-        assert!(matches!(ours.upstream, Upstream::Socket { promised: Some("LLM_PROXY_SOCKET"), .. }));
+        assert!(matches!(
+            ours.upstream,
+            Upstream::Socket {
+                promised: Some("LLM_PROXY_SOCKET"),
+                ..
+            }
+        ));
     }
 
     #[test]
@@ -308,7 +381,11 @@ mod tests {
             let refusal = read(&mut variables(&[&format!("SESSION_TOKEN={wrong}")])).unwrap_err();
             assert!(!refusal.0.contains("s3cret"), "{}", refusal.0);
         }
-        let settings = read(&mut variables(&["SESSION_TOKEN=s3cret", "CONTROL_PLANE_URL=http://a"])).unwrap();
+        let settings = read(&mut variables(&[
+            "SESSION_TOKEN=s3cret",
+            "CONTROL_PLANE_URL=http://a",
+        ]))
+        .unwrap();
         assert!(!format!("{settings:?}").contains("s3cret"));
     }
 
@@ -326,8 +403,15 @@ mod tests {
         ] {
             assert!(read(&mut variables(&[wrong])).is_err(), "{wrong}");
         }
-        let settings =
-            read(&mut variables(&["AGENT_GRACE=0", "LLM_PROXY_PORT=65535", "AGENT_LOG=1"])).unwrap();
-        assert_eq!((settings.grace, settings.port, settings.talkative), (Duration::ZERO, 65535, true));
+        let settings = read(&mut variables(&[
+            "AGENT_GRACE=0",
+            "LLM_PROXY_PORT=65535",
+            "AGENT_LOG=1",
+        ]))
+        .unwrap();
+        assert_eq!(
+            (settings.grace, settings.port, settings.talkative),
+            (Duration::ZERO, 65535, true)
+        );
     }
 }

@@ -66,7 +66,9 @@ impl fmt::Display for Refusal {
 pub fn main(arguments: impl Iterator<Item = OsString>) -> i32 {
     let arguments: Vec<_> = arguments.map(OsString::into_vec).collect();
     if arguments.first().is_some_and(|first| first == b"--help") {
-        return std::io::stdout().write_all(HELP.as_bytes()).map_or(CANNOT_START, |()| 0);
+        return std::io::stdout()
+            .write_all(HELP.as_bytes())
+            .map_or(CANNOT_START, |()| 0);
     }
     run(arguments).unwrap_or_else(|not_started| {
         say(&not_started.why.0);
@@ -89,9 +91,17 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
     let mut settings = environment::read(&mut variables)?;
     let argv = command::choose(std::mem::take(&mut settings.asked), arguments)?;
     let root = privileges::is_root();
-    let user = if root { wanted_user(&settings)? } else { own_user(&settings)? };
+    let user = if root {
+        wanted_user(&settings)?
+    } else {
+        own_user(&settings)?
+    };
     let bridge = bridge::start(&mut settings, &user, root)?;
-    let bounding = if root { privileges::become_user(&user)? } else { privileges::stay(&user)? };
+    let bounding = if root {
+        privileges::become_user(&user)?
+    } else {
+        privileges::stay(&user)?
+    };
     hide()?; // again, since a change of user changes it too
     enter(&settings)?;
     set_user_variables(&mut variables, &user, &settings, root);
@@ -99,9 +109,17 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
     let path = variables.get(b"PATH").map(<[u8]>::to_vec);
     let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>();
     let argv = argv.map_err(|_| Refusal::new("an argument has a NUL"))?;
-    let program = tree::start(&Program { argv, env: variables.entries(), path })?;
+    let program = tree::start(&Program {
+        argv,
+        env: variables.entries(),
+        path,
+    })?;
     // The bridge lives as long as we hold it.
-    Ok(tree::tend(program, bridge.as_ref().map(|bridge| bridge.pid), settings.grace))
+    Ok(tree::tend(
+        program,
+        bridge.as_ref().map(|bridge| bridge.pid),
+        settings.grace,
+    ))
 }
 
 /// Takes the variables out of this process, and sees that the kernel does not show them any more.
@@ -109,11 +127,17 @@ fn take_variables() -> Result<Variables, Refusal> {
     let variables = Variables::new(sys::take_environment());
     match std::fs::read("/proc/self/environ") {
         Ok(shown) if shown.iter().all(|byte| *byte == 0) => {}
-        Ok(_) => return Err(Refusal::new("/proc still shows the variables of airlock-init")),
+        Ok(_) => {
+            return Err(Refusal::new(
+                "/proc still shows the variables of airlock-init",
+            ));
+        }
         // Without /proc nobody sees anything.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => {
-            return Err(Refusal::new(format!("cannot see what /proc shows of airlock-init: {error}")));
+            return Err(Refusal::new(format!(
+                "cannot see what /proc shows of airlock-init: {error}"
+            )));
         }
     }
     // Only now: an ordinary user who is hidden cannot look at himself there.
@@ -129,12 +153,21 @@ fn hide() -> Result<(), Refusal> {
 
 /// Three standard streams, and nothing else. What we open from here on closes at exec.
 fn close_descriptors() -> Result<(), Refusal> {
-    let failed = |error: std::io::Error| Refusal::new(format!("cannot close inherited descriptors: {error}"));
-    for stream in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
+    let failed = |error: std::io::Error| {
+        Refusal::new(format!("cannot close inherited descriptors: {error}"))
+    };
+    for stream in [
+        rustix::stdio::stdin(),
+        rustix::stdio::stdout(),
+        rustix::stdio::stderr(),
+    ] {
         if rustix::io::fcntl_getfd(stream) == Err(Errno::BADF) {
             // It takes the lowest place that is free.
-            let nothing =
-                std::fs::File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
+            let nothing = std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/null")
+                .map_err(failed)?;
             rustix::io::fcntl_setfd(&nothing, rustix::io::FdFlags::empty())
                 .map_err(|error| failed(error.into()))?;
             _ = nothing.into_raw_fd();
@@ -152,7 +185,10 @@ fn close_descriptors() -> Result<(), Refusal> {
 fn close_each() -> std::io::Result<()> {
     let names = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.file_name()));
     let names = names.collect::<std::io::Result<Vec<_>>>()?;
-    let numbers = names.iter().filter_map(|name| name.to_str()?.parse().ok()).filter(|number| *number > 2);
+    let numbers = names
+        .iter()
+        .filter_map(|name| name.to_str()?.parse().ok())
+        .filter(|number| *number > 2);
     for number in numbers {
         match sys::close(number) {
             // That of the list itself, which is closed already.
@@ -175,7 +211,11 @@ fn adopt_orphans() -> Result<(), Refusal> {
 /// Whom root is to become.
 fn wanted_user(settings: &Settings) -> Result<Identity, Refusal> {
     let wanted = settings.user.as_deref().unwrap_or(USUAL_USER);
-    user::resolve(wanted, &user::read("/etc/passwd")?, &user::read("/etc/group")?)
+    user::resolve(
+        wanted,
+        &user::read("/etc/passwd")?,
+        &user::read("/etc/group")?,
+    )
 }
 
 /// Who we are, started as an ordinary user; it must be who was asked for.
@@ -186,7 +226,11 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
     if let Some(wanted) = &settings.user {
         let wanted = user::resolve(wanted, &passwd, &group)?;
         if wanted.uid != uid
-            || (settings.user.as_ref().is_some_and(|text| text.contains(':')) && wanted.gid != gid)
+            || (settings
+                .user
+                .as_ref()
+                .is_some_and(|text| text.contains(':'))
+                && wanted.gid != gid)
         {
             return Err(Refusal::new(format!(
                 "AGENT_USER is uid {}, gid {}, but the container was started as uid {uid}, gid {gid}; start it with \
@@ -195,9 +239,14 @@ fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
             )));
         }
     }
-    let groups = getgroups().map_err(|error| Refusal::new(format!("cannot read our groups: {error}")))?;
+    let groups =
+        getgroups().map_err(|error| Refusal::new(format!("cannot read our groups: {error}")))?;
     let named = user::resolve(&uid.to_string(), &passwd, &group)?;
-    Ok(Identity { gid, groups: groups.into_iter().map(|gid| gid.as_raw()).collect(), ..named })
+    Ok(Identity {
+        gid,
+        groups: groups.into_iter().map(|gid| gid.as_raw()).collect(),
+        ..named
+    })
 }
 
 /// With the rights of the user, who has to work there.
@@ -214,10 +263,17 @@ fn enter(settings: &Settings) -> Result<(), Refusal> {
 
 /// `HOME` and the like of the user. Not root from the start, what is there was meant for him and stays.
 fn set_user_variables(variables: &mut Variables, user: &Identity, settings: &Settings, root: bool) {
-    let home = user.home.clone().unwrap_or_else(|| settings.workdir.to_bytes().to_vec());
+    let home = user
+        .home
+        .clone()
+        .unwrap_or_else(|| settings.workdir.to_bytes().to_vec());
     let name = Some(user.name.clone().into_bytes());
-    let values =
-        [("HOME", Some(home)), ("USER", name.clone()), ("LOGNAME", name), ("SHELL", user.shell.clone())];
+    let values = [
+        ("HOME", Some(home)),
+        ("USER", name.clone()),
+        ("LOGNAME", name),
+        ("SHELL", user.shell.clone()),
+    ];
     for (variable, value) in values {
         match value {
             Some(value) if root || variables.get(variable.as_bytes()).is_none() => {
@@ -229,22 +285,39 @@ fn set_user_variables(variables: &mut Variables, user: &Identity, settings: &Set
 }
 
 /// What a reader of the program's stderr has to know; with `AGENT_LOG=1` also what he may want to.
-fn tell(settings: &Settings, user: &Identity, bridge: Option<&Bridge>, bounding: Bounding, root: bool) {
+fn tell(
+    settings: &Settings,
+    user: &Identity,
+    bridge: Option<&Bridge>,
+    bounding: Bounding,
+    root: bool,
+) {
     if user.uid == 0 {
         say("the program runs as root, without capabilities, since AGENT_USER says so");
     }
     if root && bounding == Bounding::Left {
-        say("the bounding set of capabilities stays, for want of SETPCAP; no_new_privs makes it worthless");
+        say(
+            "the bounding set of capabilities stays, for want of SETPCAP; no_new_privs makes it worthless",
+        );
     }
     if !settings.unknown.is_empty() {
-        say(&format!("unknown variables are removed: {}", settings.unknown.join(" ")));
+        say(&format!(
+            "unknown variables are removed: {}",
+            settings.unknown.join(" ")
+        ));
     }
     if !settings.holds_token.is_empty() {
-        say(&format!("these variables hold the session's token, too: {}", settings.holds_token.join(" ")));
+        say(&format!(
+            "these variables hold the session's token, too: {}",
+            settings.holds_token.join(" ")
+        ));
     }
     if settings.talkative {
-        let bridge =
-            if bridge.is_some() { format!("127.0.0.1:{}", settings.port) } else { "none".to_owned() };
+        let bridge = if bridge.is_some() {
+            format!("127.0.0.1:{}", settings.port)
+        } else {
+            "none".to_owned()
+        };
         let began = if root { "dropped to" } else { "already" };
         say(&format!(
             "{began} uid {}, gid {}, groups {:?}; bridge {bridge}",

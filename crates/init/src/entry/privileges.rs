@@ -48,13 +48,19 @@ fn failed(what: &str) -> impl FnOnce(Errno) -> Refusal {
 }
 
 fn refused(user: &Identity, why: &str) -> Refusal {
-    Refusal::new(format!("cannot become `{}` (uid {}, gid {}): {why}", user.name, user.uid, user.gid))
+    Refusal::new(format!(
+        "cannot become `{}` (uid {}, gid {}): {why}",
+        user.name, user.uid, user.gid
+    ))
 }
 
 /// Says what is missing before it fails half way, and what to do about it.
 fn missing_capabilities(user: &Identity) -> Result<Option<Refusal>, Refusal> {
-    let held = thread::capabilities(None).map_err(failed("read our capabilities"))?.effective;
-    let needs_group = getgid().as_raw() != user.gid || getegid().as_raw() != user.gid || !has_groups(user)?;
+    let held = thread::capabilities(None)
+        .map_err(failed("read our capabilities"))?
+        .effective;
+    let needs_group =
+        getgid().as_raw() != user.gid || getegid().as_raw() != user.gid || !has_groups(user)?;
     let needs_user = getuid().as_raw() != user.uid || geteuid().as_raw() != user.uid;
     let mut missing = Vec::new();
     if needs_user && !held.contains(CapabilitySet::SETUID) {
@@ -66,18 +72,29 @@ fn missing_capabilities(user: &Identity) -> Result<Option<Refusal>, Refusal> {
     Ok((!missing.is_empty()).then(|| {
         let list = missing.join(" and ");
         let (uid, gid) = (user.uid, user.gid);
-        let remedy =
-            format!("start the container with `--user {uid}:{gid}`, or add {list} to its capabilities");
-        refused(user, &format!("root lacks the capability {list} here; {remedy}"))
+        let remedy = format!(
+            "start the container with `--user {uid}:{gid}`, or add {list} to its capabilities"
+        );
+        refused(
+            user,
+            &format!("root lacks the capability {list} here; {remedy}"),
+        )
     }))
 }
 
 /// Whether the groups are these already, the user's own aside.
 fn has_groups(user: &Identity) -> Result<bool, Refusal> {
-    let now: BTreeSet<_> =
-        getgroups().map_err(failed("read our groups"))?.iter().map(|gid| gid.as_raw()).collect();
-    let without_own =
-        |groups: BTreeSet<u32>| groups.into_iter().filter(|gid| *gid != user.gid).collect::<Vec<_>>();
+    let now: BTreeSet<_> = getgroups()
+        .map_err(failed("read our groups"))?
+        .iter()
+        .map(|gid| gid.as_raw())
+        .collect();
+    let without_own = |groups: BTreeSet<u32>| {
+        groups
+            .into_iter()
+            .filter(|gid| *gid != user.gid)
+            .collect::<Vec<_>>()
+    };
     Ok(without_own(now) == without_own(user.groups.iter().copied().collect()))
 }
 
@@ -93,8 +110,11 @@ fn take_identity(user: &Identity) -> io::Result<()> {
 
 /// The numbers of the capabilities that this kernel knows.
 fn known() -> impl Iterator<Item = CapabilitySet> {
-    let is_known = |capability: &CapabilitySet| thread::capability_is_in_bounding_set(*capability).is_ok();
-    (0..64).map(|number| CapabilitySet::from_bits_retain(1 << number)).take_while(is_known)
+    let is_known =
+        |capability: &CapabilitySet| thread::capability_is_in_bounding_set(*capability).is_ok();
+    (0..64)
+        .map(|number| CapabilitySet::from_bits_retain(1 << number))
+        .take_while(is_known)
 }
 
 /// As far as we may.
@@ -112,14 +132,23 @@ fn empty_bounding_set() -> Result<(), Refusal> {
 fn give_up_capabilities() -> Result<(), Refusal> {
     thread::clear_ambient_capability_set().map_err(failed("clear the ambient capabilities"))?;
     let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
     thread::set_capabilities(None, sets).map_err(failed("give up the capabilities"))?;
     thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))
 }
 
 /// What the kernel says we are now.
 fn verify(user: &Identity) -> Result<(), Refusal> {
-    let wrong = |what: &str| Err(refused(user, &format!("the kernel still says otherwise: {what}")));
+    let wrong = |what: &str| {
+        Err(refused(
+            user,
+            &format!("the kernel still says otherwise: {what}"),
+        ))
+    };
     if [getuid().as_raw(), geteuid().as_raw()] != [user.uid; 2] {
         return wrong("user");
     }
@@ -140,7 +169,10 @@ fn verify(user: &Identity) -> Result<(), Refusal> {
         return wrong("root could be regained");
     }
     let group = Gid::from_raw(0);
-    if user.gid != 0 && !user.groups.contains(&0) && thread::set_thread_res_gid(group, group, group).is_ok() {
+    if user.gid != 0
+        && !user.groups.contains(&0)
+        && thread::set_thread_res_gid(group, group, group).is_ok()
+    {
         return wrong("the group of root could be regained");
     }
     Ok(())

@@ -43,7 +43,10 @@ pub(super) struct NotStarted {
 
 impl From<Refusal> for NotStarted {
     fn from(why: Refusal) -> NotStarted {
-        NotStarted { status: CANNOT_START, why }
+        NotStarted {
+            status: CANNOT_START,
+            why,
+        }
     }
 }
 
@@ -54,14 +57,26 @@ fn candidates(name: &[u8], path: Option<&[u8]>) -> Vec<CString> {
     }
     let folders = path.unwrap_or(USUAL_PATH).split(|byte| *byte == b':');
     // An empty entry is the working directory, as everywhere.
-    let folder = |folder: &[u8]| if folder.is_empty() { b".".to_vec() } else { folder.to_vec() };
-    folders.filter_map(|entry| CString::new([&folder(entry), &b"/"[..], name].concat()).ok()).collect()
+    let folder = |folder: &[u8]| {
+        if folder.is_empty() {
+            b".".to_vec()
+        } else {
+            folder.to_vec()
+        }
+    };
+    folders
+        .filter_map(|entry| CString::new([&folder(entry), &b"/"[..], name].concat()).ok())
+        .collect()
 }
 
 /// Starts the program, and knows when this returns that it began.
 pub(super) fn start(program: &Program) -> Result<i32, NotStarted> {
     let failed = |error: io::Error| Refusal::new(format!("cannot start a process: {error}"));
-    let name = program.argv.first().map(|name| name.to_bytes()).unwrap_or_default();
+    let name = program
+        .argv
+        .first()
+        .map(|name| name.to_bytes())
+        .unwrap_or_default();
     let files = candidates(name, program.path.as_deref());
     let (argv, env) = (Pointers::to(&program.argv), Pointers::to(&program.env));
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
@@ -121,18 +136,25 @@ fn exec(files: &[CString], argv: &Pointers, env: &Pointers) -> io::Error {
 }
 
 fn not_executed(name: &[u8], errno: i32) -> NotStarted {
-    let shown = String::from_utf8_lossy(&name[..name.len().min(256)]).escape_default().to_string();
+    let shown = String::from_utf8_lossy(&name[..name.len().min(256)])
+        .escape_default()
+        .to_string();
     let error = io::Error::from_raw_os_error(errno);
     let (status, why) = match errno {
-        libc::ENOENT | libc::ENOTDIR if name == b"bash" => {
-            (NOT_FOUND, "not found: --shell needs an image with bash".to_owned())
-        }
-        libc::ENOENT | libc::ENOTDIR => {
-            (NOT_FOUND, format!("not found, or its interpreter is not ({error})"))
-        }
+        libc::ENOENT | libc::ENOTDIR if name == b"bash" => (
+            NOT_FOUND,
+            "not found: --shell needs an image with bash".to_owned(),
+        ),
+        libc::ENOENT | libc::ENOTDIR => (
+            NOT_FOUND,
+            format!("not found, or its interpreter is not ({error})"),
+        ),
         _ => (NOT_EXECUTABLE, format!("cannot be run: {error}")),
     };
-    NotStarted { status, why: Refusal::new(format!("`{shown}` {why}")) }
+    NotStarted {
+        status,
+        why: Refusal::new(format!("`{shown}` {why}")),
+    }
 }
 
 /// Lives as long as the program: passes signals on, reaps, and after SIGTERM ends the tree when its grace is over.
@@ -187,7 +209,11 @@ fn reap(program: i32, bridge: Option<i32>) -> Option<i32> {
 }
 
 fn exit_status(status: i32) -> i32 {
-    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
+    if libc::WIFEXITED(status) {
+        libc::WEXITSTATUS(status)
+    } else {
+        128 + libc::WTERMSIG(status)
+    }
 }
 
 pub(super) fn is_first() -> bool {
@@ -219,7 +245,9 @@ fn end(bridge: Option<i32>) {
 
 fn only_bridge_left(bridge: Option<i32>) -> bool {
     // Without /proc nobody can say; the kernel ends them with us where we are the first.
-    children().map_or(true, |children| children.iter().all(|child| Some(*child) == bridge))
+    children().map_or(true, |children| {
+        children.iter().all(|child| Some(*child) == bridge)
+    })
 }
 
 /// Kills every other process of the tree. The first process of a namespace has a call for that; anybody else ends his
@@ -230,7 +258,10 @@ fn kill_others(bridge: Option<i32>) {
         _ = sys::send_signal(-1, libc::SIGKILL);
         return;
     }
-    let others = children().unwrap_or_default().into_iter().filter(|child| Some(*child) != bridge);
+    let others = children()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|child| Some(*child) != bridge);
     for child in others {
         _ = sys::send_signal(child, libc::SIGKILL);
     }
@@ -238,7 +269,10 @@ fn kill_others(bridge: Option<i32>) {
 
 fn children() -> io::Result<Vec<i32>> {
     let text = std::fs::read_to_string("/proc/thread-self/children")?;
-    Ok(text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+    Ok(text
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect())
 }
 
 #[cfg(test)]
@@ -249,17 +283,28 @@ mod tests {
     fn names_are_looked_for_as_a_shell_does() {
         let of = |name: &str, path: Option<&str>| -> Vec<_> {
             let found = candidates(name.as_bytes(), path.map(str::as_bytes));
-            found.into_iter().map(|file| file.into_string().unwrap()).collect()
+            found
+                .into_iter()
+                .map(|file| file.into_string().unwrap())
+                .collect()
         };
         assert_eq!(of("sh", Some("/a::/b")), ["/a/sh", "./sh", "/b/sh"]);
         assert_eq!(of("./sh", Some("/a")), ["./sh"]);
-        assert_eq!(of("sh", None), ["/usr/local/bin/sh", "/usr/bin/sh", "/bin/sh"]);
+        assert_eq!(
+            of("sh", None),
+            ["/usr/local/bin/sh", "/usr/bin/sh", "/bin/sh"]
+        );
     }
 
     #[test]
     fn statuses_are_those_of_shells() {
         assert_eq!(
-            [exit_status(0), exit_status(42 << 8), exit_status(15), exit_status(9)],
+            [
+                exit_status(0),
+                exit_status(42 << 8),
+                exit_status(15),
+                exit_status(9)
+            ],
             [0, 42, 143, 137]
         );
     }

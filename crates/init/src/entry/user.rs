@@ -44,13 +44,26 @@ fn id(text: &[u8]) -> Option<u32> {
 }
 
 fn lines(file: &[u8]) -> impl Iterator<Item = Vec<&[u8]>> {
-    file.split(|byte| *byte == b'\n').map(|line| line.split(|byte| *byte == b':').collect())
+    file.split(|byte| *byte == b'\n')
+        .map(|line| line.split(|byte| *byte == b':').collect())
 }
 
 fn account<'a>(fields: &[&'a [u8]]) -> Option<Account<'a>> {
-    let [name, _, uid, gid, rest @ ..] = fields else { return None };
-    let field = |place: usize| rest.get(place).copied().filter(|text| text.first() == Some(&b'/'));
-    Some(Account { name, uid: id(uid)?, gid: id(gid)?, home: field(1), shell: field(2) })
+    let [name, _, uid, gid, rest @ ..] = fields else {
+        return None;
+    };
+    let field = |place: usize| {
+        rest.get(place)
+            .copied()
+            .filter(|text| text.first() == Some(&b'/'))
+    };
+    Some(Account {
+        name,
+        uid: id(uid)?,
+        gid: id(gid)?,
+        home: field(1),
+        shell: field(2),
+    })
 }
 
 /// The first account of a name or number. A line of that name that cannot be read is an error, not another user.
@@ -61,7 +74,9 @@ fn find<'a>(passwd: &'a [u8], wanted: &str) -> Result<Option<Account<'a>>, Refus
         match account(&fields) {
             Some(found) if named || number == Some(found.uid) => return Ok(Some(found)),
             None if named => {
-                return Err(Refusal::new(format!("the line of `{wanted}` in /etc/passwd cannot be read")));
+                return Err(Refusal::new(format!(
+                    "the line of `{wanted}` in /etc/passwd cannot be read"
+                )));
             }
             _ => {}
         }
@@ -75,20 +90,32 @@ fn group_number(group: &[u8], wanted: &str) -> Result<u32, Refusal> {
     }
     let mut named = lines(group).filter(|fields| fields.first() == Some(&wanted.as_bytes()));
     let number = named.next().and_then(|fields| id(fields.get(2)?));
-    number
-        .ok_or_else(|| Refusal::new(format!("AGENT_USER names a group that /etc/group does not: `{wanted}`")))
+    number.ok_or_else(|| {
+        Refusal::new(format!(
+            "AGENT_USER names a group that /etc/group does not: `{wanted}`"
+        ))
+    })
 }
 
 /// The groups that name this user as a member.
 fn memberships(group: &[u8], user: &[u8]) -> Vec<u32> {
     let is_member = |fields: &Vec<&[u8]>| {
-        fields.get(3).is_some_and(|members| members.split(|byte| *byte == b',').any(|member| member == user))
+        fields.get(3).is_some_and(|members| {
+            members
+                .split(|byte| *byte == b',')
+                .any(|member| member == user)
+        })
     };
-    lines(group).filter(is_member).filter_map(|fields| id(fields[2])).collect()
+    lines(group)
+        .filter(is_member)
+        .filter_map(|fields| id(fields[2]))
+        .collect()
 }
 
 fn well_formed(text: &str) -> bool {
-    !text.is_empty() && text.len() <= LONGEST_NAME && text.bytes().all(|byte| byte.is_ascii_graphic())
+    !text.is_empty()
+        && text.len() <= LONGEST_NAME
+        && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Looks `NAME`, `UID`, `NAME:GROUP` or `UID:GID` up. With a group named, it is the only one.
@@ -97,8 +124,12 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Re
         Some((user, group)) => (user, Some(group)),
         None => (wanted, None),
     };
-    if !well_formed(user) || its_group.is_some_and(|group| !well_formed(group) || group.contains(':')) {
-        return Err(Refusal::new("AGENT_USER must be a name, UID, NAME:GROUP or UID:GID"));
+    if !well_formed(user)
+        || its_group.is_some_and(|group| !well_formed(group) || group.contains(':'))
+    {
+        return Err(Refusal::new(
+            "AGENT_USER must be a name, UID, NAME:GROUP or UID:GID",
+        ));
     }
     let found = find(passwd, user)?;
     let uid = match (&found, id(user.as_bytes())) {
@@ -111,7 +142,9 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Re
             "`{user}` is root under another name (uid 0 in /etc/passwd); root must be asked for: AGENT_USER=root"
         )));
     }
-    let name = found.as_ref().map_or_else(|| user.as_bytes(), |account| account.name);
+    let name = found
+        .as_ref()
+        .map_or_else(|| user.as_bytes(), |account| account.name);
     let (gid, groups) = match its_group {
         Some(named) => group_number(group, named).map(|gid| (gid, vec![gid]))?,
         None => {
@@ -125,8 +158,14 @@ pub fn resolve(wanted: &str, passwd: &[u8], group: &[u8]) -> Result<Identity, Re
         gid,
         groups: each_once(groups)?,
         name: String::from_utf8_lossy(name).into_owned(),
-        home: found.as_ref().and_then(|account| account.home).map(<[u8]>::to_vec),
-        shell: found.as_ref().and_then(|account| account.shell).map(<[u8]>::to_vec),
+        home: found
+            .as_ref()
+            .and_then(|account| account.home)
+            .map(<[u8]>::to_vec),
+        shell: found
+            .as_ref()
+            .and_then(|account| account.shell)
+            .map(<[u8]>::to_vec),
     })
 }
 
@@ -143,7 +182,9 @@ fn each_once(groups: Vec<u32>) -> Result<Vec<u32>, Refusal> {
             once.push(group);
         }
         if once.len() > MOST_GROUPS {
-            return Err(Refusal::new(format!("the user is in more than {MOST_GROUPS} groups")));
+            return Err(Refusal::new(format!(
+                "the user is in more than {MOST_GROUPS} groups"
+            )));
         }
     }
     Ok(once)
@@ -153,7 +194,11 @@ fn each_once(groups: Vec<u32>) -> Result<Vec<u32>, Refusal> {
 pub(super) fn read(path: &str) -> Result<Vec<u8>, Refusal> {
     let failed = |error: std::io::Error| Refusal::new(format!("cannot read {path}: {error}"));
     // Not to wait for the other end, should it be a pipe.
-    let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+    let file = match File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+    {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.map_err(failed)?,
     };
@@ -161,7 +206,9 @@ pub(super) fn read(path: &str) -> Result<Vec<u8>, Refusal> {
         return Err(Refusal::new(format!("{path} is not a file")));
     }
     let mut content = Vec::new();
-    file.take(LARGEST_FILE + 1).read_to_end(&mut content).map_err(failed)?;
+    file.take(LARGEST_FILE + 1)
+        .read_to_end(&mut content)
+        .map_err(failed)?;
     match content.len() as u64 > LARGEST_FILE {
         true => Err(Refusal::new(format!("{path} is larger than 1 MiB"))),
         false => Ok(content),
@@ -193,15 +240,36 @@ mod tests {
             shell: Some(b"/bin/bash".to_vec()),
         };
         assert_eq!(of("agent").unwrap(), agent);
-        assert_eq!(of("1000").unwrap(), agent, "a number that has an account is that user");
-        assert_eq!(of("1000:50").unwrap(), Identity { gid: 50, groups: vec![50], ..agent.clone() });
-        assert_eq!(of("agent:tools").unwrap(), Identity { gid: 2000, groups: vec![2000], ..agent });
+        assert_eq!(
+            of("1000").unwrap(),
+            agent,
+            "a number that has an account is that user"
+        );
+        assert_eq!(
+            of("1000:50").unwrap(),
+            Identity {
+                gid: 50,
+                groups: vec![50],
+                ..agent.clone()
+            }
+        );
+        assert_eq!(
+            of("agent:tools").unwrap(),
+            Identity {
+                gid: 2000,
+                groups: vec![2000],
+                ..agent
+            }
+        );
     }
 
     #[test]
     fn a_number_without_an_account_stands_for_itself() {
         let nobody = of("4242").unwrap();
-        assert_eq!((nobody.uid, nobody.gid, nobody.groups, nobody.home), (4242, 4242, vec![4242], None));
+        assert_eq!(
+            (nobody.uid, nobody.gid, nobody.groups, nobody.home),
+            (4242, 4242, vec![4242], None)
+        );
         assert_eq!(resolve("4242:7", b"", b"").unwrap().gid, 7);
     }
 
@@ -209,7 +277,12 @@ mod tests {
     fn root_is_root_only_by_its_own_name() {
         assert_eq!(of("root").unwrap().uid, 0);
         assert_eq!(of("0").unwrap().uid, 0);
-        assert!(of("toor").unwrap_err().0.contains("root under another name"));
+        assert!(
+            of("toor")
+                .unwrap_err()
+                .0
+                .contains("root under another name")
+        );
     }
 
     #[test]

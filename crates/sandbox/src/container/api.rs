@@ -46,7 +46,10 @@ impl ApiError {
 impl Api {
     /// Connects, and agrees on a version; what it says of itself.
     pub(super) async fn connect(socket: &Path) -> Result<(Api, Value), ApiError> {
-        let mut api = Api { socket: socket.to_owned(), prefix: String::new() };
+        let mut api = Api {
+            socket: socket.to_owned(),
+            prefix: String::new(),
+        };
         let told = api.get("/version").await?;
         let (major, minor) = version(&told).map_or(LATEST, |theirs| theirs.min(LATEST));
         api.prefix = format!("/v{major}.{minor}");
@@ -75,13 +78,26 @@ impl Api {
         self.ask(Method::GET, path, None).await
     }
 
-    async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, ApiError> {
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, ApiError> {
         let bytes = self.ask(method, path, body).await?;
         Ok(serde_json::from_slice(&bytes).unwrap_or(Value::Null))
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Bytes, ApiError> {
-        let silent = |source| ApiError::Silent { socket: self.socket.clone(), source };
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Bytes, ApiError> {
+        let silent = |source| ApiError::Silent {
+            socket: self.socket.clone(),
+            source,
+        };
         let answer = tokio::time::timeout(LONGEST, self.exchange(method, path, body)).await;
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let (status, bytes) = answer.map_err(late).flatten().map_err(silent)?;
@@ -90,7 +106,10 @@ impl Api {
             true => Ok(bytes),
             false => {
                 let value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-                Err(ApiError::Refused { status: status.as_u16(), message: complaint(&value, status) })
+                Err(ApiError::Refused {
+                    status: status.as_u16(),
+                    message: complaint(&value, status),
+                })
             }
         }
     }
@@ -102,19 +121,28 @@ impl Api {
         body: Option<&Value>,
     ) -> io::Result<(StatusCode, Bytes)> {
         let stream = UnixStream::connect(&self.socket).await?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(io::Error::other)?;
         let connection = tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.prefix))
             .header("host", "engine")
             .header("content-type", "application/json")
-            .body(Full::new(body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()))))
+            .body(Full::new(body.map_or_else(Bytes::new, |body| {
+                Bytes::from(body.to_string())
+            })))
             .map_err(io::Error::other)?;
-        let answer = sender.send_request(request).await.map_err(io::Error::other)?;
+        let answer = sender
+            .send_request(request)
+            .await
+            .map_err(io::Error::other)?;
         let status = answer.status();
-        let bytes = Limited::new(answer.into_body(), MOST_BYTES).collect().await.map_err(io::Error::other)?;
+        let bytes = Limited::new(answer.into_body(), MOST_BYTES)
+            .collect()
+            .await
+            .map_err(io::Error::other)?;
         connection.abort();
         Ok((status, bytes.to_bytes()))
     }
@@ -127,16 +155,33 @@ fn version(told: &Value) -> Option<(u32, u32)> {
 
 /// What it says against it, on one line.
 fn complaint(value: &Value, status: StatusCode) -> String {
-    let said = value["message"].as_str().or(value["cause"].as_str()).unwrap_or_default();
-    let said: String = said.chars().take(500).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if said.is_empty() { format!("status {status}") } else { said }
+    let said = value["message"]
+        .as_str()
+        .or(value["cause"].as_str())
+        .unwrap_or_default();
+    let said: String = said
+        .chars()
+        .take(500)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    if said.is_empty() {
+        format!("status {status}")
+    } else {
+        said
+    }
 }
 
 /// For one part of a path or query.
 pub(super) fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect()
 }
 
@@ -155,12 +200,18 @@ mod tests {
         let long = serde_json::json!({ "message": format!("a\nb{}", "x".repeat(1000)) });
         let said = complaint(&long, StatusCode::CONFLICT);
         assert!(said.starts_with("a b") && said.len() == 500, "{said}");
-        assert_eq!(complaint(&Value::Null, StatusCode::CONFLICT), "status 409 Conflict");
+        assert_eq!(
+            complaint(&Value::Null, StatusCode::CONFLICT),
+            "status 409 Conflict"
+        );
     }
 
     #[test]
     fn versions_are_told_by_number() {
-        assert_eq!(version(&serde_json::json!({ "ApiVersion": "1.9" })), Some((1, 9)));
+        assert_eq!(
+            version(&serde_json::json!({ "ApiVersion": "1.9" })),
+            Some((1, 9))
+        );
         assert!((1, 9) < (1, 41) && version(&Value::Null).is_none());
     }
 }

@@ -48,15 +48,22 @@ impl Berth {
     pub(super) fn make(state: &Path, run: &Id, limits: &Limits) -> io::Result<Berth> {
         let path = fs::canonicalize(state)?.join(FOLDER).join(run.as_str());
         let mut private = fs::DirBuilder::new();
-        private.recursive(true).mode(0o700).create(state.join(FOLDER))?;
+        private
+            .recursive(true)
+            .mode(0o700)
+            .create(state.join(FOLDER))?;
         // Anybody may enter: nobody but the container gets here, its user is not ours, and the folder above is shut.
         fs::DirBuilder::new().mode(0o755).create(&path)?;
-        let made = describe_machine(&path.join(MACHINE), limits).and_then(|()| furnish(state, &path));
+        let made =
+            describe_machine(&path.join(MACHINE), limits).and_then(|()| furnish(state, &path));
         if made.is_err() {
             // What could not be removed, the sweep finds by the run's record.
             _ = clear(&path);
         }
-        Ok(Berth { listener: made?, path })
+        Ok(Berth {
+            listener: made?,
+            path,
+        })
     }
 
     /// As the container engine has to call it.
@@ -66,7 +73,12 @@ impl Berth {
 
     /// Waits for the container's first process: the connection, and its pid as we see it. Then nobody can call again.
     pub(super) async fn called(&self) -> io::Result<(OwnedFd, i32)> {
-        let accept = || Ok(rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC)?);
+        let accept = || {
+            Ok(rustix::net::accept_with(
+                &self.listener,
+                SocketFlags::CLOEXEC,
+            )?)
+        };
         let channel = self.listener.async_io(Interest::READABLE, accept).await?;
         fs::remove_file(self.path.join("socket"))?;
         rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both)?;
@@ -90,7 +102,9 @@ fn clear(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     };
-    FILES.iter().try_for_each(|name| gone(fs::remove_file(folder.join(name))))?;
+    FILES
+        .iter()
+        .try_for_each(|name| gone(fs::remove_file(folder.join(name))))?;
     gone(fs::remove_dir_all(folder.join(MACHINE)))?;
     gone(fs::remove_dir(folder))
 }
@@ -98,7 +112,10 @@ fn clear(folder: &Path) -> io::Result<()> {
 fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
     let_everybody(folder, 0o755)?;
     put_init(state, folder)?;
-    fs::write(folder.join("seccomp.json"), super::order::profile().to_string())?;
+    fs::write(
+        folder.join("seccomp.json"),
+        super::order::profile().to_string(),
+    )?;
     for (name, content) in [(HOSTS, root::HOSTS), (RESOLVER, root::RESOLVER)] {
         fs::write(folder.join(name), content)?;
         let_everybody(&folder.join(name), 0o644)?;
@@ -109,13 +126,17 @@ fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
 /// The machine is as large as the limits.
 fn describe_machine(folder: &Path, limits: &Limits) -> io::Result<()> {
     let make = |path: &Path| fs::create_dir(path).and_then(|()| let_everybody(path, 0o755));
-    ["", "run", machine::COVERS, "sys"].iter().try_for_each(|name| make(&folder.join(name)))?;
+    ["", "run", machine::COVERS, "sys"]
+        .iter()
+        .try_for_each(|name| make(&folder.join(name)))?;
     for place in machine::places(limits).map_err(|error| io::Error::other(error.to_string()))? {
         let path = folder.join(OsStr::from_bytes(place.path.to_bytes()));
         let content = place.content.to_bytes();
         match place.kind {
             PlaceKind::Link => symlink(OsStr::from_bytes(content), &path)?,
-            PlaceKind::File => fs::write(&path, content).and_then(|()| let_everybody(&path, 0o644))?,
+            PlaceKind::File => {
+                fs::write(&path, content).and_then(|()| let_everybody(&path, 0o644))?
+            }
             _ => make(&path)?,
         }
     }
@@ -130,11 +151,19 @@ fn let_everybody(path: &Path, mode: u32) -> io::Result<()> {
 /// Init for one container: another name of the one copy in this state folder, which is written anew if it is another
 /// version's. Its draft lies in the folder of this run: nobody else writes there, and a sweep finds it.
 fn put_init(state: &Path, folder: &Path) -> io::Result<()> {
-    let (shared, own, draft) = (state.join(FOLDER).join(INIT), folder.join("init"), folder.join(DRAFT));
+    let (shared, own, draft) = (
+        state.join(FOLDER).join(INIT),
+        folder.join("init"),
+        folder.join(DRAFT),
+    );
     if fs::read(&shared).is_ok_and(|found| found == init::LAUNCHER) {
         return fs::hard_link(&shared, &own);
     }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o555).open(&draft)?;
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o555)
+        .open(&draft)?;
     io::Write::write_all(&mut file, init::LAUNCHER)?;
     file.set_permissions(fs::Permissions::from_mode(0o555))?;
     drop(file);

@@ -20,22 +20,36 @@ impl Containers {
         super::check(&daemon, spec, image).await?;
         let line = |step, detail: String| Line { step, detail };
         let (limits, sizes) = (&spec.limits, Scratch::of(spec.limits.disk.0));
-        let network =
-            spec.internal_network.as_ref().map_or("none".to_owned(), |name| format!("{name}, internal"));
-        let holds = [("memory", daemon.holds.memory), ("pids", daemon.holds.pids), ("cpu", daemon.holds.cpu)];
+        let network = spec
+            .internal_network
+            .as_ref()
+            .map_or("none".to_owned(), |name| format!("{name}, internal"));
+        let holds = [
+            ("memory", daemon.holds.memory),
+            ("pids", daemon.holds.pids),
+            ("cpu", daemon.holds.cpu),
+        ];
         let mut lines = vec![
-            line("engine", format!("{} at {}", daemon.name(), daemon.api.socket().display())),
+            line(
+                "engine",
+                format!("{} at {}", daemon.name(), daemon.api.socket().display()),
+            ),
             line("image", image.id.clone()),
             line("network", network),
             line("user", user(spec)),
             line(Step::ReadOnlyRoot.name(), "the image".to_owned()),
             line(
                 "first process",
-                "ours, mounted read-only; calls us and looks at every wall before the program".to_owned(),
+                "ours, mounted read-only; calls us and looks at every wall before the program"
+                    .to_owned(),
             ),
         ];
         lines.extend(holds.map(|(limit, held)| {
-            let by = if held { "by the container's cgroup" } else { "for each process by resource limits" };
+            let by = if held {
+                "by the container's cgroup"
+            } else {
+                "for each process by resource limits"
+            };
             line("cgroup", format!("{limit} {by}"))
         }));
         lines.push(line(
@@ -47,24 +61,54 @@ impl Containers {
         ));
         // As it will be tried; which of the two it is, the network itself says.
         let ways = match self.enter_networks && spec.internal_network.is_none() {
-            true => &[(Power::Ours, ""), (Power::Others, "if that is not ours to do: ")][..],
+            true => &[
+                (Power::Ours, ""),
+                (Power::Others, "if that is not ours to do: "),
+            ][..],
             false => &[(Power::Others, "")],
         };
         for (power, when) in ways {
             let way = passing::plan(spec, *power)?.as_ref().map(explain::passing);
             lines.extend(way.map(|way| line(way.step, format!("{when}{}", way.detail))));
         }
-        let mounts = spec.mounts.iter().map(|it| (it.host.display().to_string(), &it.inside, it.access));
-        let volumes = spec.volumes.iter().map(|it| (format!("volume {}", it.name), &it.inside, it.access));
+        let mounts = spec
+            .mounts
+            .iter()
+            .map(|it| (it.host.display().to_string(), &it.inside, it.access));
+        let volumes = spec
+            .volumes
+            .iter()
+            .map(|it| (format!("volume {}", it.name), &it.inside, it.access));
         lines.extend(mounts.chain(volumes).map(|(what, inside, access)| {
-            let access = if access == Access::ReadWrite { "read-write" } else { "read-only" };
-            line(Step::Mounts.name(), format!("{what} at {}, {access}", inside.as_path().display()))
+            let access = if access == Access::ReadWrite {
+                "read-write"
+            } else {
+                "read-only"
+            };
+            line(
+                Step::Mounts.name(),
+                format!("{what} at {}, {access}", inside.as_path().display()),
+            )
         }));
         let (uid, gid) = (spec.user.uid, spec.user.gid);
-        let ids = Ids { uid, gid, outer_uid: uid, outer_gid: gid, drop_groups: false };
-        let enforcers =
-            holds.into_iter().filter(|(_, held)| *held).map(|(limit, _)| (limit, Enforcer::CgroupV2));
-        let last = plan::of_program(Some(program), spec, super::live::LAST_STEPS, ids, &enforcers.collect())?;
+        let ids = Ids {
+            uid,
+            gid,
+            outer_uid: uid,
+            outer_gid: gid,
+            drop_groups: false,
+        };
+        let enforcers = holds
+            .into_iter()
+            .filter(|(_, held)| *held)
+            .map(|(limit, _)| (limit, Enforcer::CgroupV2));
+        let last = plan::of_program(
+            Some(program),
+            spec,
+            super::live::LAST_STEPS,
+            ids,
+            &enforcers.collect(),
+        )?;
         lines.extend(explain::of_program(&last));
         Ok(lines)
     }

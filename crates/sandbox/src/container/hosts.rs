@@ -42,7 +42,9 @@ impl Daemon {
         let candidates: Vec<_> = match backend {
             Backend::Docker => hosts.docker.iter().collect(),
             Backend::Podman => hosts.podman.iter().collect(),
-            Backend::Container | Backend::Native => hosts.podman.iter().chain(&hosts.docker).collect(),
+            Backend::Container | Backend::Native => {
+                hosts.podman.iter().chain(&hosts.docker).collect()
+            }
         };
         let mut tried = Vec::new();
         for candidate in candidates {
@@ -84,7 +86,10 @@ impl Daemon {
             true => Ok(daemon),
             false => Err(refused(
                 ErrorCode::BarrierMissing,
-                format!("`{}` has no system call filters (seccomp)", socket.display()),
+                format!(
+                    "`{}` has no system call filters (seccomp)",
+                    socket.display()
+                ),
                 "use an engine that has them, or the native backend",
             )),
         }
@@ -92,15 +97,25 @@ impl Daemon {
 
     /// What results call it.
     pub(super) fn name(&self) -> &'static str {
-        if self.podman { Backend::Podman.name() } else { Backend::Docker.name() }
+        if self.podman {
+            Backend::Podman.name()
+        } else {
+            Backend::Docker.name()
+        }
     }
 }
 
 /// The options are texts such as `name=seccomp,profile=default`.
 fn has_option(info: &Value, name: &str) -> bool {
-    let options = info["SecurityOptions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let options = info["SecurityOptions"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     let wanted = format!("name={name}");
-    options.iter().filter_map(Value::as_str).any(|option| option.split(',').any(|part| part == wanted))
+    options
+        .iter()
+        .filter_map(Value::as_str)
+        .any(|option| option.split(',').any(|part| part == wanted))
 }
 
 fn is_rootless(info: &Value) -> bool {
@@ -111,7 +126,11 @@ fn holds(info: &Value) -> Holds {
     // Podman says what the kernel has; cgroups of version 1 are never an ordinary user's.
     let could = !(is_rootless(info) && info["CgroupVersion"] == "1");
     let says = |name: &str| could && info[name].as_bool().unwrap_or(false);
-    Holds { memory: says("MemoryLimit"), pids: says("PidsLimit"), cpu: says("CpuCfsQuota") }
+    Holds {
+        memory: says("MemoryLimit"),
+        pids: says("PidsLimit"),
+        cpu: says("CpuCfsQuota"),
+    }
 }
 
 /// Only this machine's: a program's streams and files are handed over as descriptors.
@@ -133,14 +152,26 @@ mod tests {
 
     #[test]
     fn only_sockets_of_this_machine_are_used() {
-        assert_eq!(local_socket("unix:///run/x.sock").unwrap(), Path::new("/run/x.sock"));
-        assert_eq!(local_socket("/run/x.sock").unwrap(), Path::new("/run/x.sock"));
-        for remote in
-            ["tcp://1.2.3.4:2375", "ssh://me@host", "http://localhost", "unix://relative", "", "x\n"]
-        {
+        assert_eq!(
+            local_socket("unix:///run/x.sock").unwrap(),
+            Path::new("/run/x.sock")
+        );
+        assert_eq!(
+            local_socket("/run/x.sock").unwrap(),
+            Path::new("/run/x.sock")
+        );
+        for remote in [
+            "tcp://1.2.3.4:2375",
+            "ssh://me@host",
+            "http://localhost",
+            "unix://relative",
+            "",
+            "x\n",
+        ] {
             let error = local_socket(remote).unwrap_err().info();
             assert!(
-                !error.message.contains('\n') && error.message.ends_with("is not a socket of this machine")
+                !error.message.contains('\n')
+                    && error.message.ends_with("is not a socket of this machine")
             );
         }
     }
@@ -151,8 +182,16 @@ mod tests {
             "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"], "PidsLimit": true
         });
         assert!(has_option(&info, "seccomp") && is_rootless(&info) && !has_option(&info, "sec"));
-        assert_eq!(holds(&info), Holds { memory: false, pids: true, cpu: false });
-        let podmans = serde_json::json!({ "Rootless": true, "CgroupVersion": "1", "MemoryLimit": true });
+        assert_eq!(
+            holds(&info),
+            Holds {
+                memory: false,
+                pids: true,
+                cpu: false
+            }
+        );
+        let podmans =
+            serde_json::json!({ "Rootless": true, "CgroupVersion": "1", "MemoryLimit": true });
         assert_eq!(holds(&podmans), Holds::default());
     }
 }

@@ -101,7 +101,9 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> SandboxError {
 pub(super) async fn start(order: &Order<'_>, berth: &Berth) -> Result<Started, SandboxError> {
     let api = &order.daemon.api;
     let path = format!("/containers/create?name={}", escaped(order.name));
-    let made = make(api, &path, &order.body()?).await.map_err(of_api("make the container"))?;
+    let made = make(api, &path, &order.body()?)
+        .await
+        .map_err(of_api("make the container"))?;
     let id = made["Id"].as_str().unwrap_or_default().to_owned();
     let started = match warned(&made) {
         None => hear(order, berth, &id).await,
@@ -126,21 +128,31 @@ async fn make(api: &Api, path: &str, body: &Value) -> Result<Value, ApiError> {
     loop {
         tries -= 1;
         match api.post(path, Some(body)).await {
-            Err(error) if tries > 0 && error.to_string().contains("keep-id requires additional UIDs") => {}
+            Err(error)
+                if tries > 0
+                    && error
+                        .to_string()
+                        .contains("keep-id requires additional UIDs") => {}
             made => return made,
         }
     }
 }
 
 fn warned(made: &Value) -> Option<String> {
-    let warnings = made["Warnings"].as_array()?.iter().filter_map(Value::as_str).filter(|it| !it.is_empty());
+    let warnings = made["Warnings"]
+        .as_array()?
+        .iter()
+        .filter_map(Value::as_str)
+        .filter(|it| !it.is_empty());
     let all: Vec<_> = warnings.map(|it| it.escape_debug().to_string()).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
 
 async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, SandboxError> {
     let api = &order.daemon.api;
-    let began = api.post(&format!("/containers/{}/start", escaped(id)), None).await;
+    let began = api
+        .post(&format!("/containers/{}/start", escaped(id)), None)
+        .await;
     began.map_err(of_api("start the container"))?;
     let (channel, pid) = tokio::select! {
         called = berth.called() => called.map_err(broken("hear from"))?,
@@ -152,9 +164,19 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
     if furnished.is_some() {
         plan.passing = None;
     }
-    channel.order_by_plan(Command::Furnish, &plan, &[]).map_err(broken("brief"))?;
+    channel
+        .order_by_plan(Command::Furnish, &plan, &[])
+        .map_err(broken("brief"))?;
     match channel.report().await.map_err(broken("hear from"))? {
-        Some((Report::Ready { mut steps, ids, passing, .. }, handles)) => {
+        Some((
+            Report::Ready {
+                mut steps,
+                ids,
+                passing,
+                ..
+            },
+            handles,
+        )) => {
             let mut handles = handles.into_iter();
             let workspace = handles.next().ok_or(SandboxError::Died)?;
             let mut handles: Vec<_> = handles.collect();
@@ -167,9 +189,26 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
                 None => plan.passing.map(|plan| (plan, Power::Others, passing)),
             };
             let id = id.to_owned();
-            Ok(Started { id, channel, pid, ids, done: steps, workspace, passing, handles, note })
+            Ok(Started {
+                id,
+                channel,
+                pid,
+                ids,
+                done: steps,
+                workspace,
+                passing,
+                handles,
+                note,
+            })
         }
-        Some((Report::Failed(Failure { step: Step::Credentials, detail, .. }), _)) => Err(refused(
+        Some((
+            Report::Failed(Failure {
+                step: Step::Credentials,
+                detail,
+                ..
+            }),
+            _,
+        )) => Err(refused(
             ErrorCode::ImageRefused,
             format!("the program would have {detail}"),
             "mend the image's /etc/passwd and /etc/group, or choose another --user",
@@ -185,30 +224,49 @@ async fn furnish_network(
     order: &Order<'_>,
     pid: i32,
     channel: &Channel,
-) -> Result<(Option<(PassingPlan, Arriving, Vec<OwnedFd>)>, Option<String>), SandboxError> {
+) -> Result<
+    (
+        Option<(PassingPlan, Arriving, Vec<OwnedFd>)>,
+        Option<String>,
+    ),
+    SandboxError,
+> {
     let plan = passing::plan(order.spec, Power::Ours)?;
-    let Some(passing) = plan.filter(|_| order.enter_network && order.spec.internal_network.is_none()) else {
+    let Some(passing) =
+        plan.filter(|_| order.enter_network && order.spec.internal_network.is_none())
+    else {
         return Ok((None, None));
     };
-    let Ok(network) = std::fs::File::open(format!("/proc/{pid}/ns/net")) else { return Ok((None, None)) };
+    let Ok(network) = std::fs::File::open(format!("/proc/{pid}/ns/net")) else {
+        return Ok((None, None));
+    };
     // Whoever called still waits for our word: the number was nobody else's.
     if !channel.is_quiet() {
         return Err(SandboxError::Died);
     }
-    let plan = NetworkPlan { passing, doors: order.spec.doors.clone() };
+    let plan = NetworkPlan {
+        passing,
+        doors: order.spec.doors.clone(),
+    };
     let furnished = launcher::furnish_network(network.into(), &plan).await;
     Ok(match furnished {
         Ok((told, handles)) => (Some((plan.passing, told, handles)), None),
         Err(error) => (
             None,
-            Some(format!("only names lead to the egress door, addresses do not: {}", error.info().message)),
+            Some(format!(
+                "only names lead to the egress door, addresses do not: {}",
+                error.info().message
+            )),
         ),
     })
 }
 
 /// A container that ends before it calls says so only to its engine.
 async fn until_ended(daemon: &Daemon, id: &str) -> SandboxError {
-    let ended = daemon.api.post(&format!("/containers/{}/wait", escaped(id)), None).await;
+    let ended = daemon
+        .api
+        .post(&format!("/containers/{}/wait", escaped(id)), None)
+        .await;
     let (status, why) = match &ended {
         Ok(told) => (told["StatusCode"].as_i64().unwrap_or(-1), String::new()),
         Err(error) => (-1, format!(": {error}")),
@@ -225,21 +283,37 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
     let text = |path: &str| CString::new(path).map_err(|_| SandboxError::Nul);
     let number = |(_, path): (Step, &std::ffi::CStr)| {
         let path = path.to_string_lossy().into_owned();
-        std::fs::metadata(&path).map(|found| found.ino()).map_err(broken("look at our own namespaces beside"))
+        std::fs::metadata(&path)
+            .map(|found| found.ino())
+            .map_err(broken("look at our own namespaces beside"))
     };
     let fresh = order.workspace.is_none();
     Ok(InsidePlan {
-        namespaces: NAMESPACES.into_iter().map(number).collect::<Result<_, _>>()?,
+        namespaces: NAMESPACES
+            .into_iter()
+            .map(number)
+            .collect::<Result<_, _>>()?,
         doors: spec.doors.clone(),
         passing: passing::plan(spec, Power::Others)?,
         network_of_others: spec.internal_network.is_some(),
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0.max(4 * 4096),
         fresh_workspace: fresh,
-        user: Owner { uid: order.user.uid, gid: order.user.gid },
+        user: Owner {
+            uid: order.user.uid,
+            gid: order.user.gid,
+        },
         shown: order.shown().map_err(broken("look at the workspace of"))?,
-        read_only: order.read_only_places().iter().map(|path| text(path)).collect::<Result<_, _>>()?,
-        workspace_directories: if fresh { vec![text(".home")?, text(".artifacts")?] } else { Vec::new() },
+        read_only: order
+            .read_only_places()
+            .iter()
+            .map(|path| text(path))
+            .collect::<Result<_, _>>()?,
+        workspace_directories: if fresh {
+            vec![text(".home")?, text(".artifacts")?]
+        } else {
+            Vec::new()
+        },
     })
 }
 
@@ -254,8 +328,16 @@ impl Started {
     ) -> ContainerBox {
         let mut handles = self.handles.into_iter();
         let scratch = handles.by_ref().take(SCRATCH.len()).collect();
-        let terminal = if spec.tty.is_some() { handles.next() } else { None };
-        let doors = handles.by_ref().take(spec.doors.len()).map(TcpListener::from).collect();
+        let terminal = if spec.tty.is_some() {
+            handles.next()
+        } else {
+            None
+        };
+        let doors = handles
+            .by_ref()
+            .take(spec.doors.len())
+            .map(TcpListener::from)
+            .collect();
         let received = |(plan, power, told)| passing::received(&spec, plan, power, told, handles);
         let arrived = self.passing.map(received);
         let (passing, reach, of_passing) = passing::parts(arrived);
@@ -308,30 +390,52 @@ impl ContainerBox {
             return Err(Missing::new("not_host_root", "the image's user is root").into());
         }
         if !self.done.has(Step::Mounts) {
-            let message =
-                "something that must be read-only inside is not, by the kernel's own list of mounts";
+            let message = "something that must be read-only inside is not, by the kernel's own list of mounts";
             let hint = "mount it somewhere else, or use the native backend";
             return Err(refused(ErrorCode::BarrierMissing, message, hint));
         }
-        if self.groups.as_ref().is_none_or(|groups| !groups.holds_share(&self.spec.limits))
+        if self
+            .groups
+            .as_ref()
+            .is_none_or(|groups| !groups.holds_share(&self.spec.limits))
             && self.daemon.holds.cpu
         {
-            return Err(Missing::new("cpu_limit", "the container's cgroup does not hold the share").into());
+            return Err(Missing::new(
+                "cpu_limit",
+                "the container's cgroup does not hold the share",
+            )
+            .into());
         }
         let landlock = probe::landlock_version() > 0;
-        let coming =
-            Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && LAST_STEPS.has(*step));
+        let coming = Step::ALL
+            .into_iter()
+            .filter(|step| *step >= Step::JoinNamespaces && LAST_STEPS.has(*step));
         let mut expected = self.done;
-        coming.filter(|step| landlock || *step != Step::PathRules).for_each(|step| expected.add(step));
+        coming
+            .filter(|step| landlock || *step != Step::PathRules)
+            .for_each(|step| expected.add(step));
         let expected = barriers::standing(expected, &self.spec, &self.enforcers(), Starter::User);
         // Whether the program has a user namespace of its own is the engine's choice; ours is that it is nobody's root.
         let insisted = barriers::insisted(&self.spec).into_iter();
-        let insisted = insisted.filter(|barrier| ![Barrier::OwnUser, Barrier::OwnCgroup].contains(barrier));
+        let insisted =
+            insisted.filter(|barrier| ![Barrier::OwnUser, Barrier::OwnCgroup].contains(barrier));
         let held = self.daemon.holds;
         // What the engine says it holds must be held.
-        let said = [(held.memory, Barrier::MemoryLimit), (held.pids, Barrier::PidsLimit)];
-        let said = said.into_iter().filter(|(says, _)| *says).map(|(_, barrier)| barrier);
-        let mut required = self.spec.required.iter().copied().chain(insisted).chain(said);
+        let said = [
+            (held.memory, Barrier::MemoryLimit),
+            (held.pids, Barrier::PidsLimit),
+        ];
+        let said = said
+            .into_iter()
+            .filter(|(says, _)| *says)
+            .map(|(_, barrier)| barrier);
+        let mut required = self
+            .spec
+            .required
+            .iter()
+            .copied()
+            .chain(insisted)
+            .chain(said);
         match required.find(|barrier| !expected.contains(barrier)) {
             None => Ok(()),
             Some(barrier) => Err(Missing::new(barrier.name(), why_missing(barrier, None)).into()),
@@ -340,15 +444,19 @@ impl ContainerBox {
 
     async fn rehearse(&mut self) -> Result<(), SandboxError> {
         let plan = self.plan(None)?;
-        self.done = self.done.and(StandBy::ask(&self.channel, &plan).await?.steps);
+        self.done = self
+            .done
+            .and(StandBy::ask(&self.channel, &plan).await?.steps);
         Ok(())
     }
 
     fn plan(&self, program: Option<&Program>) -> Result<ProgramPlan, SandboxError> {
-        let mut plan = plan::of_program(program, &self.spec, LAST_STEPS, self.ids, &self.enforcers())?;
+        let mut plan =
+            plan::of_program(program, &self.spec, LAST_STEPS, self.ids, &self.enforcers())?;
         if !self.done.has(Step::EnterUserNamespace) {
             // Counted for the user on the whole host: others run as the same one.
-            plan.rlimits.retain(|limit| limit.resource != plan::PROCESSES);
+            plan.rlimits
+                .retain(|limit| limit.resource != plan::PROCESSES);
         }
         Ok(plan)
     }
@@ -359,7 +467,10 @@ impl ContainerBox {
         streams: [OwnedFd; 3],
     ) -> Result<Process, SandboxError> {
         self.check_awake()?;
-        let plan = ProgramPlan { errand: None, ..self.plan(Some(program))? };
+        let plan = ProgramPlan {
+            errand: None,
+            ..self.plan(Some(program))?
+        };
         let mut ready = StandBy::ask(&self.channel, &plan).await?;
         let denials = self.watch(ready.listener.take()).map_err(broken("watch"))?;
         ready.run(program, streams, denials).await
@@ -369,7 +480,9 @@ impl ContainerBox {
         let failed = broken("ask");
         let plan = self.plan(Some(program))?;
         let handles = streams.each_ref().map(AsFd::as_fd);
-        self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(&failed)?;
+        self.channel
+            .order_by_plan(Command::Exec, &plan, &handles)
+            .map_err(&failed)?;
         match self.channel.report().await.map_err(&failed)? {
             Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
@@ -386,7 +499,9 @@ impl ContainerBox {
         let root = rustix::process::geteuid().is_root();
         let ids = root.then_some((self.ids.uid, self.ids.gid));
         let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
-        listener.map(|listener| denials::watch(listener, rules())).transpose()
+        listener
+            .map(|listener| denials::watch(listener, rules()))
+            .transpose()
     }
 
     async fn await_end(&mut self) -> Progress {
@@ -395,7 +510,12 @@ impl ContainerBox {
                 Ok(Some((Report::Ended(ended), _))) => return Progress::Ended(ended),
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => {
-                    return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: false });
+                    return Progress::Gone(Ended {
+                        status: 9,
+                        cpu_us: 0,
+                        peak_bytes: 0,
+                        alone: false,
+                    });
                 }
             }
         }
@@ -411,12 +531,22 @@ impl ContainerBox {
         self.frozen = true;
         let answer = self.daemon.api.post(&path, None).await;
         self.frozen = frozen == answer.is_ok();
-        let remedy = "Docker, root's Podman and the native backend can; a user's Podman needs cgroup v2";
-        answer.map(drop).map_err(|error| SandboxError::CannotFreeze { why: error.to_string(), remedy })
+        let remedy =
+            "Docker, root's Podman and the native backend can; a user's Podman needs cgroup v2";
+        answer
+            .map(drop)
+            .map_err(|error| SandboxError::CannotFreeze {
+                why: error.to_string(),
+                remedy,
+            })
     }
 
     fn check_awake(&self) -> Result<(), SandboxError> {
-        if self.frozen { Err(SandboxError::Frozen) } else { Ok(()) }
+        if self.frozen {
+            Err(SandboxError::Frozen)
+        } else {
+            Ok(())
+        }
     }
 
     /// The first process ends on our word; whether or not it does, the engine removes the container, and only then
@@ -425,7 +555,12 @@ impl ContainerBox {
         // An engine that will not let it go on is told to remove it below.
         _ = tokio::time::timeout(LONGEST_END, self.set_frozen(false)).await;
         _ = self.channel.order(Command::Destroy);
-        let mut last = Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: true };
+        let mut last = Ended {
+            status: 9,
+            cpu_us: 0,
+            peak_bytes: 0,
+            alone: true,
+        };
         let gone = async {
             loop {
                 match self.await_end().await {
@@ -447,7 +582,9 @@ impl ContainerBox {
 
 impl Sandbox for ContainerBox {
     fn workspace(&self) -> BorrowedFd<'_> {
-        self.protection.as_ref().map_or(self.workspace.as_fd(), Protection::hold)
+        self.protection
+            .as_ref()
+            .map_or(self.workspace.as_fd(), Protection::hold)
     }
 
     fn scratch_is_full(&self) -> bool {
@@ -479,7 +616,9 @@ impl Sandbox for ContainerBox {
     fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
         match &self.groups {
             Some(groups) => groups.enforcers(&self.spec.limits, SPARE_PIDS, SPARE_BYTES),
-            None => ["memory", "pids", "cpu"].map(|limit| (limit, Enforcer::Rlimit)).into(),
+            None => ["memory", "pids", "cpu"]
+                .map(|limit| (limit, Enforcer::Rlimit))
+                .into(),
         }
     }
 
@@ -490,12 +629,22 @@ impl Sandbox for ContainerBox {
             .filter(|(limit, by)| *limit != "pids" && *by == Enforcer::Rlimit)
             .map(|(limit, _)| limit)
             .collect();
-        let told = format!("no cgroup for {}: held for each process only", weaker.join(", "));
-        self.notes.iter().cloned().chain((!weaker.is_empty()).then_some(told)).collect()
+        let told = format!(
+            "no cgroup for {}: held for each process only",
+            weaker.join(", ")
+        );
+        self.notes
+            .iter()
+            .cloned()
+            .chain((!weaker.is_empty()).then_some(told))
+            .collect()
     }
 
     fn counters(&self) -> Counters {
-        self.groups.as_ref().map(Watched::counters).unwrap_or_default()
+        self.groups
+            .as_ref()
+            .map(Watched::counters)
+            .unwrap_or_default()
     }
 
     fn barriers(&self) -> Vec<Barrier> {
@@ -552,7 +701,9 @@ impl Sandbox for ContainerBox {
 
     fn give_workspace_back(&mut self) -> Soon<'_, Vec<String>> {
         Box::pin(async {
-            let Some(protection) = self.protection.take_if(|_| self.removed) else { return Vec::new() };
+            let Some(protection) = self.protection.take_if(|_| self.removed) else {
+                return Vec::new();
+            };
             let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
             taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
         })
@@ -564,14 +715,28 @@ impl Sandbox for ContainerBox {
 
     fn release(self: Box<Self>) -> Soon<'static, Released> {
         Box::pin(async move {
-            let ContainerBox { daemon, id, channel, protection, berth, removed, .. } = *self;
+            let ContainerBox {
+                daemon,
+                id,
+                channel,
+                protection,
+                berth,
+                removed,
+                ..
+            } = *self;
             drop(channel);
             let mut released = Released::default();
-            let removing = if removed { Ok(()) } else { super::remove(&daemon, &id).await };
+            let removing = if removed {
+                Ok(())
+            } else {
+                super::remove(&daemon, &id).await
+            };
             let gone = removing.is_ok();
             if let Err(error) = removing {
                 released.left_over = true;
-                released.notes.push(format!("{error}; `airlock sweep` will try again"));
+                released
+                    .notes
+                    .push(format!("{error}; `airlock sweep` will try again"));
             }
             released.left_over |= !berth.remove();
             // Under a program that may still run the stand-ins stay, for the sweep.

@@ -67,14 +67,25 @@ pub struct Containers {
 }
 
 pub(super) fn refused(code: ErrorCode, message: impl Display, hint: &str) -> SandboxError {
-    SandboxError::Engine { code, message: message.to_string(), hint: hint.to_owned() }
+    SandboxError::Engine {
+        code,
+        message: message.to_string(),
+        hint: hint.to_owned(),
+    }
 }
 
 pub(super) fn unavailable(backend: Backend, tried: &[String]) -> SandboxError {
-    let tried = if tried.is_empty() { "nobody said where".to_owned() } else { tried.join("; ") };
+    let tried = if tried.is_empty() {
+        "nobody said where".to_owned()
+    } else {
+        tried.join("; ")
+    };
     refused(
         ErrorCode::BackendUnavailable,
-        format!("no engine for the backend `{}` answers: {tried}", backend.name()),
+        format!(
+            "no engine for the backend `{}` answers: {tried}",
+            backend.name()
+        ),
         "start dockerd or `podman system service`, name its socket in DOCKER_HOST or CONTAINER_HOST, or leave --backend away",
     )
 }
@@ -82,9 +93,11 @@ pub(super) fn unavailable(backend: Backend, tried: &[String]) -> SandboxError {
 fn of_api(what: &str) -> impl FnOnce(ApiError) -> SandboxError {
     let what = what.to_owned();
     move |error| match error {
-        ApiError::Silent { .. } => {
-            refused(ErrorCode::BackendUnavailable, error, "look whether the container engine still runs")
-        }
+        ApiError::Silent { .. } => refused(
+            ErrorCode::BackendUnavailable,
+            error,
+            "look whether the container engine still runs",
+        ),
         ApiError::Refused { .. } => refused(
             ErrorCode::StartFailed,
             format!("the container engine would not {what}: {error}"),
@@ -96,7 +109,12 @@ fn of_api(what: &str) -> impl FnOnce(ApiError) -> SandboxError {
 impl Containers {
     /// A backend that keeps what a crash must not lose in `state`.
     pub fn new(state: PathBuf, hosts: Hosts) -> Containers {
-        Containers { state, hosts, known: Mutex::default(), enter_networks: true }
+        Containers {
+            state,
+            hosts,
+            known: Mutex::default(),
+            enter_networks: true,
+        }
     }
 
     /// Leaves the networks of containers as their engines made them, as where we have no power over them.
@@ -106,24 +124,36 @@ impl Containers {
 
     async fn daemon(&self, backend: Backend) -> Result<Arc<Daemon>, SandboxError> {
         let known = |all: &Vec<(Backend, Arc<Daemon>)>| {
-            all.iter().find(|(of, _)| *of == backend).map(|(_, daemon)| daemon.clone())
+            all.iter()
+                .find(|(of, _)| *of == backend)
+                .map(|(_, daemon)| daemon.clone())
         };
         if let Some(daemon) = known(&self.known.lock().expect("no panic while held")) {
             return Ok(daemon);
         }
         let daemon = Arc::new(Daemon::find(&self.hosts, backend).await?);
-        self.known.lock().expect("no panic while held").push((backend, daemon.clone()));
+        self.known
+            .lock()
+            .expect("no panic while held")
+            .push((backend, daemon.clone()));
         Ok(daemon)
     }
 
     /// What results call this backend, and where it listens: for the record of a run.
-    pub async fn identify(&self, backend: Backend) -> Result<(&'static str, PathBuf), SandboxError> {
+    pub async fn identify(
+        &self,
+        backend: Backend,
+    ) -> Result<(&'static str, PathBuf), SandboxError> {
         let daemon = self.daemon(backend).await?;
         Ok((daemon.name(), daemon.api.socket().to_owned()))
     }
 
     /// What the engine knows of an image. Never pulls one.
-    pub async fn image(&self, backend: Backend, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
+    pub async fn image(
+        &self,
+        backend: Backend,
+        name: &ImageRef,
+    ) -> Result<ImageFacts, SandboxError> {
         let daemon = self.daemon(backend).await?;
         let path = format!("/images/{}/json", escaped(&name.to_string()));
         match daemon.api.get(&path).await {
@@ -147,13 +177,25 @@ impl Containers {
     ) -> Result<ContainerBox, SandboxError> {
         let daemon = self.daemon(spec.backend).await?;
         let mut labels = vec![(RUN, name.to_string()), (OWNER, crate::owner(&self.state)?)];
-        labels.extend(ids.into_iter().filter_map(|(label, id)| Some((label, id?.to_string()))));
+        labels.extend(
+            ids.into_iter()
+                .filter_map(|(label, id)| Some((label, id?.to_string()))),
+        );
         check(&daemon, spec, image).await?;
-        let protection = spec.workspace.as_deref().map(|path| self.protect(path, spec)).transpose()?;
-        let made = self.start(&daemon, name, spec, image, &labels, protection.as_ref()).await;
+        let protection = spec
+            .workspace
+            .as_deref()
+            .map(|path| self.protect(path, spec))
+            .transpose()?;
+        let made = self
+            .start(&daemon, name, spec, image, &labels, protection.as_ref())
+            .await;
         match made {
             Ok((started, berth, notes)) => {
-                started.into_box(daemon, spec.clone(), protection, berth, notes).checked().await
+                started
+                    .into_box(daemon, spec.clone(), protection, berth, notes)
+                    .checked()
+                    .await
             }
             Err(error) => {
                 if let Some(protection) = protection {
@@ -179,8 +221,11 @@ impl Containers {
         };
         let (user, notes) = user_of(spec, asked, protection, daemon)?;
         let (workspace, mounts) = plan::host_paths(spec, false)?;
-        let berth = Berth::make(&self.state, name, &spec.limits)
-            .map_err(|source| SandboxError::Look { path: self.state.join(berth::FOLDER), source })?;
+        let berth =
+            Berth::make(&self.state, name, &spec.limits).map_err(|source| SandboxError::Look {
+                path: self.state.join(berth::FOLDER),
+                source,
+            })?;
         let order = Order {
             daemon,
             name: &format!("airlock-{}-{name}", crate::owner(&self.state)?),
@@ -205,15 +250,27 @@ impl Containers {
 
     fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
+        Ok(Protection::put_up(
+            &self.state,
+            folder.as_fd(),
+            &spec.allow_protected,
+        )?)
     }
 
     /// The runs of this state folder that the engine at a socket still has containers of, each with their ids.
-    pub async fn left_over(&self, socket: &Path) -> Result<BTreeMap<String, Vec<String>>, SandboxError> {
+    pub async fn left_over(
+        &self,
+        socket: &Path,
+    ) -> Result<BTreeMap<String, Vec<String>>, SandboxError> {
         let daemon = Daemon::open(socket).await?;
-        let filters = json!({ "label": [format!("{OWNER}={}", crate::owner(&self.state)?)] }).to_string();
+        let filters =
+            json!({ "label": [format!("{OWNER}={}", crate::owner(&self.state)?)] }).to_string();
         let path = format!("/containers/json?all=true&filters={}", escaped(&filters));
-        let list = daemon.api.get(&path).await.map_err(of_api("list containers"))?;
+        let list = daemon
+            .api
+            .get(&path)
+            .await
+            .map_err(of_api("list containers"))?;
         let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for one in list.as_array().map(Vec::as_slice).unwrap_or_default() {
             if let (Some(run), Some(id)) = (one["Labels"][RUN].as_str(), one["Id"].as_str()) {
@@ -229,10 +286,13 @@ impl Containers {
         let path = |what| format!("/containers/{}/{what}", escaped(id));
         let told = daemon.api.get(&path("json")).await.unwrap_or_default();
         // One that is frozen goes on, sees that nobody is there, and ends; no engine likes to remove it before.
-        if told["State"]["Paused"] == true && daemon.api.post(&path("unpause"), None).await.is_ok() {
+        if told["State"]["Paused"] == true && daemon.api.post(&path("unpause"), None).await.is_ok()
+        {
             _ = tokio::time::timeout(LONGEST_END, daemon.api.post(&path("wait"), None)).await;
         }
-        remove(&daemon, id).await.map_err(of_api("remove a container"))
+        remove(&daemon, id)
+            .await
+            .map_err(of_api("remove a container"))
     }
 
     /// Removes what a run has in the state folder.
@@ -266,13 +326,17 @@ async fn remove_at_once(daemon: &Daemon, id: &str) -> Result<(), ApiError> {
 fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
     let texts = |value: &Value| {
         let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
-        list.iter().filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
+        list.iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let config = &told["Config"];
     let labels = config["Labels"].as_object().into_iter().flatten();
-    let labels =
-        labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect();
+    let labels = labels
+        .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+        .collect();
     let id = text(&told["Id"]);
     // Of this repository: the same image may have come from others, by other digests.
     let named = |text: &String| {
@@ -280,13 +344,23 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
         let same = (of.registry(), of.repository()) == (name.registry(), name.repository());
         of.digest().filter(|_| same).cloned()
     };
-    let digests: Vec<_> = texts(&told["RepoDigests"]).iter().filter_map(named).collect();
+    let digests: Vec<_> = texts(&told["RepoDigests"])
+        .iter()
+        .filter_map(named)
+        .collect();
     let own = Digest::new(&id).or_else(|| Digest::new(&format!("sha256:{id}")));
     if let Some(wanted) = name.digest()
         && !digests.iter().chain(&own).any(|digest| digest == wanted)
     {
-        let message = format!("the image `{}` is not the one with that digest", name.familiar());
-        return Err(refused(ErrorCode::ImageRefused, message, "pull it again by its digest"));
+        let message = format!(
+            "the image `{}` is not the one with that digest",
+            name.familiar()
+        );
+        return Err(refused(
+            ErrorCode::ImageRefused,
+            message,
+            "pull it again by its digest",
+        ));
     }
     Ok(ImageFacts {
         digest: digests.into_iter().next().or(own),
@@ -298,13 +372,22 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
             working_dir: text(&config["WorkingDir"]),
             labels,
         },
-        volumes: config["Volumes"].as_object().into_iter().flatten().map(|(path, _)| path.clone()).collect(),
+        volumes: config["Volumes"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(path, _)| path.clone())
+            .collect(),
         id,
     })
 }
 
 /// What the engine could not hold is refused before anything is made.
-async fn check(daemon: &Daemon, spec: &SandboxSpec, image: &ImageFacts) -> Result<(), SandboxError> {
+async fn check(
+    daemon: &Daemon,
+    spec: &SandboxSpec,
+    image: &ImageFacts,
+) -> Result<(), SandboxError> {
     let refuse = |code, message: String, hint: &str| Err(refused(code, message, hint));
     if spec.network == spec::Network::Host {
         let hint = "use --internal-network NAME, doors, or the native backend";
@@ -315,18 +398,29 @@ async fn check(daemon: &Daemon, spec: &SandboxSpec, image: &ImageFacts) -> Resul
         );
     }
     if spec.writable_root {
-        let message = "nothing would limit what a container writes to its root (`disk_limit`)".to_owned();
-        return refuse(ErrorCode::BarrierMissing, message, "use the native backend for --writable-root");
+        let message =
+            "nothing would limit what a container writes to its root (`disk_limit`)".to_owned();
+        return refuse(
+            ErrorCode::BarrierMissing,
+            message,
+            "use the native backend for --writable-root",
+        );
     }
     let inside = |path: &str| {
         let path = Path::new(path);
         let mounts = spec.mounts.iter().map(|mount| mount.inside.as_path());
-        mounts.chain(spec.volumes.iter().map(|volume| volume.inside.as_path())).any(|it| it == path)
-            || ["/tmp", "/run", spec::WORKSPACE].map(Path::new).contains(&path)
+        mounts
+            .chain(spec.volumes.iter().map(|volume| volume.inside.as_path()))
+            .any(|it| it == path)
+            || ["/tmp", "/run", spec::WORKSPACE]
+                .map(Path::new)
+                .contains(&path)
     };
     if let Some(place) = image.volumes.iter().find(|place| !inside(place)) {
-        let message =
-            format!("the image wants storage at `{}` that nothing would limit", place.escape_debug());
+        let message = format!(
+            "the image wants storage at `{}` that nothing would limit",
+            place.escape_debug()
+        );
         let hint = "give that place a --mount or a --volume of your own, or use the native backend";
         return refuse(ErrorCode::ImageRefused, message, hint);
     }
@@ -345,14 +439,20 @@ async fn check(daemon: &Daemon, spec: &SandboxSpec, image: &ImageFacts) -> Resul
 }
 
 async fn check_internal(daemon: &Daemon, network: &Id) -> Result<(), SandboxError> {
-    let told = daemon.api.get(&format!("/networks/{}", escaped(network.as_str()))).await;
+    let told = daemon
+        .api
+        .get(&format!("/networks/{}", escaped(network.as_str())))
+        .await;
     let told = told.map_err(of_api("describe the network"))?;
     match told["Internal"].as_bool() {
         Some(true) => Ok(()),
         _ => Err(refused(
             ErrorCode::BarrierMissing,
             format!("the network `{network}` is not internal: it leads out"),
-            &format!("make one that is: {} network create --internal NAME", daemon.name()),
+            &format!(
+                "make one that is: {} network create --internal NAME",
+                daemon.name()
+            ),
         )),
     }
 }
@@ -366,12 +466,17 @@ fn user_of(
 ) -> Result<(User, Vec<String>), SandboxError> {
     let mut notes = Vec::new();
     if let (Some(protection), Some(path), false) = (protection, &spec.workspace, daemon.rootless) {
-        let found = rustix::fs::fstat(protection.hold())
-            .map_err(|error| SandboxError::Look { path: path.clone(), source: error.into() })?;
+        let found = rustix::fs::fstat(protection.hold()).map_err(|error| SandboxError::Look {
+            path: path.clone(),
+            source: error.into(),
+        })?;
         if found.st_uid == 0 {
             return Err(SandboxError::RootsWorkspace { path: path.clone() });
         }
-        let owner = User { uid: found.st_uid, gid: found.st_gid };
+        let owner = User {
+            uid: found.st_uid,
+            gid: found.st_gid,
+        };
         if owner != user {
             user = owner;
             notes.push(format!(
@@ -382,7 +487,10 @@ fn user_of(
     }
     if user.gid == 0 && !daemon.rootless {
         user.gid = user.uid;
-        notes.push(format!("group 0 would be the host's root group; the program's is {}", user.gid));
+        notes.push(format!(
+            "group 0 would be the host's root group; the program's is {}",
+            user.gid
+        ));
     }
     match user.uid {
         0 => Err(refused(

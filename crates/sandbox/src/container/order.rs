@@ -108,15 +108,23 @@ pub(super) struct Scratch {
 impl Scratch {
     pub(super) fn of(disk: u64) -> Scratch {
         let part = |sixteenths: u64| (disk / 16 * sixteenths / PAGE * PAGE).max(PAGE);
-        Scratch { workspace: part(8), tmp: part(6), run: part(1), shm: part(1) }
+        Scratch {
+            workspace: part(8),
+            tmp: part(6),
+            run: part(1),
+            shm: part(1),
+        }
     }
 }
 
 impl Order<'_> {
     /// The body of the request.
     pub(super) fn body(&self) -> Result<Value, SandboxError> {
-        let labels: Map<_, _> =
-            self.labels.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        let labels: Map<_, _> = self
+            .labels
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), json!(value)))
+            .collect();
         Ok(json!({
             "Image": self.image.id,
             "User": self.user_words(),
@@ -170,10 +178,16 @@ impl Order<'_> {
         }
         if self.spec.passing.is_some() {
             // Our first process, which has no rights, is to listen at the ports that programs dial. Of its own network only.
-            set("Sysctls", json!({ "net.ipv4.ip_unprivileged_port_start": "0" }));
+            set(
+                "Sysctls",
+                json!({ "net.ipv4.ip_unprivileged_port_start": "0" }),
+            );
         }
         if let Some(cpus) = limits.cpus.filter(|_| self.daemon.holds.cpu) {
-            let most = self.daemon.cpus.map_or(u64::MAX, |cpus| cpus.saturating_mul(1000));
+            let most = self
+                .daemon
+                .cpus
+                .map_or(u64::MAX, |cpus| cpus.saturating_mul(1000));
             set("NanoCpus", json!(u64::from(cpus.0).min(most) * 1_000_000));
         }
         match self.daemon.podman {
@@ -182,7 +196,13 @@ impl Order<'_> {
         }
         if self.daemon.podman && self.daemon.rootless {
             // The caller is the program: what it writes belongs to the caller outside.
-            set("UsernsMode", json!(format!("keep-id:uid={},gid={}", self.user.uid, self.user.gid)));
+            set(
+                "UsernsMode",
+                json!(format!(
+                    "keep-id:uid={},gid={}",
+                    self.user.uid, self.user.gid
+                )),
+            );
         }
         Ok(host)
     }
@@ -209,19 +229,39 @@ impl Order<'_> {
         let exact = |name: &str, value: u64| json!({ "Name": name, "Soft": value, "Hard": value });
         let size = i64::try_from(limits.file_size.0).map_or(i64::MAX as u64, |size| size as u64);
         // It has a few for each program; those lower the limit for themselves.
-        let programs = if self.spec.stays { 4 * init::protocol::MOST_PROGRAMS as u32 } else { 0 };
-        let files = exact("nofile", limits.open_files.max(FEWEST_FILES + programs).into());
+        let programs = if self.spec.stays {
+            4 * init::protocol::MOST_PROGRAMS as u32
+        } else {
+            0
+        };
+        let files = exact(
+            "nofile",
+            limits.open_files.max(FEWEST_FILES + programs).into(),
+        );
         // Not a limit of ours: engines ask for more by themselves than a host without privileges can give.
         let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
-        let processes = exact("nproc", processes.map_or(MOST_PROCESSES, |most| most.min(MOST_PROCESSES)));
+        let processes = exact(
+            "nproc",
+            processes.map_or(MOST_PROCESSES, |most| most.min(MOST_PROCESSES)),
+        );
         let mut all = vec![files, exact("fsize", size), processes];
         // Programs lower these for themselves; engines give less by themselves than may be asked for.
         let further = [
-            ("memlock", limits.locked_memory, rustix::process::Resource::Memlock),
-            ("msgqueue", limits.message_queues, rustix::process::Resource::Msgqueue),
+            (
+                "memlock",
+                limits.locked_memory,
+                rustix::process::Resource::Memlock,
+            ),
+            (
+                "msgqueue",
+                limits.message_queues,
+                rustix::process::Resource::Msgqueue,
+            ),
         ];
         for (name, limit, resource) in further {
-            let most = rustix::process::getrlimit(resource).maximum.unwrap_or(i64::MAX as u64);
+            let most = rustix::process::getrlimit(resource)
+                .maximum
+                .unwrap_or(i64::MAX as u64);
             all.extend(limit.map(|limit| exact(name, limit.0.min(most))));
         }
         json!(all)
@@ -239,14 +279,30 @@ impl Order<'_> {
             true => String::new(),
             false => format!(",nr_inodes={}", (size / PAGE).max(FEWEST_INODES)),
         };
-        let options =
-            |size: u64| json!(format!("rw,exec,nosuid,nodev,size={size}{},mode=1777,{own}", count(size)));
-        let place = if self.workspace.is_some() { "/workspace/.home" } else { spec::WORKSPACE };
-        let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (place, sizes.workspace)];
+        let options = |size: u64| {
+            json!(format!(
+                "rw,exec,nosuid,nodev,size={size}{},mode=1777,{own}",
+                count(size)
+            ))
+        };
+        let place = if self.workspace.is_some() {
+            "/workspace/.home"
+        } else {
+            spec::WORKSPACE
+        };
+        let places = [
+            ("/tmp", sizes.tmp),
+            ("/run", sizes.run),
+            (place, sizes.workspace),
+        ];
         // Docker's own would have no such bound.
         let shm = (!self.daemon.podman).then_some(("/dev/shm", sizes.shm));
         Value::Object(
-            places.into_iter().chain(shm).map(|(place, size)| (place.to_owned(), options(size))).collect(),
+            places
+                .into_iter()
+                .chain(shm)
+                .map(|(place, size)| (place.to_owned(), options(size)))
+                .collect(),
         )
     }
 
@@ -261,10 +317,18 @@ impl Order<'_> {
             all.push(self.bind(&machine.join(from), inside.as_ref(), Access::ReadOnly)?);
         }
         if self.without_network() {
-            all.push(self.bind(&self.ours.join(HOSTS), "/etc/hosts".as_ref(), Access::ReadOnly)?);
+            all.push(self.bind(
+                &self.ours.join(HOSTS),
+                "/etc/hosts".as_ref(),
+                Access::ReadOnly,
+            )?);
         }
         if self.spec.passing.is_some() {
-            all.push(self.bind(&self.ours.join(RESOLVER), "/etc/resolv.conf".as_ref(), Access::ReadOnly)?);
+            all.push(self.bind(
+                &self.ours.join(RESOLVER),
+                "/etc/resolv.conf".as_ref(),
+                Access::ReadOnly,
+            )?);
         }
         if let Some(workspace) = self.workspace {
             let workspace = path_of(&workspace.host);
@@ -280,7 +344,11 @@ impl Order<'_> {
             }
         }
         for mount in self.mounts {
-            let access = if mount.writable { Access::ReadWrite } else { Access::ReadOnly };
+            let access = if mount.writable {
+                Access::ReadWrite
+            } else {
+                Access::ReadOnly
+            };
             all.push(self.bind(path_of(&mount.host), path_of(&mount.inside), access)?);
         }
         for volume in &self.spec.volumes {
@@ -313,7 +381,10 @@ impl Order<'_> {
         path.to_str().filter(plain).ok_or_else(|| {
             refused(
                 ErrorCode::InvalidSpec,
-                format!("the path {path:?} cannot be named to {}", self.daemon.name()),
+                format!(
+                    "the path {path:?} cannot be named to {}",
+                    self.daemon.name()
+                ),
                 "rename it, or use the native backend",
             )
         })
@@ -322,23 +393,44 @@ impl Order<'_> {
     /// What must be found inside, by identity.
     pub(super) fn shown(&self) -> io::Result<Vec<Shown>> {
         let mounts = self.workspace.into_iter().chain(self.mounts).map(|path| {
-            let id = FileId { device: path.device, inode: path.inode };
-            Ok(Shown { inside: path.inside.clone(), id })
+            let id = FileId {
+                device: path.device,
+                inode: path.inode,
+            };
+            Ok(Shown {
+                inside: path.inside.clone(),
+                id,
+            })
         });
+        let guarded = self
+            .protection
+            .into_iter()
+            .flat_map(|it| it.binds().iter().map(|bind| (it.hold(), bind)));
         let guarded =
-            self.protection.into_iter().flat_map(|it| it.binds().iter().map(|bind| (it.hold(), bind)));
-        let guarded = guarded.filter(|(_, bind)| bind.kind != BindKind::Home).map(|(workspace, bind)| {
-            let found = rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?;
-            let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
-            let id = FileId { device: found.st_dev, inode: found.st_ino };
-            Ok(Shown { inside: CString::new(inside.as_bytes())?, id })
-        });
+            guarded
+                .filter(|(_, bind)| bind.kind != BindKind::Home)
+                .map(|(workspace, bind)| {
+                    let found =
+                        rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?;
+                    let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
+                    let id = FileId {
+                        device: found.st_dev,
+                        inode: found.st_ino,
+                    };
+                    Ok(Shown {
+                        inside: CString::new(inside.as_bytes())?,
+                        id,
+                    })
+                });
         mounts.chain(guarded).collect()
     }
 
     /// Places at and below which our first process must find nothing writable.
     pub(super) fn read_only_places(&self) -> Vec<String> {
-        let guarded = self.binds().iter().filter(|bind| bind.kind == BindKind::ReadOnly);
+        let guarded = self
+            .binds()
+            .iter()
+            .filter(|bind| bind.kind == BindKind::ReadOnly);
         let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
         let read_only = |access| access == Access::ReadOnly;
         let mounts = self
@@ -353,8 +445,15 @@ impl Order<'_> {
             .iter()
             .filter(|it| read_only(it.access))
             .map(|it| it.inside.as_path().to_owned());
-        let ours = [OURS].into_iter().chain(SHOWN.map(|(_, inside)| inside)).map(Into::into);
-        ours.chain(guarded).chain(mounts).chain(volumes).map(|path| as_listed(&path)).collect()
+        let ours = [OURS]
+            .into_iter()
+            .chain(SHOWN.map(|(_, inside)| inside))
+            .map(Into::into);
+        ours.chain(guarded)
+            .chain(mounts)
+            .chain(volumes)
+            .map(|path| as_listed(&path))
+            .collect()
     }
 }
 
@@ -365,7 +464,10 @@ fn path_of(path: &CString) -> &Path {
 /// As the kernel writes a path in a list of mounts.
 fn as_listed(path: &Path) -> String {
     let text = path.to_string_lossy();
-    text.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
+    text.replace('\\', "\\134")
+        .replace(' ', "\\040")
+        .replace('\t', "\\011")
+        .replace('\n', "\\012")
 }
 
 /// The filter that the engine puts up.

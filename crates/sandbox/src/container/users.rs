@@ -16,20 +16,32 @@ pub(super) async fn look_up(
     name: &str,
     labels: &[(&'static str, String)],
 ) -> Result<User, SandboxError> {
-    let labels: Map<_, _> = labels.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+    let labels: Map<_, _> = labels
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), json!(value)))
+        .collect();
     let body = json!({
         "Image": image.id, "Entrypoint": ["/nothing"], "Labels": labels, "HostConfig": { "NetworkMode": "none" },
     });
-    let made = daemon.api.post("/containers/create", Some(&body)).await.map_err(of_api("open the image"))?;
+    let made = daemon
+        .api
+        .post("/containers/create", Some(&body))
+        .await
+        .map_err(of_api("open the image"))?;
     let id = made["Id"].as_str().unwrap_or_default();
     let passwd = file(daemon, id, "/etc/passwd").await;
     let group = file(daemon, id, "/etc/group").await;
     // What could not be removed, the sweep finds by its labels.
-    super::remove(daemon, id).await.map_err(of_api("remove a container"))?;
+    super::remove(daemon, id)
+        .await
+        .map_err(of_api("remove a container"))?;
     find(name, &passwd, &group).ok_or_else(|| {
         refused(
             ErrorCode::ImageRefused,
-            format!("the image names the user `{}`, whom its /etc/passwd does not know", name.escape_debug()),
+            format!(
+                "the image names the user `{}`, whom its /etc/passwd does not know",
+                name.escape_debug()
+            ),
             "choose one with --user UID:GID",
         )
     })
@@ -37,26 +49,43 @@ pub(super) async fn look_up(
 
 /// A file of the image; nothing if it is not there or no plain file.
 async fn file(daemon: &Daemon, id: &str, path: &str) -> String {
-    let archive =
-        daemon.api.read(&format!("/containers/{}/archive?path={}", escaped(id), escaped(path))).await;
-    archive.ok().and_then(|bytes| only_file(&bytes)).unwrap_or_default()
+    let archive = daemon
+        .api
+        .read(&format!(
+            "/containers/{}/archive?path={}",
+            escaped(id),
+            escaped(path)
+        ))
+        .await;
+    archive
+        .ok()
+        .and_then(|bytes| only_file(&bytes))
+        .unwrap_or_default()
 }
 
 /// The one plain file of an archive.
 fn only_file(tar: &[u8]) -> Option<String> {
     let header = tar.get(..BLOCK)?;
-    let size = std::str::from_utf8(header.get(124..135)?).ok()?.trim_matches(['\0', ' ']);
-    let size = usize::from_str_radix(size, 8).ok().filter(|size| *size <= MOST_BYTES)?;
+    let size = std::str::from_utf8(header.get(124..135)?)
+        .ok()?
+        .trim_matches(['\0', ' ']);
+    let size = usize::from_str_radix(size, 8)
+        .ok()
+        .filter(|size| *size <= MOST_BYTES)?;
     let plain = [b'0', 0].contains(&header[156]);
     let bytes = tar.get(BLOCK..BLOCK + size).filter(|_| plain)?;
     Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
 fn find(name: &str, passwd: &str, group: &str) -> Option<User> {
-    let (user, of_group) = name.split_once(':').map_or((name, None), |(user, group)| (user, Some(group)));
+    let (user, of_group) = name
+        .split_once(':')
+        .map_or((name, None), |(user, group)| (user, Some(group)));
     let row = |text: &str, name: &str| {
         let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
-        text.lines().map(fields).find(|fields| fields.first().is_some_and(|first| first == name))
+        text.lines()
+            .map(fields)
+            .find(|fields| fields.first().is_some_and(|first| first == name))
     };
     let number = |fields: &[String], place: usize| fields.get(place)?.parse::<u32>().ok();
     let (uid, own_gid) = match (user.parse::<u32>(), row(passwd, user)) {
@@ -84,10 +113,25 @@ mod tests {
 
     #[test]
     fn names_are_those_of_the_image() {
-        assert_eq!(find("agent", PASSWD, GROUP), Some(User { uid: 1000, gid: 1001 }));
-        assert_eq!(find("agent:wheel", PASSWD, GROUP), Some(User { uid: 1000, gid: 10 }));
-        assert_eq!(find("agent:5", PASSWD, GROUP), Some(User { uid: 1000, gid: 5 }));
-        assert_eq!(find("7:wheel", PASSWD, GROUP), Some(User { uid: 7, gid: 10 }));
+        assert_eq!(
+            find("agent", PASSWD, GROUP),
+            Some(User {
+                uid: 1000,
+                gid: 1001
+            })
+        );
+        assert_eq!(
+            find("agent:wheel", PASSWD, GROUP),
+            Some(User { uid: 1000, gid: 10 })
+        );
+        assert_eq!(
+            find("agent:5", PASSWD, GROUP),
+            Some(User { uid: 1000, gid: 5 })
+        );
+        assert_eq!(
+            find("7:wheel", PASSWD, GROUP),
+            Some(User { uid: 7, gid: 10 })
+        );
         for unknown in ["nobody", "broken", "agent:none", "", "4294967295"] {
             assert_eq!(find(unknown, PASSWD, GROUP), None, "{unknown}");
         }

@@ -12,7 +12,12 @@ pub(crate) fn standing(
     enforcers: &BTreeMap<&'static str, Enforcer>,
     starter: Starter,
 ) -> Vec<Barrier> {
-    let grouped = |limit| matches!(enforcers.get(limit), Some(Enforcer::CgroupV1 | Enforcer::CgroupV2));
+    let grouped = |limit| {
+        matches!(
+            enforcers.get(limit),
+            Some(Enforcer::CgroupV1 | Enforcer::CgroupV2)
+        )
+    };
     let own_net = done.has(Step::NetNamespace) && done.has(Step::JoinNamespaces);
     let alone = own_net && done.has(Step::Doors) && spec.internal_network.is_none();
     let joined = |step| done.has(step) && done.has(Step::JoinNamespaces);
@@ -28,7 +33,9 @@ pub(crate) fn standing(
         Barrier::NoNetwork => alone && spec.doors.is_empty() && spec.passing.is_none(),
         // What leads to every public host is a way out, whoever holds it.
         Barrier::DoorsOnly => alone && spec.network == Network::Doors && !spec.leads_everywhere,
-        Barrier::ReadOnlyRoot => done.has(Step::ReadOnlyRoot) && done.has(Step::Proc) && !spec.writable_root,
+        Barrier::ReadOnlyRoot => {
+            done.has(Step::ReadOnlyRoot) && done.has(Step::Proc) && !spec.writable_root
+        }
         Barrier::NoCapabilities => done.has(Step::NoCapabilities),
         Barrier::NoNewPrivileges => done.has(Step::NoNewPrivileges),
         Barrier::SyscallFilter => done.has(Step::SyscallFilter),
@@ -36,7 +43,8 @@ pub(crate) fn standing(
         Barrier::MemoryLimit => grouped("memory"),
         // Without a cgroup by RLIMIT_NPROC, which counts per user namespace: each box has its own.
         Barrier::PidsLimit => {
-            grouped("pids") || (done.has(Step::ResourceLimits) && done.has(Step::EnterUserNamespace))
+            grouped("pids")
+                || (done.has(Step::ResourceLimits) && done.has(Step::EnterUserNamespace))
         }
         Barrier::CpuLimit => grouped("cpu"),
         Barrier::DiskLimit => done.has(Step::Scratch) && !writes_to_host(spec),
@@ -79,7 +87,9 @@ pub(crate) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
             all.push(Barrier::OwnNet)
         }
         Network::None => all.extend([Barrier::OwnNet, Barrier::NoNetwork]),
-        Network::Doors if !spec.leads_everywhere => all.extend([Barrier::OwnNet, Barrier::DoorsOnly]),
+        Network::Doors if !spec.leads_everywhere => {
+            all.extend([Barrier::OwnNet, Barrier::DoorsOnly])
+        }
         Network::Doors | Network::Open => all.push(Barrier::OwnNet),
         Network::Host => {}
     }

@@ -77,7 +77,10 @@ pub(crate) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receive
     let listener = pipe::Receiver::from_owned_fd_unchecked(listener)?;
     tokio::spawn(async move {
         // Many programs never make such a call: the thread is for those that do.
-        let over = listener.ready(Interest::READABLE).await.map_or(true, |ready| ready.is_read_closed());
+        let over = listener
+            .ready(Interest::READABLE)
+            .await
+            .map_or(true, |ready| ready.is_read_closed());
         if over {
             return;
         }
@@ -92,8 +95,16 @@ pub(crate) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receive
 /// listener closes, and calls fail.
 fn start(listener: pipe::Receiver, rules: Rules, tell: mpsc::Sender<Told>) -> io::Result<()> {
     let listener = listener.into_nonblocking_fd()?;
-    let watcher = Watcher { listener, rules, tell, seen: Vec::new(), full: false };
-    let thread = std::thread::Builder::new().name("denials".to_owned()).stack_size(STACK);
+    let watcher = Watcher {
+        listener,
+        rules,
+        tell,
+        seen: Vec::new(),
+        full: false,
+    };
+    let thread = std::thread::Builder::new()
+        .name("denials".to_owned())
+        .stack_size(STACK);
     thread.spawn(|| watcher.work()).map(drop)
 }
 
@@ -108,12 +119,18 @@ struct Watcher {
 impl Watcher {
     fn work(mut self) {
         // Paths are looked up with the program's own rights, so that no answer tells it what it may not see.
-        let able = self.rules.file_ids.is_none_or(|(uid, gid)| notify::look_at_files_as(uid, gid).is_ok());
+        let able = self
+            .rules
+            .file_ids
+            .is_none_or(|(uid, gid)| notify::look_at_files_as(uid, gid).is_ok());
         let mut places = able.then(Places::default);
         notify::answer_in_turn(&self.listener);
         let began = Instant::now();
         loop {
-            let debt = self.rules.cpus.map(|cpus| debt(time_spent(), began.elapsed(), cpus));
+            let debt = self
+                .rules
+                .cpus
+                .map(|cpus| debt(time_spent(), began.elapsed(), cpus));
             if let Some(debt) = debt.filter(|debt| !debt.is_zero()) {
                 notify::let_wait(&self.listener, debt);
             }
@@ -149,7 +166,9 @@ impl Watcher {
     fn decide(&self, notice: &Notice, places: Option<&mut Places>) -> (Answer, Option<Denial>) {
         static TABLE: OnceLock<Vec<Verdict>> = OnceLock::new();
         let table = TABLE.get_or_init(filter::table);
-        let verdict = usize::try_from(notice.number).ok().and_then(|number| table.get(number));
+        let verdict = usize::try_from(notice.number)
+            .ok()
+            .and_then(|number| table.get(number));
         match verdict.map(|verdict| verdict.given(&notice.arguments)) {
             Some(Verdict::Refuse(errno)) => (Answer::Errno(i32::from(*errno)), refused(notice)),
             Some(Verdict::Watch) => match self.denied(notice, places) {
@@ -167,7 +186,11 @@ impl Watcher {
         if action == Action::Connect {
             return self.connect(notice);
         }
-        let Refusal { errno, target, place } = change(notice, action, places?)?;
+        let Refusal {
+            errno,
+            target,
+            place,
+        } = change(notice, action, places?)?;
         let (rule, allow_with) = self.rules.against(&place, &target)?;
         let by_that_rule = match errno {
             // Something is there: denied if it is there only to keep the name from being taken.
@@ -180,7 +203,12 @@ impl Watcher {
             return None;
         }
         let target = target.to_string_lossy().into_owned();
-        let denial = Denial { what: "write".to_owned(), target, rule: rule.to_owned(), allow_with };
+        let denial = Denial {
+            what: "write".to_owned(),
+            target,
+            rule: rule.to_owned(),
+            allow_with,
+        };
         Some((errno.raw_os_error(), denial))
     }
 
@@ -190,10 +218,17 @@ impl Watcher {
             return None;
         }
         let [socket, address, length, ..] = notice.arguments;
-        let length = Some(u64::from(length as u32)).filter(|length| *length <= LONGEST_ADDRESS)? as usize;
-        let bytes = notify::memory(notice.pid, address, length).ok().filter(|it| it.len() == length)?;
+        let length =
+            Some(u64::from(length as u32)).filter(|length| *length <= LONGEST_ADDRESS)? as usize;
+        let bytes = notify::memory(notice.pid, address, length)
+            .ok()
+            .filter(|it| it.len() == length)?;
         let to = watch::destination(&bytes).filter(|to| watch::leads_out(to.ip()))?;
-        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if to.is_ipv4() {
+            AddressFamily::INET
+        } else {
+            AddressFamily::INET6
+        };
         let socket = descriptor_of(notice.pid, socket as i32)?;
         if !can_connect(socket.as_fd(), family).ok()? {
             return None;
@@ -201,7 +236,15 @@ impl Watcher {
         let stream = sockopt::socket_type(&socket).ok()? == SocketType::STREAM;
         let (errno, allow_with) = self.rules.against_connection(to, stream)?;
         let (what, rule) = ("connect".to_owned(), "network".to_owned());
-        Some((errno, Denial { what, target: to.to_string(), rule, allow_with: allow_with.to_owned() }))
+        Some((
+            errno,
+            Denial {
+                what,
+                target: to.to_string(),
+                rule,
+                allow_with: allow_with.to_owned(),
+            },
+        ))
     }
 }
 
@@ -219,7 +262,12 @@ fn debt(spent: Duration, elapsed: Duration, cpus: f64) -> Duration {
 /// A descriptor of another thread.
 fn descriptor_of(pid: u32, number: i32) -> Option<OwnedFd> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let process: u32 = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+    let process: u32 = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Tgid:"))?
+        .trim()
+        .parse()
+        .ok()?;
     // Only a process can be taken hold of, and its threads may have descriptors of their own.
     let there = |pid: u32| std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok();
     if process != pid && there(process)? != there(pid)? {
@@ -244,33 +292,48 @@ fn change(notice: &Notice, action: Action, places: &mut Places) -> Option<Refusa
     let pid = notice.pid;
     places.enter(pid)?;
     let path = |path: PathArgument| -> Option<PathBuf> {
-        let folder = path.folder.map(|argument| notice.arguments[usize::from(argument)] as i32);
-        place::absolute(pid, folder, notify::path(pid, notice.arguments[usize::from(path.path)]).ok()?)
+        let folder = path
+            .folder
+            .map(|argument| notice.arguments[usize::from(argument)] as i32);
+        place::absolute(
+            pid,
+            folder,
+            notify::path(pid, notice.arguments[usize::from(path.path)]).ok()?,
+        )
     };
     match action {
         Action::Connect => None,
-        Action::Open(at, how) => {
-            places.open(&path(at)?, OFlags::from_bits_retain(flags(notice, how)? as u32))
-        }
+        Action::Open(at, how) => places.open(
+            &path(at)?,
+            OFlags::from_bits_retain(flags(notice, how)? as u32),
+        ),
         Action::MakeFolder(at) => places.make_folder(&path(at)?),
         Action::MakeLink(content, at) => {
             let content = notify::path(pid, notice.arguments[usize::from(content)]).ok()?;
-            if content.is_empty() { None } else { places.make(&path(at)?) }
+            if content.is_empty() {
+                None
+            } else {
+                places.make(&path(at)?)
+            }
         }
         Action::Make(at) => places.make(&path(at)?),
-        Action::Link(from, to, how) => {
-            places.link(&path(from)?, &path(to)?, AtFlags::from_bits_retain(flags(notice, how)? as u32))
-        }
-        Action::Remove(at, how) => {
-            places.remove(&path(at)?, AtFlags::from_bits_retain(flags(notice, how)? as u32))
-        }
+        Action::Link(from, to, how) => places.link(
+            &path(from)?,
+            &path(to)?,
+            AtFlags::from_bits_retain(flags(notice, how)? as u32),
+        ),
+        Action::Remove(at, how) => places.remove(
+            &path(at)?,
+            AtFlags::from_bits_retain(flags(notice, how)? as u32),
+        ),
         Action::Rename(from, to, how) => {
             let how = RenameFlags::from_bits_retain(flags(notice, how)? as u32);
             places.rename(&path(from)?, &path(to)?, how)
         }
-        Action::Change(at, how) => {
-            places.change(&path(at)?, AtFlags::from_bits_retain(flags(notice, how)? as u32))
-        }
+        Action::Change(at, how) => places.change(
+            &path(at)?,
+            AtFlags::from_bits_retain(flags(notice, how)? as u32),
+        ),
     }
 }
 
@@ -279,9 +342,11 @@ fn flags(notice: &Notice, flags: Flags) -> Option<i32> {
         Flags::Fixed(flags) => Some(flags),
         Flags::Argument(argument) => Some(notice.arguments[usize::from(argument)] as i32),
         Flags::Pointed(argument) => {
-            let [address, size] = [argument, argument + 1].map(|it| notice.arguments[usize::from(it)]);
-            let bytes =
-                notify::memory(notice.pid, address, OPEN_HOW).ok().filter(|_| size == OPEN_HOW as u64)?;
+            let [address, size] =
+                [argument, argument + 1].map(|it| notice.arguments[usize::from(it)]);
+            let bytes = notify::memory(notice.pid, address, OPEN_HOW)
+                .ok()
+                .filter(|_| size == OPEN_HOW as u64)?;
             plain_open(<&[u8; OPEN_HOW]>::try_from(&bytes[..]).ok()?)
         }
     }
@@ -290,7 +355,11 @@ fn flags(notice: &Notice, flags: Flags) -> Option<i32> {
 /// The flags for `openat2`, if it takes them and looks the path up as we do.
 fn plain_open(how: &[u8; OPEN_HOW]) -> Option<i32> {
     const KNOWN: u64 = 1 << 23;
-    let mut words = how.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+    let mut words = how
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u64::from_ne_bytes(*word));
     let [flags, mode, resolve] = [words.next()?, words.next()?, words.next()?];
     let makes = OFlags::from_bits_retain(flags as u32).intersects(OFlags::CREATE | OFlags::TMPFILE);
     let most = if makes { 0o7777 } else { 0 };
@@ -302,11 +371,13 @@ fn refused(notice: &Notice) -> Option<Denial> {
     let what = filter::name(notice.number)?;
     let path = |argument: usize| {
         let path = notify::path(notice.pid, notice.arguments[argument]);
-        path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+        path.map(|path| path.to_string_lossy().into_owned())
+            .unwrap_or_default()
     };
     let [first, second, third, ..] = notice.arguments.map(|argument| argument as u32);
     let target = match what {
-        "umount2" | "chroot" | "pivot_root" | "acct" | "swapon" | "swapoff" | "chmod" | "uselib" => path(0),
+        "umount2" | "chroot" | "pivot_root" | "acct" | "swapon" | "swapoff" | "chmod"
+        | "uselib" => path(0),
         "mount" | "open_tree" | "open_tree_attr" | "mount_setattr" | "fspick" | "quotactl"
         | "name_to_handle_at" | "fchmodat" | "fchmodat2" => path(1),
         "move_mount" => path(3),
@@ -320,7 +391,12 @@ fn refused(notice: &Notice) -> Option<Denial> {
         _ => String::new(),
     };
     let (rule, allow_with) = ("syscall_filter".to_owned(), "nothing".to_owned());
-    Some(Denial { what: what.to_owned(), target, rule, allow_with })
+    Some(Denial {
+        what: what.to_owned(),
+        target,
+        rule,
+        allow_with,
+    })
 }
 
 #[cfg(test)]
@@ -338,7 +414,11 @@ mod tests {
             (2000, 8000, 0.125, 0),
             (2000, 4000, 0.125, 4000),
         ] {
-            assert_eq!(debt(millis(spent), millis(elapsed), cpus), millis(owed), "{spent} {elapsed} {cpus}");
+            assert_eq!(
+                debt(millis(spent), millis(elapsed), cpus),
+                millis(owed),
+                "{spent} {elapsed} {cpus}"
+            );
         }
     }
 }

@@ -17,7 +17,10 @@ pub struct Missing {
 impl Missing {
     /// From its parts.
     pub fn new(barrier: &'static str, why: impl Into<String>) -> Missing {
-        Missing { barrier, why: why.into() }
+        Missing {
+            barrier,
+            why: why.into(),
+        }
     }
 }
 
@@ -162,7 +165,11 @@ impl SandboxError {
     /// What `airlock run` exits with: 127 and 126 for the program itself, else 125.
     pub fn exit_status(&self) -> u8 {
         match self {
-            SandboxError::Step(Failure { step: Step::Exec, errno, .. }) => match *errno {
+            SandboxError::Step(Failure {
+                step: Step::Exec,
+                errno,
+                ..
+            }) => match *errno {
                 NOT_FOUND | NOT_A_DIRECTORY => 127,
                 _ => 126,
             },
@@ -172,19 +179,28 @@ impl SandboxError {
 
     /// As a caller sees it.
     pub fn info(&self) -> ErrorInfo {
-        let cause = std::error::Error::source(self).map(|source| format!(": {source}")).unwrap_or_default();
+        let cause = std::error::Error::source(self)
+            .map(|source| format!(": {source}"))
+            .unwrap_or_default();
         let message = match self {
             SandboxError::Step(failure) if failure.step == Step::Exec => self.of_program(failure),
             _ => format!("{self}{cause}"),
         };
-        ErrorInfo { code: self.code(), message, hint: Some(self.hint()) }
+        ErrorInfo {
+            code: self.code(),
+            message,
+            hint: Some(self.hint()),
+        }
     }
 
     fn of_program(&self, failure: &Failure) -> String {
         let name = failure.detail.escape_debug();
         match self.exit_status() {
             127 => format!("there is no command `{name}` inside"),
-            _ => format!("`{name}` cannot be run: {}", io::Error::from_raw_os_error(failure.errno)),
+            _ => format!(
+                "`{name}` cannot be run: {}",
+                io::Error::from_raw_os_error(failure.errno)
+            ),
         }
     }
 
@@ -232,7 +248,9 @@ impl SandboxError {
                 "ask again once nobody moves or replaces anything on the way to it"
             }
             SandboxError::Name { .. } | SandboxError::Nul => "choose another path",
-            SandboxError::FileInWorkspace { .. } => "use --input to put a single file into the workspace",
+            SandboxError::FileInWorkspace { .. } => {
+                "use --input to put a single file into the workspace"
+            }
             SandboxError::Image { hint, .. } | SandboxError::Engine { hint, .. } => hint,
             SandboxError::RootsWorkspace { .. } => {
                 "give the folder to an ordinary user (chown), or use a file system that can be idmapped, such as ext4"
@@ -254,7 +272,9 @@ impl SandboxError {
                 "a program inside may have stopped it (SIGSTOP), or the machine is busy: end that program, or try again"
             }
             SandboxError::CannotFreeze { remedy, .. } => remedy,
-            SandboxError::NotFrozen { .. } => "something in it cannot be stopped just now: try again",
+            SandboxError::NotFrozen { .. } => {
+                "something in it cannot be stopped just now: try again"
+            }
             SandboxError::TooManyPrograms { .. } => "wait until one has ended, or end one",
             SandboxError::Step(failure) => return step_hint(failure),
         };
@@ -285,9 +305,17 @@ mod tests {
 
     #[test]
     fn who_cannot_freeze_now_may_another_time_and_who_has_no_freezer_may_not() {
-        let now = SandboxError::NotFrozen { why: io::ErrorKind::ResourceBusy.into() };
-        let never = SandboxError::CannotFreeze { why: "it has no cgroup".to_owned(), remedy: "" };
-        assert_eq!((now.code(), never.code()), (ErrorCode::Conflict, ErrorCode::BackendUnavailable));
+        let now = SandboxError::NotFrozen {
+            why: io::ErrorKind::ResourceBusy.into(),
+        };
+        let never = SandboxError::CannotFreeze {
+            why: "it has no cgroup".to_owned(),
+            remedy: "",
+        };
+        assert_eq!(
+            (now.code(), never.code()),
+            (ErrorCode::Conflict, ErrorCode::BackendUnavailable)
+        );
         assert!(now.info().message.contains("cannot freeze the sandbox"));
     }
 }

@@ -38,7 +38,9 @@ impl Channel {
 
     /// The next report, or `None` when the other end is gone.
     pub(crate) async fn report(&self) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
-        self.0.async_io(Interest::READABLE, || protocol::receive(&self.0)).await
+        self.0
+            .async_io(Interest::READABLE, || protocol::receive(&self.0))
+            .await
     }
 
     pub(crate) fn send<T: Wire>(&self, message: &T, handles: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -49,7 +51,8 @@ impl Channel {
     /// socket is as old as its last turn.
     pub(crate) fn is_quiet(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        rustix::net::recv(&self.0, &mut [0; 1], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
+        rustix::net::recv(&self.0, &mut [0; 1], flags)
+            .is_err_and(|error| error == Errno::WOULDBLOCK)
     }
 
     pub(crate) fn order(&self, order: Order) -> io::Result<()> {
@@ -64,7 +67,11 @@ impl Channel {
         handles: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         let (brief, file) = Brief::new(plan)?;
-        let handles: Vec<_> = file.iter().map(AsFd::as_fd).chain(handles.iter().copied()).collect();
+        let handles: Vec<_> = file
+            .iter()
+            .map(AsFd::as_fd)
+            .chain(handles.iter().copied())
+            .collect();
         self.send(&order(brief), &handles)
     }
 }
@@ -94,7 +101,9 @@ impl Launcher {
         let Begun { mut child, control } = begun;
         let control = Channel::new(control).map_err(failed("connect to"))?;
         let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-        control.send(&Request::Template { plan, first }, &files).map_err(failed("brief"))?;
+        control
+            .send(&Request::Template { plan, first }, &files)
+            .map_err(failed("brief"))?;
         let launcher = Launcher::greeted(control).await;
         // The process we started ends as soon as it has forked the launcher into its own pid namespace.
         child.wait().map_err(failed("wait for"))?;
@@ -102,18 +111,34 @@ impl Launcher {
     }
 
     /// A copy that sits in version 1 cgroups.
-    pub(super) async fn lane(self: &Arc<Self>, groups: &[OwnedFd]) -> Result<Launcher, SandboxError> {
+    pub(super) async fn lane(
+        self: &Arc<Self>,
+        groups: &[OwnedFd],
+    ) -> Result<Launcher, SandboxError> {
         let (ours, theirs) = protocol::pair().map_err(failed("connect to"))?;
-        let handles: Vec<_> = [theirs.as_fd()].into_iter().chain(groups.iter().map(AsFd::as_fd)).collect();
-        self.control.send(&Request::Lane, &handles).map_err(failed("divide"))?;
+        let handles: Vec<_> = [theirs.as_fd()]
+            .into_iter()
+            .chain(groups.iter().map(AsFd::as_fd))
+            .collect();
+        self.control
+            .send(&Request::Lane, &handles)
+            .map_err(failed("divide"))?;
         drop(theirs);
         let lane = Launcher::greeted(Channel::new(ours).map_err(failed("connect to"))?).await?;
-        Ok(Launcher { steps: self.steps, _parent: Some(self.clone()), ..lane })
+        Ok(Launcher {
+            steps: self.steps,
+            _parent: Some(self.clone()),
+            ..lane
+        })
     }
 
     async fn greeted(control: Channel) -> Result<Launcher, SandboxError> {
         match control.report().await.map_err(failed("hear from"))? {
-            Some((Report::Hello(steps), _)) => Ok(Launcher { control, steps, _parent: None }),
+            Some((Report::Hello(steps), _)) => Ok(Launcher {
+                control,
+                steps,
+                _parent: None,
+            }),
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
         }
@@ -121,7 +146,9 @@ impl Launcher {
 
     /// Has it keep namespaces ready from now on.
     pub(super) fn stock(&self, plan: StockPlan) -> Result<(), SandboxError> {
-        self.control.send(&Request::Stock(plan), &[]).map_err(failed("stock"))
+        self.control
+            .send(&Request::Stock(plan), &[])
+            .map_err(failed("stock"))
     }
 
     /// Asks for a box; what comes of it is said on the channel. `held` stays open as long as the box lives.
@@ -134,8 +161,18 @@ impl Launcher {
         let (ours, theirs) = protocol::pair()?;
         let (plan, file) = Brief::new(plan)?;
         let file = file.iter().map(AsFd::as_fd);
-        let handles: Vec<_> = file.chain([theirs.as_fd()]).chain(cgroup).chain(held).collect();
-        self.control.send(&Request::Box { plan, cgroup: cgroup.is_some() }, &handles)?;
+        let handles: Vec<_> = file
+            .chain([theirs.as_fd()])
+            .chain(cgroup)
+            .chain(held)
+            .collect();
+        self.control.send(
+            &Request::Box {
+                plan,
+                cgroup: cgroup.is_some(),
+            },
+            &handles,
+        )?;
         Channel::new(ours)
     }
 }
@@ -148,8 +185,14 @@ pub(crate) async fn furnish_network(
     let Begun { mut child, control } = Begun::new(true).map_err(failed("start"))?;
     let control = Channel::new(control).map_err(failed("connect to"))?;
     let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
-    let handles: Vec<_> = file.iter().map(AsFd::as_fd).chain([network.as_fd()]).collect();
-    control.send(&Request::Network(plan), &handles).map_err(failed("brief"))?;
+    let handles: Vec<_> = file
+        .iter()
+        .map(AsFd::as_fd)
+        .chain([network.as_fd()])
+        .collect();
+    control
+        .send(&Request::Network(plan), &handles)
+        .map_err(failed("brief"))?;
     let report = control.report().await.map_err(failed("hear from"))?;
     // It ends behind its report.
     child.wait().map_err(failed("wait for"))?;
@@ -170,7 +213,10 @@ pub(super) struct Begun {
 impl Begun {
     pub(super) fn new(clear_env: bool) -> io::Result<Begun> {
         let (ours, theirs) = protocol::pair()?;
-        Ok(Begun { child: spawn(theirs, clear_env)?, control: ours })
+        Ok(Begun {
+            child: spawn(theirs, clear_env)?,
+            control: ours,
+        })
     }
 }
 
@@ -178,7 +224,10 @@ fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<Child> {
     let program = sealed_launcher()?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
     command.arg0(init::LAUNCHER_NAME).current_dir("/");
-    command.stdin(control).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .stdin(control)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     if clear_env {
         command.env_clear();
     }

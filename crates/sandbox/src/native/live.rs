@@ -83,7 +83,10 @@ pub enum Progress {
 
 impl Sandbox for NativeBox {
     fn workspace(&self) -> BorrowedFd<'_> {
-        self.held.protection.as_ref().map_or(self.workspace.as_fd(), Protection::hold)
+        self.held
+            .protection
+            .as_ref()
+            .map_or(self.workspace.as_fd(), Protection::hold)
     }
 
     fn scratch_is_full(&self) -> bool {
@@ -97,9 +100,9 @@ impl Sandbox for NativeBox {
         match (self.starter, &self.spec.workspace) {
             (Starter::Root(_), None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
             // Whoever writes into a user's folder as root leaves it to that user.
-            (Starter::Root(_), Some(_)) => {
-                rustix::fs::fstat(self.workspace()).ok().map(|found| (found.st_uid, found.st_gid))
-            }
+            (Starter::Root(_), Some(_)) => rustix::fs::fstat(self.workspace())
+                .ok()
+                .map(|found| (found.st_uid, found.st_gid)),
             (Starter::User, _) => None,
         }
     }
@@ -121,7 +124,12 @@ impl Sandbox for NativeBox {
     }
 
     fn notes(&self) -> Vec<String> {
-        let shortfalls = self.held.group.iter().flat_map(Group::shortfalls).map(|(limit, _)| limit);
+        let shortfalls = self
+            .held
+            .group
+            .iter()
+            .flat_map(Group::shortfalls)
+            .map(|(limit, _)| limit);
         // The resource limit of processes counts the whole box: no weaker than a cgroup's.
         let weaker: Vec<_> = shortfalls.filter(|limit| *limit != "pids").collect();
         let told = format!(
@@ -137,7 +145,11 @@ impl Sandbox for NativeBox {
     }
 
     fn counters(&self) -> Counters {
-        self.held.group.as_ref().map(Group::counters).unwrap_or_default()
+        self.held
+            .group
+            .as_ref()
+            .map(Group::counters)
+            .unwrap_or_default()
     }
 
     fn barriers(&self) -> Vec<Barrier> {
@@ -201,7 +213,14 @@ impl Sandbox for NativeBox {
     }
 
     fn release(self: Box<Self>) -> Soon<'static, Released> {
-        let NativeBox { channel, standby, launcher, workspace, held, .. } = *self;
+        let NativeBox {
+            channel,
+            standby,
+            launcher,
+            workspace,
+            held,
+            ..
+        } = *self;
         drop((channel, standby, launcher, workspace));
         Box::pin(held.give_back())
     }
@@ -222,15 +241,28 @@ impl NativeBox {
     /// Before anything runs: everything required will stand once the last steps are taken.
     pub(super) fn check_required(&self, held: &Held) -> Result<(), SandboxError> {
         let landlock = probe::landlock_version() > 0;
-        let last = if landlock { self.steps } else { self.steps.without(Step::PathRules) };
-        let coming = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && last.has(*step));
+        let last = if landlock {
+            self.steps
+        } else {
+            self.steps.without(Step::PathRules)
+        };
+        let coming = Step::ALL
+            .into_iter()
+            .filter(|step| *step >= Step::JoinNamespaces && last.has(*step));
         let mut expected = self.done;
         coming.for_each(|step| expected.add(step));
         let expected = barriers::standing(expected, &self.spec, &enforcers(held), self.starter);
         // A control that leaves a step out wants to see the run.
-        let insisted = if self.steps == Steps::ALL { barriers::insisted(&self.spec) } else { Vec::new() };
+        let insisted = if self.steps == Steps::ALL {
+            barriers::insisted(&self.spec)
+        } else {
+            Vec::new()
+        };
         let required = self.spec.required.iter().copied().chain(insisted);
-        match required.into_iter().find(|barrier| !expected.contains(barrier)) {
+        match required
+            .into_iter()
+            .find(|barrier| !expected.contains(barrier))
+        {
             None => Ok(()),
             Some(barrier) => {
                 Err(Missing::new(barrier.name(), why_missing(barrier, held.group.as_ref())).into())
@@ -241,9 +273,14 @@ impl NativeBox {
     /// Makes the process of its program ahead.
     pub(super) async fn prepare(&mut self, held: &Held) -> Result<(), SandboxError> {
         let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &enforcers(held))?;
-        let failed = |source| SandboxError::Launcher { what: "prepare", source };
+        let failed = |source| SandboxError::Launcher {
+            what: "prepare",
+            source,
+        };
         let (ours, theirs) = protocol::pair().map_err(failed)?;
-        self.channel.order_by_plan(Command::Prepare, &plan, &[theirs.as_fd()]).map_err(failed)?;
+        self.channel
+            .order_by_plan(Command::Prepare, &plan, &[theirs.as_fd()])
+            .map_err(failed)?;
         drop(theirs);
         let standby = Channel::new(ours).map_err(failed)?;
         match standby.report().await.map_err(failed)? {
@@ -268,10 +305,21 @@ impl NativeBox {
         if let Some(standby) = self.standby.take() {
             return send_off(standby, program, streams).await;
         }
-        let plan = plan::of_program(Some(program), &self.spec, self.steps, self.ids, &self.enforcers())?;
-        let failed = |source| SandboxError::Launcher { what: "ask", source };
+        let plan = plan::of_program(
+            Some(program),
+            &self.spec,
+            self.steps,
+            self.ids,
+            &self.enforcers(),
+        )?;
+        let failed = |source| SandboxError::Launcher {
+            what: "ask",
+            source,
+        };
         let handles = streams.each_ref().map(AsFd::as_fd);
-        self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(failed)?;
+        self.channel
+            .order_by_plan(Command::Exec, &plan, &handles)
+            .map_err(failed)?;
         match self.channel.report().await.map_err(failed)? {
             Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
@@ -300,7 +348,9 @@ impl NativeBox {
 
     async fn rehearse(&mut self) -> Result<(), SandboxError> {
         let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &self.enforcers())?;
-        self.done = self.done.and(StandBy::ask(&self.channel, &plan).await?.steps);
+        self.done = self
+            .done
+            .and(StandBy::ask(&self.channel, &plan).await?.steps);
         Ok(())
     }
 
@@ -311,16 +361,29 @@ impl NativeBox {
         streams: [OwnedFd; 3],
     ) -> Result<Process, SandboxError> {
         self.check_awake()?;
-        let mut plan = plan::of_program(Some(program), &self.spec, self.steps, self.ids, &self.enforcers())?;
+        let mut plan = plan::of_program(
+            Some(program),
+            &self.spec,
+            self.steps,
+            self.ids,
+            &self.enforcers(),
+        )?;
         plan.errand = None;
         let mut ready = StandBy::ask(&self.channel, &plan).await?;
         let watched = self.watch(ready.listener.take());
-        let denials = watched.map_err(|source| SandboxError::Launcher { what: "watch", source })?;
+        let denials = watched.map_err(|source| SandboxError::Launcher {
+            what: "watch",
+            source,
+        })?;
         ready.run(program, streams, denials).await
     }
 
     fn check_awake(&self) -> Result<(), SandboxError> {
-        if self.frozen { Err(SandboxError::Frozen) } else { Ok(()) }
+        if self.frozen {
+            Err(SandboxError::Frozen)
+        } else {
+            Ok(())
+        }
     }
 
     async fn set_frozen(&mut self, frozen: bool) -> Result<(), SandboxError> {
@@ -336,23 +399,41 @@ impl NativeBox {
         };
         // Even if nobody waits for the answer: what may be frozen is let go before its end.
         self.frozen = true;
-        let set = move || if frozen { freezer.freeze() } else { freezer.thaw() };
-        let done = tokio::task::spawn_blocking(set).await.unwrap_or_else(|error| Err(error.into()));
+        let set = move || {
+            if frozen {
+                freezer.freeze()
+            } else {
+                freezer.thaw()
+            }
+        };
+        let done = tokio::task::spawn_blocking(set)
+            .await
+            .unwrap_or_else(|error| Err(error.into()));
         // What could not be stopped as a whole goes on as a whole.
         self.frozen = frozen == done.is_ok();
         done.map_err(|why| match why.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                cannot(why.to_string(), "let its cgroup have a freezer that we may use")
+                cannot(
+                    why.to_string(),
+                    "let its cgroup have a freezer that we may use",
+                )
             }
             _ => SandboxError::NotFrozen { why },
         })
     }
 
     fn watch(&self, listener: Option<OwnedFd>) -> std::io::Result<Option<mpsc::Receiver<Told>>> {
-        let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
-        let ids = (self.starter != Starter::User).then_some((self.ids.outer_uid, self.ids.outer_gid));
+        let binds = self
+            .held
+            .protection
+            .as_ref()
+            .map_or(&[][..], Protection::binds);
+        let ids =
+            (self.starter != Starter::User).then_some((self.ids.outer_uid, self.ids.outer_gid));
         let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
-        listener.map(|listener| denials::watch(listener, rules())).transpose()
+        listener
+            .map(|listener| denials::watch(listener, rules()))
+            .transpose()
     }
 
     /// Waits for the end of the program or of the box.
@@ -369,7 +450,12 @@ impl NativeBox {
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => {
-                    return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: false });
+                    return Progress::Gone(Ended {
+                        status: 9,
+                        cpu_us: 0,
+                        peak_bytes: 0,
+                        alone: false,
+                    });
                 }
             }
         }
@@ -399,7 +485,9 @@ impl NativeBox {
 
     /// Whoever would have told us of the end is gone. The kernel ends the box with him, in its own time.
     async fn kill_group(&mut self) {
-        let Some(group) = self.held.group.take() else { return };
+        let Some(group) = self.held.group.take() else {
+            return;
+        };
         let killed = tokio::task::spawn_blocking(move || {
             // What cannot be killed now is tried again when the group is removed, and said then.
             _ = group.kill();
@@ -411,7 +499,9 @@ impl NativeBox {
     /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
     /// the end of the box, its release gives it back, after that of the cgroup.
     async fn take_protection_down(&mut self) -> Vec<String> {
-        let Some(protection) = self.held.protection.take_if(|_| self.empty) else { return Vec::new() };
+        let Some(protection) = self.held.protection.take_if(|_| self.empty) else {
+            return Vec::new();
+        };
         let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
         taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
     }
@@ -423,9 +513,14 @@ pub(crate) async fn send_off(
     program: &Program,
     streams: [OwnedFd; 3],
 ) -> Result<(), SandboxError> {
-    let failed = |source| SandboxError::Launcher { what: "send off", source };
+    let failed = |source| SandboxError::Launcher {
+        what: "send off",
+        source,
+    };
     let handles = streams.each_ref().map(AsFd::as_fd);
-    standby.order_by_plan(Command::Exec, &plan::errand(program)?, &handles).map_err(failed)?;
+    standby
+        .order_by_plan(Command::Exec, &plan::errand(program)?, &handles)
+        .map_err(failed)?;
     drop(streams);
     match standby.report().await.map_err(failed)? {
         None => Ok(()),
@@ -437,7 +532,12 @@ pub(crate) async fn send_off(
 pub(super) fn enforcers(held: &Held) -> BTreeMap<&'static str, Enforcer> {
     match &held.group {
         Some(group) => group.enforcers(),
-        None => [("memory", Enforcer::Rlimit), ("pids", Enforcer::Rlimit), ("cpu", Enforcer::Rlimit)].into(),
+        None => [
+            ("memory", Enforcer::Rlimit),
+            ("pids", Enforcer::Rlimit),
+            ("cpu", Enforcer::Rlimit),
+        ]
+        .into(),
     }
 }
 
@@ -456,8 +556,14 @@ pub(crate) fn why_missing(barrier: Barrier, group: Option<&Group>) -> String {
         }
         _ => return "its step was not taken".to_owned(),
     };
-    let shortfalls = group.iter().flat_map(|group| group.shortfalls()).find(|(name, _)| *name == limit);
-    shortfalls.map_or_else(|| "no cgroup can be made here".to_owned(), |(_, why)| why.to_owned())
+    let shortfalls = group
+        .iter()
+        .flat_map(|group| group.shortfalls())
+        .find(|(name, _)| *name == limit);
+    shortfalls.map_or_else(
+        || "no cgroup can be made here".to_owned(),
+        |(_, why)| why.to_owned(),
+    )
 }
 
 /// What became of the things a box held outside.
@@ -471,7 +577,12 @@ pub struct Released {
 
 impl Held {
     pub(super) async fn give_back(self) -> Released {
-        let Held { group, lane, protection, ahead: _ } = self;
+        let Held {
+            group,
+            lane,
+            protection,
+            ahead: _,
+        } = self;
         drop(lane);
         if group.as_ref().is_none_or(Group::is_empty) && protection.is_none() {
             return Released::default();
@@ -480,14 +591,19 @@ impl Held {
             let mut released = Released::default();
             if let Some(Err(error)) = group.map(|group| group.remove()) {
                 released.left_over = true;
-                released.notes.push(format!("{error}; `airlock sweep` will try again"));
+                released
+                    .notes
+                    .push(format!("{error}; `airlock sweep` will try again"));
             }
             if let Some(protection) = protection {
                 released.notes.extend(taken_down(protection));
             }
             released
         });
-        blocking.await.unwrap_or_else(|_| Released { notes: vec![CUT_SHORT.to_owned()], left_over: true })
+        blocking.await.unwrap_or_else(|_| Released {
+            notes: vec![CUT_SHORT.to_owned()],
+            left_over: true,
+        })
     }
 }
 
@@ -496,6 +612,7 @@ pub(crate) const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` fini
 pub(crate) fn taken_down(protection: Protection) -> Vec<String> {
     let found = protection.take_down();
     let changed = found.changed.iter().map(|path| path.display());
-    let told = changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
+    let told =
+        changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
     told.chain(found.problems).collect()
 }

@@ -108,7 +108,12 @@ pub(super) fn processors(limits: &Limits) -> u32 {
 fn count(list: &str) -> u32 {
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(last.parse::<u32>().ok()?.saturating_sub(first.parse().ok()?) + 1)
+        Some(
+            last.parse::<u32>()
+                .ok()?
+                .saturating_sub(first.parse().ok()?)
+                + 1,
+        )
     };
     list.trim().split(',').filter_map(part).sum::<u32>().max(1)
 }
@@ -124,21 +129,39 @@ fn range(processors: u32) -> String {
 pub(crate) fn places(limits: &Limits) -> Result<Vec<Place>, SandboxError> {
     let processors = processors(limits);
     let files = describe(Host::look(), limits, processors);
-    let files = files.into_iter().map(|(path, text)| (path, PlaceKind::File, text));
-    let folders = FOLDERS.into_iter().map(|path| (path.to_owned(), PlaceKind::Directory, String::new()));
-    let all = folders.chain(files).chain((0..processors).flat_map(|number| cpu(number, processors)));
-    all.map(|(path, kind, content)| Ok(Place { path: c_string(path)?, kind, content: c_string(content)? }))
-        .collect()
+    let files = files
+        .into_iter()
+        .map(|(path, text)| (path, PlaceKind::File, text));
+    let folders = FOLDERS
+        .into_iter()
+        .map(|path| (path.to_owned(), PlaceKind::Directory, String::new()));
+    let all = folders
+        .chain(files)
+        .chain((0..processors).flat_map(|number| cpu(number, processors)));
+    all.map(|(path, kind, content)| {
+        Ok(Place {
+            path: c_string(path)?,
+            kind,
+            content: c_string(content)?,
+        })
+    })
+    .collect()
 }
 
 /// One CPU, a core of its own: old C libraries count these folders, and `lscpu` wants to know who shares a core.
 fn cpu(number: u32, processors: u32) -> [(String, PlaceKind, String); 4] {
     let folder = format!("{CPU}/cpu{number}");
     let topology = format!("{folder}/topology");
-    let (alone, all) = (format!("{topology}/thread_siblings"), format!("{topology}/core_siblings"));
+    let (alone, all) = (
+        format!("{topology}/thread_siblings"),
+        format!("{topology}/core_siblings"),
+    );
     let (kind, siblings) = match number {
         0 => (PlaceKind::File, mask(0..processors)),
-        _ => (PlaceKind::Link, "../../cpu0/topology/core_siblings".to_owned()),
+        _ => (
+            PlaceKind::Link,
+            "../../cpu0/topology/core_siblings".to_owned(),
+        ),
     };
     [
         (folder, PlaceKind::Directory, String::new()),
@@ -218,7 +241,9 @@ fn cpuinfo(kind: &str, processors: u32) -> String {
 /// No times: those of the host would tell of its other work.
 fn stat(booted: u64, processors: u32) -> String {
     let none = " 0 0 0 0 0 0 0 0 0 0\n";
-    let lines: String = (0..processors).map(|number| format!("cpu{number}{none}")).collect();
+    let lines: String = (0..processors)
+        .map(|number| format!("cpu{number}{none}"))
+        .collect();
     format!(
         "cpu {none}{lines}intr 0\nctxt 0\nbtime {booted}\nprocesses 1\nprocs_running 1\nprocs_blocked 0\n\
          softirq 0{none}"
@@ -241,21 +266,39 @@ mod tests {
                            microcode\t: 0x1\nflags\t\t: fpu sse\nbugs\t\t: many\n\nprocessor\t: 1\nmodel\t\t: 18\n";
 
     fn host() -> Host {
-        Host { memory: 1 << 40, booted: 1_700_000_000, possible: "0-63\n".to_owned(), kind: kind(CPUINFO) }
+        Host {
+            memory: 1 << 40,
+            booted: 1_700_000_000,
+            possible: "0-63\n".to_owned(),
+            kind: kind(CPUINFO),
+        }
     }
 
     fn limits(memory: u64, cpus: Option<u32>) -> Limits {
-        let usual = Policy::default().profile("restrictive").unwrap().limits.clone();
-        Limits { memory: Size(memory), cpus: cpus.map(Cpus), ..usual }
+        let usual = Policy::default()
+            .profile("restrictive")
+            .unwrap()
+            .limits
+            .clone();
+        Limits {
+            memory: Size(memory),
+            cpus: cpus.map(Cpus),
+            ..usual
+        }
     }
 
     fn told(memory: u64, cpus: Option<u32>, processors: u32) -> BTreeMap<String, String> {
-        describe(&host(), &limits(memory, cpus), processors).into_iter().collect()
+        describe(&host(), &limits(memory, cpus), processors)
+            .into_iter()
+            .collect()
     }
 
     #[test]
     fn a_cpu_is_told_by_what_it_would_tell_itself() {
-        assert_eq!(kind(CPUINFO), "vendor_id\t: Maker\nmodel\t\t: 17\nflags\t\t: fpu sse\n");
+        assert_eq!(
+            kind(CPUINFO),
+            "vendor_id\t: Maker\nmodel\t\t: 17\nflags\t\t: fpu sse\n"
+        );
     }
 
     #[test]
@@ -269,7 +312,10 @@ mod tests {
             ("sys/fs/cgroup/cpu.max", "150000 100000\n"),
             ("sys/fs/cgroup/memory.max", "536870912\n"),
         ];
-        let sys: Vec<_> = told.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+        let sys: Vec<_> = told
+            .iter()
+            .map(|(path, text)| (path.as_str(), text.as_str()))
+            .collect();
         assert_eq!(sys[3..], expected);
         let meminfo = &told["run/airlock/meminfo"];
         assert!(
@@ -283,15 +329,27 @@ mod tests {
 
     #[test]
     fn no_more_memory_is_shown_than_the_host_has() {
-        let total = |memory| told(memory, None, 1)["run/airlock/meminfo"].lines().next().unwrap().to_owned();
+        let total = |memory| {
+            told(memory, None, 1)["run/airlock/meminfo"]
+                .lines()
+                .next()
+                .unwrap()
+                .to_owned()
+        };
         assert_eq!(total(1 << 50), total(1 << 40));
         assert_ne!(total(1 << 39), total(1 << 40));
     }
 
     #[test]
     fn masks_are_in_groups_of_32() {
-        assert_eq!([mask(0..1), mask(3..4), mask(0..32)], ["00000001\n", "00000008\n", "ffffffff\n"]);
-        assert_eq!([mask(33..34), mask(0..33)], ["00000002,00000000\n", "00000001,ffffffff\n"]);
+        assert_eq!(
+            [mask(0..1), mask(3..4), mask(0..32)],
+            ["00000001\n", "00000008\n", "ffffffff\n"]
+        );
+        assert_eq!(
+            [mask(33..34), mask(0..33)],
+            ["00000002,00000000\n", "00000001,ffffffff\n"]
+        );
     }
 
     #[test]
@@ -303,8 +361,14 @@ mod tests {
     #[test]
     fn this_host_tells_what_we_pass_on() {
         let host = Host::look();
-        assert!(host.memory > 1 << 20 && host.booted > 1_000_000_000, "{host:?}");
-        assert!(host.kind.contains("flags\t") || host.kind.contains("Features\t"), "{host:?}");
+        assert!(
+            host.memory > 1 << 20 && host.booted > 1_000_000_000,
+            "{host:?}"
+        );
+        assert!(
+            host.kind.contains("flags\t") || host.kind.contains("Features\t"),
+            "{host:?}"
+        );
         assert!(count(&host.possible) >= allowed().unwrap());
     }
 

@@ -148,8 +148,11 @@ impl Native {
 
     fn group(&self, name: &Id, spec: &SandboxSpec) -> Result<Group, SandboxError> {
         let host = self.own_cgroups()?;
-        let made =
-            if spec.stays { host.make_to_stay(name, &spec.limits) } else { host.make(name, &spec.limits) };
+        let made = if spec.stays {
+            host.make_to_stay(name, &spec.limits)
+        } else {
+            host.make(name, &spec.limits)
+        };
         Ok(made?)
     }
 
@@ -216,7 +219,10 @@ impl Native {
 
     /// Makes a box ahead, with the process of its program: all that is left to do then is exec.
     pub async fn park(&self, name: &Id, spec: &SandboxSpec) -> Result<NativeBox, SandboxError> {
-        let mut held = Held { ahead: true, ..Held::default() };
+        let mut held = Held {
+            ahead: true,
+            ..Held::default()
+        };
         let made = match self.furnish(name, spec, &mut held).await {
             Ok(mut made) => match made.prepare(&held).await {
                 Ok(()) => Ok(made),
@@ -284,7 +290,10 @@ impl Native {
     /// The same plan as that of a launcher, if one has it: what is the same thing is compared in no time.
     fn shared(&self, plan: TemplatePlan) -> Arc<TemplatePlan> {
         let launchers = self.launchers.lock().expect("no panic while held");
-        let known = launchers.iter().find(|(known, _)| **known == plan).map(|(known, _)| known.clone());
+        let known = launchers
+            .iter()
+            .find(|(known, _)| **known == plan)
+            .map(|(known, _)| known.clone());
         known.unwrap_or_else(|| Arc::new(plan))
     }
 
@@ -345,13 +354,20 @@ impl Native {
         let placement = placement(held)?;
         match placement.v1.is_empty() {
             true => Ok(None),
-            false => launcher.lane(&placement.v1).await.map(|lane| Some(Arc::new(lane))),
+            false => launcher
+                .lane(&placement.v1)
+                .await
+                .map(|lane| Some(Arc::new(lane))),
         }
     }
 
     fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
+        Ok(Protection::put_up(
+            &self.state,
+            folder.as_fd(),
+            &spec.allow_protected,
+        )?)
     }
 
     /// The process of a launcher: the one that had a head start, or a new one.
@@ -360,7 +376,10 @@ impl Native {
         let begun = begun
             .and_then(HeadStart::wait)
             .map_or_else(|| Begun::new(self.steps.has(Step::EmptyEnvironment)), Ok);
-        begun.map_err(|source| SandboxError::Launcher { what: "start", source })
+        begun.map_err(|source| SandboxError::Launcher {
+            what: "start",
+            source,
+        })
     }
 
     fn waiting_launcher(&self, template: &Arc<TemplatePlan>) -> Option<Arc<Launcher>> {
@@ -411,12 +430,34 @@ impl Native {
         let hold = held.protection.as_ref().map(Protection::hold);
         let channel = launcher
             .ask_box(&plan, placement.v2.as_ref().map(AsFd::as_fd), hold)
-            .map_err(|source| SandboxError::Launcher { what: "ask", source })?;
+            .map_err(|source| SandboxError::Launcher {
+                what: "ask",
+                source,
+            })?;
         let report = channel.report().await;
-        match report.map_err(|source| SandboxError::Launcher { what: "hear from", source })? {
-            Some((Report::Ready { steps, ids, unmapped, passing }, handles)) => {
+        match report.map_err(|source| SandboxError::Launcher {
+            what: "hear from",
+            source,
+        })? {
+            Some((
+                Report::Ready {
+                    steps,
+                    ids,
+                    unmapped,
+                    passing,
+                },
+                handles,
+            )) => {
                 let launcher = launcher.clone();
-                let made = Made { channel, launcher, plan, steps, unmapped, passing, handles };
+                let made = Made {
+                    channel,
+                    launcher,
+                    plan,
+                    steps,
+                    unmapped,
+                    passing,
+                    handles,
+                };
                 self.made(spec, ids, made, held)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
@@ -431,11 +472,25 @@ impl Native {
             .retain(|(_, launcher)| !Arc::ptr_eq(launcher, dead));
     }
 
-    fn made(&self, spec: &SandboxSpec, ids: Ids, made: Made, held: &Held) -> Result<NativeBox, SandboxError> {
+    fn made(
+        &self,
+        spec: &SandboxSpec,
+        ids: Ids,
+        made: Made,
+        held: &Held,
+    ) -> Result<NativeBox, SandboxError> {
         let mut handles = made.handles.into_iter();
         let workspace = handles.next().ok_or(SandboxError::Died)?;
-        let terminal = if made.plan.terminal { handles.next() } else { None };
-        let doors = handles.by_ref().take(made.plan.doors.len()).map(TcpListener::from).collect();
+        let terminal = if made.plan.terminal {
+            handles.next()
+        } else {
+            None
+        };
+        let doors = handles
+            .by_ref()
+            .take(made.plan.doors.len())
+            .map(TcpListener::from)
+            .collect();
         let (passing, reach, of_passing) = passing::parts(
             made.plan
                 .passing
@@ -494,7 +549,11 @@ struct Made {
 }
 
 /// What to say of idmaps, and the workspace if it needed one and could not have it.
-fn mapping_notes(plan: &BoxPlan, unmapped: &[u32], spec: &SandboxSpec) -> (Vec<String>, Option<PathBuf>) {
+fn mapping_notes(
+    plan: &BoxPlan,
+    unmapped: &[u32],
+    spec: &SandboxSpec,
+) -> (Vec<String>, Option<PathBuf>) {
     let mut notes = Vec::new();
     let of_workspace = u32::from(plan.workspace.is_some());
     for number in unmapped {
@@ -502,7 +561,9 @@ fn mapping_notes(plan: &BoxPlan, unmapped: &[u32], spec: &SandboxSpec) -> (Vec<S
             (None, Some(path)) => return (notes, Some(path.clone())),
             (None, None) => {}
             (Some(number), _) => {
-                let Some(mount) = plan.mounts.get(number as usize) else { continue };
+                let Some(mount) = plan.mounts.get(number as usize) else {
+                    continue;
+                };
                 let inside = mount.inside.to_string_lossy();
                 notes.push(format!(
                     "`{inside}` cannot be idmapped: the program has the rights of a stranger there"
@@ -515,11 +576,15 @@ fn mapping_notes(plan: &BoxPlan, unmapped: &[u32], spec: &SandboxSpec) -> (Vec<S
 
 /// The workspace was looked up twice, for its protection and for its mount: it must be the same folder.
 fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), SandboxError> {
-    let (Some(path), Some(mounted), Some(protection)) = (&spec.workspace, &plan.workspace, &held.protection)
+    let (Some(path), Some(mounted), Some(protection)) =
+        (&spec.workspace, &plan.workspace, &held.protection)
     else {
         return Ok(());
     };
-    let look = |source: rustix::io::Errno| SandboxError::Look { path: path.clone(), source: source.into() };
+    let look = |source: rustix::io::Errno| SandboxError::Look {
+        path: path.clone(),
+        source: source.into(),
+    };
     let found = rustix::fs::fstat(protection.hold()).map_err(look)?;
     match (found.st_dev, found.st_ino) == (mounted.device, mounted.inode) {
         true => Ok(()),
@@ -529,14 +594,24 @@ fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), San
 
 fn placement(held: &Held) -> Result<Placement, SandboxError> {
     let placement = held.group.as_ref().map(Group::place).transpose();
-    Ok(placement.map_err(|source| SandboxError::Launcher { what: "place", source })?.unwrap_or_default())
+    Ok(placement
+        .map_err(|source| SandboxError::Launcher {
+            what: "place",
+            source,
+        })?
+        .unwrap_or_default())
 }
 
 fn owner_of(spec: &SandboxSpec, path: &Path) -> Result<Owner, SandboxError> {
-    let found =
-        std::fs::metadata(path).map_err(|source| SandboxError::Look { path: path.to_owned(), source })?;
+    let found = std::fs::metadata(path).map_err(|source| SandboxError::Look {
+        path: path.to_owned(),
+        source,
+    })?;
     plan::check_exact(spec, path, (found.dev(), found.ino()))?;
-    Ok(Owner { uid: found.uid(), gid: found.gid() })
+    Ok(Owner {
+        uid: found.uid(),
+        gid: found.gid(),
+    })
 }
 
 impl Berth {

@@ -5,13 +5,15 @@ use crate::passing::{self, Power};
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
     plan::{
-        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit,
-        StockPlan,
+        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind,
+        ResourceLimit, StockPlan,
     },
     step::Steps,
 };
 use rustix::fs::{Mode, OFlags};
-use spec::{Access, Backend, Enforcer, ErrorCode, FileId, Id, Limits, Mount, Network, Root, SandboxSpec};
+use spec::{
+    Access, Backend, Enforcer, ErrorCode, FileId, Id, Limits, Mount, Network, Root, SandboxSpec,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{CString, OsStr, OsString},
@@ -64,16 +66,31 @@ pub(super) struct Who {
 
 impl Who {
     /// Outside it is an id by the name of the run, or the owner of its workspace.
-    pub(super) fn new(spec: &SandboxSpec, starter: Starter, name: &Id, mapped_to: Option<Owner>) -> Who {
+    pub(super) fn new(
+        spec: &SandboxSpec,
+        starter: Starter,
+        name: &Id,
+        mapped_to: Option<Owner>,
+    ) -> Who {
         let drop_groups = starter != Starter::User;
         let (outer_uid, outer_gid) = match (starter, mapped_to) {
             (Starter::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
             (Starter::Root(_), Some(owner)) => (owner.uid, owner.gid),
             (Starter::Root(spare), None) => (spare.id_of(name), spare.id_of(name)),
         };
-        let ids = Ids { uid: spec.user.uid, gid: spec.user.gid, outer_uid, outer_gid, drop_groups };
+        let ids = Ids {
+            uid: spec.user.uid,
+            gid: spec.user.gid,
+            outer_uid,
+            outer_gid,
+            drop_groups,
+        };
         let any_outer_id = mapped_to.is_none();
-        Who { ids, idmaps: drop_groups && any_outer_id, any_outer_id }
+        Who {
+            ids,
+            idmaps: drop_groups && any_outer_id,
+            any_outer_id,
+        }
     }
 }
 
@@ -109,35 +126,65 @@ pub(super) fn of_box(
         stays: spec.stays,
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
-        copies: copies(spec)?.iter().map(c_string).collect::<Result<_, _>>()?,
+        copies: copies(spec)?
+            .iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
         workspace,
         protected: protection.iter().map(protected).collect::<Result<_, _>>()?,
-        workspace_directories: if fresh { workspace_directories(spec)? } else { Vec::new() },
+        workspace_directories: if fresh {
+            workspace_directories(spec)?
+        } else {
+            Vec::new()
+        },
         mounts,
     })
 }
 
 /// The folders of an image that its program may change: all at the top but those that the box has its own of.
 pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
-    let Root::Folder(folder) = &spec.root else { return Ok(Vec::new()) };
+    let Root::Folder(folder) = &spec.root else {
+        return Ok(Vec::new());
+    };
     if !spec.writable_root {
         return Ok(Vec::new());
     }
-    let look = |source| SandboxError::Look { path: folder.clone(), source };
+    let look = |source| SandboxError::Look {
+        path: folder.clone(),
+        source,
+    };
     // On the host's network its resolver is mounted in `/etc`, which a layer would hide.
     let etc = (spec.network == Network::Host).then_some("etc");
     let own = |name: &OsStr| {
-        ["dev", "proc", "run", "sys", "tmp", "workspace"].iter().chain(&etc).any(|it| name == *it)
+        ["dev", "proc", "run", "sys", "tmp", "workspace"]
+            .iter()
+            .chain(&etc)
+            .any(|it| name == *it)
     };
-    let entries = fs::read_dir(folder).map_err(look)?.collect::<Result<Vec<_>, _>>().map_err(look)?;
-    let folders = entries.iter().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    let names: BTreeSet<_> = folders.map(fs::DirEntry::file_name).filter(|name| !own(name)).collect();
+    let entries = fs::read_dir(folder)
+        .map_err(look)?
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(look)?;
+    let folders = entries
+        .iter()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let names: BTreeSet<_> = folders
+        .map(fs::DirEntry::file_name)
+        .filter(|name| !own(name))
+        .collect();
     if names.len() > MOST_COPIES {
         let message = format!("the image has more than {MOST_COPIES} folders at its top");
         let hint = "leave --writable-root away".to_owned();
-        return Err(SandboxError::Image { code: ErrorCode::ImageRefused, message, hint });
+        return Err(SandboxError::Image {
+            code: ErrorCode::ImageRefused,
+            message,
+            hint,
+        });
     }
-    Ok(names.into_iter().map(|name| Path::new("/").join(name)).collect())
+    Ok(names
+        .into_iter()
+        .map(|name| Path::new("/").join(name))
+        .collect())
 }
 
 /// The workspace, if it is the host's, and the mounts, as they are on this host now; parents first.
@@ -149,13 +196,24 @@ pub(crate) fn host_paths(
     let workspace = spec.workspace.as_deref();
     let workspace = workspace.map(|path| host_path(spec, path, place, Access::ReadWrite, idmaps));
     let workspace = workspace.transpose()?;
-    let mount = |mount: &Mount| host_path(spec, &mount.host, mount.inside.as_path(), mount.access, idmaps);
+    let mount = |mount: &Mount| {
+        host_path(
+            spec,
+            &mount.host,
+            mount.inside.as_path(),
+            mount.access,
+            idmaps,
+        )
+    };
     let mut mounts: Vec<_> = spec.mounts.iter().map(mount).collect::<Result<_, _>>()?;
     mounts.sort_by(|a, b| a.inside.cmp(&b.inside));
     if let Some(workspace) = &workspace {
-        let around = |mount: &&HostPath| mount.writable && reaches_protected(mount, workspace, spec);
+        let around =
+            |mount: &&HostPath| mount.writable && reaches_protected(mount, workspace, spec);
         if let Some(mount) = mounts.iter().find(around) {
-            return Err(SandboxError::AroundProtection { path: path_of(mount) });
+            return Err(SandboxError::AroundProtection {
+                path: path_of(mount),
+            });
         }
     }
     Ok((workspace, mounts))
@@ -169,14 +227,23 @@ fn path_of(path: &HostPath) -> PathBuf {
 fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec) -> bool {
     // By identity, too: a bind mount of the host's may give the same folder another path.
     let same = |path: &Path| {
-        fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (mount.device, mount.inode))
+        fs::metadata(path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == (mount.device, mount.inode))
     };
     let (mount, workspace) = (path_of(mount), path_of(workspace));
-    let lifted = |name: &Path| spec.allow_protected.iter().any(|allowed| name.starts_with(allowed.as_path()));
-    let guarded =
-        protect::PROTECTED.iter().map(|protected| Path::new(protected.name)).filter(|name| !lifted(name));
+    let lifted = |name: &Path| {
+        spec.allow_protected
+            .iter()
+            .any(|allowed| name.starts_with(allowed.as_path()))
+    };
+    let guarded = protect::PROTECTED
+        .iter()
+        .map(|protected| Path::new(protected.name))
+        .filter(|name| !lifted(name));
     let mut guarded = guarded.map(|name| workspace.join(name));
-    guarded.any(|name| mount.starts_with(&name) || name.ancestors().any(|way| way == mount || same(way)))
+    guarded.any(|name| {
+        mount.starts_with(&name) || name.ancestors().any(|way| way == mount || same(way))
+    })
 }
 
 fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {
@@ -185,7 +252,10 @@ fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {
         protect::BindKind::ReadOnly => ProtectedKind::ReadOnly,
         protect::BindKind::Home => ProtectedKind::Scratch,
     };
-    Ok(Protected { path: c_string(&bind.path)?, kind })
+    Ok(Protected {
+        path: c_string(&bind.path)?,
+        kind,
+    })
 }
 
 /// Only what may be written is idmapped: reading stays with the rights that anybody has.
@@ -196,7 +266,10 @@ fn host_path(
     access: Access,
     mapping: bool,
 ) -> Result<HostPath, SandboxError> {
-    let look = |source| SandboxError::Look { path: host.to_owned(), source };
+    let look = |source| SandboxError::Look {
+        path: host.to_owned(),
+        source,
+    };
     let real = fs::canonicalize(host).map_err(look)?;
     let found = fs::metadata(&real).map_err(look)?;
     check_exact(spec, host, (found.dev(), found.ino()))?;
@@ -204,7 +277,10 @@ fn host_path(
         return Err(look(std::io::Error::from_raw_os_error(20)));
     }
     let writable = access == Access::ReadWrite;
-    let owner = Owner { uid: found.uid(), gid: found.gid() };
+    let owner = Owner {
+        uid: found.uid(),
+        gid: found.gid(),
+    };
     Ok(HostPath {
         host: c_string(&real)?,
         device: found.dev(),
@@ -223,13 +299,18 @@ pub(crate) fn check_exact(
 ) -> Result<(), SandboxError> {
     match spec.admits(path, FileId { device, inode }) {
         true => Ok(()),
-        false => Err(SandboxError::Replaced { path: path.to_owned() }),
+        false => Err(SandboxError::Replaced {
+            path: path.to_owned(),
+        }),
     }
 }
 
 /// A mounted workspace, opened: the one that was admitted.
 pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd, SandboxError> {
-    let look = |error: rustix::io::Errno| SandboxError::Look { path: path.to_owned(), source: error.into() };
+    let look = |error: rustix::io::Errno| SandboxError::Look {
+        path: path.to_owned(),
+        source: error.into(),
+    };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(look)?;
     let found = rustix::fs::fstat(&folder).map_err(look)?;
@@ -241,11 +322,20 @@ pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd,
 fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
     let mut folders = BTreeSet::from([".home", ".artifacts"].map(PathBuf::from));
     for mount in &spec.mounts {
-        let Ok(below) = mount.inside.as_path().strip_prefix(spec::WORKSPACE) else { continue };
+        let Ok(below) = mount.inside.as_path().strip_prefix(spec::WORKSPACE) else {
+            continue;
+        };
         if fs::metadata(&mount.host).is_ok_and(|found| !found.is_dir()) {
-            return Err(SandboxError::FileInWorkspace { path: mount.host.clone() });
+            return Err(SandboxError::FileInWorkspace {
+                path: mount.host.clone(),
+            });
         }
-        folders.extend(below.ancestors().filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned));
+        folders.extend(
+            below
+                .ancestors()
+                .filter(|path| !path.as_os_str().is_empty())
+                .map(Path::to_owned),
+        );
     }
     folders.iter().map(c_string).collect()
 }
@@ -254,11 +344,25 @@ fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxErro
 pub(super) fn stock(depth: u32, spec: &SandboxSpec, starter: Starter, name: &Id) -> StockPlan {
     let who = Who::new(spec, starter, name, None);
     match starter {
-        Starter::User => StockPlan { depth, ids: who.ids, outer_count: 1, first_turn: 0 },
+        Starter::User => StockPlan {
+            depth,
+            ids: who.ids,
+            outer_count: 1,
+            first_turn: 0,
+        },
         Starter::Root(spare) => {
             let first_turn = who.ids.outer_uid - spare.first;
-            let ids = Ids { outer_uid: spare.first, outer_gid: spare.first, ..who.ids };
-            StockPlan { depth, ids, outer_count: spare.count, first_turn }
+            let ids = Ids {
+                outer_uid: spare.first,
+                outer_gid: spare.first,
+                ..who.ids
+            };
+            StockPlan {
+                depth,
+                ids,
+                outer_count: spare.count,
+                first_turn,
+            }
         }
     }
 }
@@ -272,7 +376,11 @@ pub(super) fn errand(program: &Program) -> Result<Errand, SandboxError> {
         c_string(line)
     });
     Ok(Errand {
-        argv: program.argv.iter().map(c_string).collect::<Result<_, _>>()?,
+        argv: program
+            .argv
+            .iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
         env: env.collect::<Result<_, _>>()?,
         candidates: candidates(&program.argv[0], program.env.get(OsStr::new("PATH")))?,
     })
@@ -286,22 +394,41 @@ pub(crate) fn of_program(
     ids: Ids,
     enforcers: &BTreeMap<&'static str, Enforcer>,
 ) -> Result<ProgramPlan, SandboxError> {
-    let rw = spec.mounts.iter().filter(|mount| mount.access == Access::ReadWrite);
+    let rw = spec
+        .mounts
+        .iter()
+        .filter(|mount| mount.access == Access::ReadWrite);
     let writable = ["/tmp", "/dev/shm", spec::WORKSPACE].map(PathBuf::from);
-    let volumes = spec.volumes.iter().filter(|volume| volume.access == Access::ReadWrite);
+    let volumes = spec
+        .volumes
+        .iter()
+        .filter(|volume| volume.access == Access::ReadWrite);
     let volumes = volumes.map(|volume| volume.inside.as_path().to_owned());
     // Of containers it is scratch space, too.
     let run = (spec.backend != Backend::Native).then(|| PathBuf::from("/run"));
-    let writable = writable.into_iter().chain(rw.map(|mount| mount.inside.as_path().to_owned()));
-    let writable: Vec<_> = writable.chain(volumes).chain(run).chain(copies(spec)?).collect();
+    let writable = writable
+        .into_iter()
+        .chain(rw.map(|mount| mount.inside.as_path().to_owned()));
+    let writable: Vec<_> = writable
+        .chain(volumes)
+        .chain(run)
+        .chain(copies(spec)?)
+        .collect();
     Ok(ProgramPlan {
         steps,
         ids,
         errand: program.map(errand).transpose()?,
         last: true,
-        directory: c_string(program.and_then(|it| it.directory.as_ref()).unwrap_or(&spec.directory))?,
+        directory: c_string(
+            program
+                .and_then(|it| it.directory.as_ref())
+                .unwrap_or(&spec.directory),
+        )?,
         rlimits: rlimits(&spec.limits, enforcers),
-        writable: topmost(&writable).into_iter().map(c_string).collect::<Result<_, _>>()?,
+        writable: topmost(&writable)
+            .into_iter()
+            .map(c_string)
+            .collect::<Result<_, _>>()?,
         fellows: fellows(spec),
         cpus: cpus(&spec.limits),
         nice: spec.limits.nice,
@@ -312,7 +439,11 @@ pub(crate) fn of_program(
 /// Those that lie in no other. What lies in one that may be written is allowed with it, and could have been replaced
 /// by a link before the next program of the box is started.
 fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
-    let inner = |path: &PathBuf| paths.iter().any(|other| path != other && path.starts_with(other));
+    let inner = |path: &PathBuf| {
+        paths
+            .iter()
+            .any(|other| path != other && path.starts_with(other))
+    };
     paths.iter().filter(|path| !inner(path)).collect()
 }
 
@@ -336,7 +467,11 @@ fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, San
         return Ok(vec![c_string(name)?]);
     }
     let path = path.map_or(OsStr::new(spec::DEFAULT_PATH), OsString::as_os_str);
-    let folders = path.as_bytes().split(|byte| *byte == b':').take(MOST_FOLDERS).map(OsStr::from_bytes);
+    let folders = path
+        .as_bytes()
+        .split(|byte| *byte == b':')
+        .take(MOST_FOLDERS)
+        .map(OsStr::from_bytes);
     // A relative folder, or an empty one, would be one that the program's own files lie in.
     let folders = folders.map(Path::new).filter(|folder| folder.is_absolute());
     folders.map(|folder| c_string(folder.join(name))).collect()
@@ -362,23 +497,40 @@ const REAL_TIME: u32 = 14;
 const NOT_INHERITED: [(u32, u64); 3] = [(PENDING_SIGNALS, 512), (NICE, 0), (REAL_TIME, 0)];
 
 fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec<ResourceLimit> {
-    let exact = |resource, value| ResourceLimit { resource, soft: value, hard: value };
+    let exact = |resource, value| ResourceLimit {
+        resource,
+        soft: value,
+        hard: value,
+    };
     let mut all = vec![
         // Not 0: a core dump that is piped to a program of the host's is kept back only by exactly 1.
         exact(CORE, 1),
         exact(FILE_SIZE, limits.file_size.0),
         exact(OPEN_FILES, limits.open_files.into()),
         exact(PROCESSES, processes(limits, enforcers)),
-        exact(LOCKED_MEMORY, limits.locked_memory.unwrap_or(Limits::LOCKED_MEMORY).0),
-        exact(MESSAGE_QUEUES, limits.message_queues.unwrap_or(Limits::MESSAGE_QUEUES).0),
+        exact(
+            LOCKED_MEMORY,
+            limits.locked_memory.unwrap_or(Limits::LOCKED_MEMORY).0,
+        ),
+        exact(
+            MESSAGE_QUEUES,
+            limits.message_queues.unwrap_or(Limits::MESSAGE_QUEUES).0,
+        ),
     ];
     all.extend(limits.stack.map(|stack| exact(STACK, stack.0)));
     all.extend(NOT_INHERITED.map(|(resource, value)| exact(resource, value)));
     if let Some(time) = limits.cpu_time {
         let seconds = time.0.as_secs() + u64::from(time.0.subsec_nanos() > 0);
-        all.push(ResourceLimit { resource: CPU, soft: seconds, hard: seconds + 1 });
+        all.push(ResourceLimit {
+            resource: CPU,
+            soft: seconds,
+            hard: seconds + 1,
+        });
     }
-    if matches!(enforcers.get("memory"), None | Some(Enforcer::Rlimit | Enforcer::Nothing)) {
+    if matches!(
+        enforcers.get("memory"),
+        None | Some(Enforcer::Rlimit | Enforcer::Nothing)
+    ) {
         // Private writable memory. The size of the address space would stop runtimes that only reserve it.
         all.push(exact(DATA, limits.memory.0));
     }
@@ -396,7 +548,10 @@ fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u
 
 /// In a box that stays, programs are started beside others of the same user. What those could look into on its way to
 /// exec still has handles on the host.
-pub(super) fn check_stays(spec: &SandboxSpec, can_be_looked_into: bool) -> Result<(), SandboxError> {
+pub(super) fn check_stays(
+    spec: &SandboxSpec,
+    can_be_looked_into: bool,
+) -> Result<(), SandboxError> {
     match spec.stays && can_be_looked_into {
         true => Err(Missing::new(
             "own_user",
@@ -442,12 +597,21 @@ mod tests {
     fn a_path_that_leads_elsewhere_than_when_it_was_admitted_is_refused_wherever_it_is_looked_up() {
         let top = std::env::temp_dir().join(format!("airlock-plan-{}", std::process::id()));
         let (folder, other) = (top.join("folder"), top.join("other"));
-        [&folder, &other].iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        [&folder, &other]
+            .iter()
+            .for_each(|path| fs::create_dir_all(path).unwrap());
         let found = fs::metadata(&folder).unwrap();
-        let id = FileId { device: found.dev(), inode: found.ino() };
+        let id = FileId {
+            device: found.dev(),
+            inode: found.ino(),
+        };
         let spec = |change: &dyn Fn(&mut RunRequest)| {
             let exact = Some([(folder.clone(), id)].into());
-            let mut request = RunRequest { command: vec!["true".into()], exact, ..RunRequest::default() };
+            let mut request = RunRequest {
+                command: vec!["true".into()],
+                exact,
+                ..RunRequest::default()
+            };
             change(&mut request);
             Policy::default().admit(request).unwrap().sandbox
         };

@@ -4,7 +4,8 @@ use rustix::thread::CapabilitySet;
 
 /// Whether this process may make namespaces without a user namespace first.
 pub fn may_make_namespaces() -> bool {
-    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+    rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// A range of ids that belong to nobody.
@@ -18,7 +19,10 @@ pub struct SpareIds {
 
 /// Above what distributions give to users, their containers (`/etc/subuid`) and systemd to its own; below its
 /// foreign ids and the half that old programs take for negative.
-const NOBODYS: SpareIds = SpareIds { first: 0x7000_0000, count: 65_536 };
+const NOBODYS: SpareIds = SpareIds {
+    first: 0x7000_0000,
+    count: 65_536,
+};
 /// In a container that has fewer ids: some near their end, below those of `nobody` and of dynamic users.
 const BEFORE_THE_END: u32 = 8192;
 const IN_A_CONTAINER: u32 = 1024;
@@ -33,22 +37,36 @@ fn spare(users: &str, groups: &str) -> Option<SpareIds> {
     let (users, groups) = (extents(users), extents(groups));
     let mapped = |ids: &SpareIds| {
         let within = |all: &[(u64, u64)]| {
-            let (first, end) = (u64::from(ids.first), u64::from(ids.first) + u64::from(ids.count));
-            all.iter().any(|(start, length)| *start <= first && end <= start + length)
+            let (first, end) = (
+                u64::from(ids.first),
+                u64::from(ids.first) + u64::from(ids.count),
+            );
+            all.iter()
+                .any(|(start, length)| *start <= first && end <= start + length)
         };
         within(&users) && within(&groups)
     };
     let last = users.iter().map(|(start, length)| start + length).max()?;
-    let near_the_end = last.checked_sub(u64::from(BEFORE_THE_END)).filter(|first| *first > 1000);
+    let near_the_end = last
+        .checked_sub(u64::from(BEFORE_THE_END))
+        .filter(|first| *first > 1000);
     let near_the_end = near_the_end.and_then(|first| u32::try_from(first).ok());
-    let near_the_end = near_the_end.map(|first| SpareIds { first, count: IN_A_CONTAINER });
-    [Some(NOBODYS), near_the_end].into_iter().flatten().find(mapped)
+    let near_the_end = near_the_end.map(|first| SpareIds {
+        first,
+        count: IN_A_CONTAINER,
+    });
+    [Some(NOBODYS), near_the_end]
+        .into_iter()
+        .flatten()
+        .find(mapped)
 }
 
 /// Start and length of what a map holds.
 fn extents(map: &str) -> Vec<(u64, u64)> {
     let line = |line: &str| {
-        let mut numbers = line.split_whitespace().map(|number| number.parse::<u64>().ok());
+        let mut numbers = line
+            .split_whitespace()
+            .map(|number| number.parse::<u64>().ok());
         Some((numbers.next()??, numbers.nth(1)??))
     };
     map.lines().filter_map(line).collect()
@@ -61,7 +79,10 @@ pub fn landlock_version() -> u32 {
 
 /// The kernel's release, such as `6.1.0-13-amd64`.
 pub fn kernel_release() -> String {
-    rustix::system::uname().release().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Major and minor number of a kernel release.
@@ -84,7 +105,13 @@ mod tests {
         let whole = "         0          0 4294967295\n";
         assert_eq!(spare(whole, whole), Some(NOBODYS));
         let container = "0 100000 65536\n";
-        assert_eq!(spare(container, container), Some(SpareIds { first: 57_344, count: 1024 }));
+        assert_eq!(
+            spare(container, container),
+            Some(SpareIds {
+                first: 57_344,
+                count: 1024
+            })
+        );
         assert_eq!(spare(container, "0 100000 1\n"), None);
         assert_eq!(spare("0 1000 1\n", "0 1000 1\n"), None);
         assert_eq!(spare("", "rubbish x"), None);

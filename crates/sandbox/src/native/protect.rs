@@ -98,7 +98,9 @@ pub enum ProtectError {
     #[error("the workspace is itself a git repository: it has a `{HEAD}`")]
     Bare,
     /// The same, named by a file `.git`.
-    #[error("`{GIT}` in the workspace names a repository that lies in the workspace and cannot be protected")]
+    #[error(
+        "`{GIT}` in the workspace names a repository that lies in the workspace and cannot be protected"
+    )]
     Inside,
     /// The home's place is taken.
     #[error("`{HOME}` in the workspace is not a folder, and the program's home goes there")]
@@ -153,7 +155,9 @@ impl ProtectError {
                 format!("make the folder writable for you, or `--allow-protected {name}`")
             }
             ProtectError::Bare => format!("mount a checkout of it, or `--allow-protected {HEAD}`"),
-            ProtectError::Inside => format!("`--allow-protected {GIT}` runs without this protection"),
+            ProtectError::Inside => {
+                format!("`--allow-protected {GIT}` runs without this protection")
+            }
             ProtectError::Home => format!("move `{HOME}` away"),
             ProtectError::Hold { .. } => "`lslocks` shows who locks the folder".to_owned(),
             ProtectError::State { .. } => "the state folder must be yours to write".to_owned(),
@@ -169,10 +173,14 @@ impl Protection {
         workspace: BorrowedFd<'_>,
         allowed: &[WorkspacePath],
     ) -> Result<Protection, ProtectError> {
-        let bad_state = |source| ProtectError::State { state: state.to_owned(), source };
+        let bad_state = |source| ProtectError::State {
+            state: state.to_owned(),
+            source,
+        };
         let not_held = |source| ProtectError::Hold { source };
         // A lock belongs to an open file: this one is nobody else's.
-        let hold = beneath::open(workspace, ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(not_held)?;
+        let hold =
+            beneath::open(workspace, ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(not_held)?;
         let records = Records::open(state).map_err(bad_state)?;
         let record = records.of(hold.as_fd()).map_err(bad_state)?;
         if record::is_last(&hold).map_err(not_held)? {
@@ -185,7 +193,13 @@ impl Protection {
             Ok(binds) => {
                 let before = versions(hold.as_fd(), &binds);
                 let had_head = has_head(hold.as_fd());
-                Ok(Protection { state: state.to_owned(), hold, binds, before, had_head })
+                Ok(Protection {
+                    state: state.to_owned(),
+                    hold,
+                    binds,
+                    before,
+                    had_head,
+                })
             }
             Err(error) => {
                 if record::is_last(&hold).unwrap_or(false) {
@@ -210,9 +224,15 @@ impl Protection {
     /// Removes the stand-ins if this was the last run here. The program must be gone.
     pub fn take_down(self) -> TakenDown {
         let now = versions(self.hold.as_fd(), &self.binds);
-        let changed = self.before.iter().zip(now).filter(|(before, now)| *before != now);
+        let changed = self
+            .before
+            .iter()
+            .zip(now)
+            .filter(|(before, now)| *before != now);
         let changed = changed.map(|(before, _)| before.0.clone()).collect();
-        let mut problems = self.clean().unwrap_or_else(|source| vec![source.to_string()]);
+        let mut problems = self
+            .clean()
+            .unwrap_or_else(|source| vec![source.to_string()]);
         if !self.had_head && has_head(self.hold.as_fd()) {
             problems.push(format!(
                 "`{HEAD}` appeared in the workspace: if `{GIT}` is broken, git obeys the `config` beside it; look before you use git there"
@@ -240,12 +260,16 @@ pub fn sweep(state: &Path) -> Vec<String> {
     let swept = Records::open(state).and_then(|records| {
         records.each(|name, record| {
             let outcome = record.and_then(|record| sweep_one(&record));
-            problems.extend(
-                outcome.unwrap_or_else(|source| vec![format!("the record of stand-ins `{name}`: {source}")]),
-            );
+            problems.extend(outcome.unwrap_or_else(|source| {
+                vec![format!("the record of stand-ins `{name}`: {source}")]
+            }));
         })
     });
-    problems.extend(swept.err().map(|source| format!("the records of stand-ins: {source}")));
+    problems.extend(
+        swept
+            .err()
+            .map(|source| format!("the records of stand-ins: {source}")),
+    );
     problems
 }
 
@@ -283,15 +307,27 @@ impl<'a> PuttingUp<'a> {
         allowed: &'a [WorkspacePath],
     ) -> Result<Self, ProtectError> {
         let found = rustix::fs::fstat(workspace).map_err(|source| looking(".", source.into()))?;
-        let owner = (rustix::fs::Uid::from_raw(found.st_uid), rustix::fs::Gid::from_raw(found.st_gid));
+        let owner = (
+            rustix::fs::Uid::from_raw(found.st_uid),
+            rustix::fs::Gid::from_raw(found.st_gid),
+        );
         let owner = rustix::process::geteuid().is_root().then_some(owner);
-        Ok(PuttingUp { workspace, record, allowed, owner, binds: Vec::new() })
+        Ok(PuttingUp {
+            workspace,
+            record,
+            allowed,
+            owner,
+            binds: Vec::new(),
+        })
     }
 
     fn all(mut self) -> Result<Vec<Bind>, ProtectError> {
         self.git()?;
         let elsewhere = |name| names::within_git(name).is_none() && name != HEAD;
-        for protected in PROTECTED.iter().filter(|protected| elsewhere(protected.name)) {
+        for protected in PROTECTED
+            .iter()
+            .filter(|protected| elsewhere(protected.name))
+        {
             self.read_only(self.workspace, protected.name)?;
         }
         self.home()?;
@@ -304,7 +340,9 @@ impl<'a> PuttingUp<'a> {
         if self.is_allowed(GIT) || !is_folder {
             return match found {
                 None => self.no_repository(),
-                Some(found) if !self.is_allowed(GIT) && is(&found, FileType::RegularFile) => self.git_file(),
+                Some(found) if !self.is_allowed(GIT) && is(&found, FileType::RegularFile) => {
+                    self.git_file()
+                }
                 Some(_) => self.read_only(self.workspace, GIT),
             };
         }
@@ -327,7 +365,10 @@ impl<'a> PuttingUp<'a> {
         let file = beneath::open(self.workspace, GIT, OFlags::RDONLY).map_err(at)?;
         let mut text = Vec::new();
         // As much of it as git would read, with room to spare.
-        File::from(file).take(1 << 16).read_to_end(&mut text).map_err(at)?;
+        File::from(file)
+            .take(1 << 16)
+            .read_to_end(&mut text)
+            .map_err(at)?;
         match beneath::leads_inside(self.workspace, &text).map_err(at)? {
             true => Err(ProtectError::Inside),
             false => self.read_only(self.workspace, GIT),
@@ -358,7 +399,9 @@ impl<'a> PuttingUp<'a> {
         }
         let found = self.look_or_stand_in(folder, name)?;
         if is(&found, FileType::Symlink) {
-            return Err(ProtectError::Link { name: name.to_owned() });
+            return Err(ProtectError::Link {
+                name: name.to_owned(),
+            });
         }
         if name == HEAD && is(&found, FileType::RegularFile) {
             return Err(ProtectError::Bare);
@@ -375,20 +418,33 @@ impl<'a> PuttingUp<'a> {
             match self.stand_in(folder, name) {
                 // A run of another state folder was faster.
                 Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(ProtectError::StandIn { name: name.to_owned(), source }),
+                Err(source) => {
+                    return Err(ProtectError::StandIn {
+                        name: name.to_owned(),
+                        source,
+                    });
+                }
                 Ok(()) => {}
             }
         }
         let source = io::Error::other("it comes and goes");
-        Err(ProtectError::StandIn { name: name.to_owned(), source })
+        Err(ProtectError::StandIn {
+            name: name.to_owned(),
+            source,
+        })
     }
 
     fn is_allowed(&self, name: &str) -> bool {
-        self.allowed.iter().any(|allowed| Path::new(name).starts_with(allowed.as_path()))
+        self.allowed
+            .iter()
+            .any(|allowed| Path::new(name).starts_with(allowed.as_path()))
     }
 
     fn bind(&mut self, name: &str, kind: BindKind) {
-        self.binds.push(Bind { path: PathBuf::from(name), kind });
+        self.binds.push(Bind {
+            path: PathBuf::from(name),
+            kind,
+        });
     }
 
     fn look(&self, folder: BorrowedFd<'_>, name: &str) -> Result<Option<Stat>, ProtectError> {
@@ -444,7 +500,10 @@ fn last_part(name: &str) -> &str {
 }
 
 fn looking(name: &str, source: io::Error) -> ProtectError {
-    ProtectError::Look { name: name.to_owned(), source }
+    ProtectError::Look {
+        name: name.to_owned(),
+        source,
+    }
 }
 
 /// What the read-only names are right now.
@@ -453,9 +512,15 @@ fn versions(workspace: BorrowedFd<'_>, binds: &[Bind]) -> Vec<(PathBuf, Option<V
     let version = |path: &Path| {
         let handle = beneath::open(workspace, path, OFlags::PATH).ok()?;
         let found = rustix::fs::fstat(handle).ok()?;
-        Some((found.st_ino, found.st_ctime as i64, found.st_ctime_nsec as u64))
+        Some((
+            found.st_ino,
+            found.st_ctime as i64,
+            found.st_ctime_nsec as u64,
+        ))
     };
-    read_only.map(|bind| (bind.path.clone(), version(&bind.path))).collect()
+    read_only
+        .map(|bind| (bind.path.clone(), version(&bind.path)))
+        .collect()
 }
 
 #[cfg(test)]

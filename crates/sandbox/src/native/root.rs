@@ -44,7 +44,14 @@ pub(crate) const HOSTS: &str = "127.0.0.1 localhost airlock\n::1 localhost ip6-l
 pub(crate) const RESOLVER: &str = "nameserver 127.0.0.1\noptions timeout:5 attempts:2 no-aaaa\n";
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// What nobody inside has business with, even where all of `/etc` is shown.
-const SECRETS_OF_ETC: [&str; 6] = ["shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "ssl/private"];
+const SECRETS_OF_ETC: [&str; 6] = [
+    "shadow",
+    "shadow-",
+    "gshadow",
+    "gshadow-",
+    "sudoers",
+    "ssl/private",
+];
 
 /// The places of one root, in the order in which they are made; each path at most once.
 #[derive(Default)]
@@ -56,10 +63,18 @@ struct Places {
 }
 
 impl Places {
-    fn add(&mut self, path: &str, kind: PlaceKind, content: impl AsRef<OsStr>) -> Result<(), SandboxError> {
+    fn add(
+        &mut self,
+        path: &str,
+        kind: PlaceKind,
+        content: impl AsRef<OsStr>,
+    ) -> Result<(), SandboxError> {
         let path = Path::new(path);
-        let parents: Vec<_> =
-            path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty()).collect();
+        let parents: Vec<_> = path
+            .ancestors()
+            .skip(1)
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .collect();
         for parent in parents.into_iter().rev() {
             self.put(parent, PlaceKind::Directory, OsStr::new(""))?;
         }
@@ -74,7 +89,11 @@ impl Places {
         if matches!(kind, PlaceKind::Bind | PlaceKind::Link | PlaceKind::Hidden) {
             self.bound.push(path.to_owned());
         }
-        self.list.push(Place { path: c_string(path)?, kind, content: c_string(content)? });
+        self.list.push(Place {
+            path: c_string(path)?,
+            kind,
+            content: c_string(content)?,
+        });
         Ok(())
     }
 }
@@ -113,10 +132,23 @@ pub(super) fn plan(
     }
     places.add(machine::NOTHING, PlaceKind::Bind, "/dev/null")?;
     for device in DEVICES {
-        places.add(&format!("dev/{device}"), PlaceKind::Device, format!("/dev/{device}"))?;
+        places.add(
+            &format!("dev/{device}"),
+            PlaceKind::Device,
+            format!("/dev/{device}"),
+        )?;
     }
-    for (link, target) in [("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
-        places.add(&format!("dev/{link}"), PlaceKind::Link, format!("/proc/self/{target}"))?;
+    for (link, target) in [
+        ("fd", "fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ] {
+        places.add(
+            &format!("dev/{link}"),
+            PlaceKind::Link,
+            format!("/proc/self/{target}"),
+        )?;
     }
     if steps.has(Step::ShowLimits) {
         // So limits are part of a root, and of what launchers are kept by: to write these files in each box would
@@ -128,10 +160,18 @@ pub(super) fn plan(
     }
     names(&mut places, spec)?;
     mount_points(&mut places, spec)?;
-    Ok(TemplatePlan { steps, image, places: places.list })
+    Ok(TemplatePlan {
+        steps,
+        image,
+        places: places.list,
+    })
 }
 
-fn host_places(places: &mut Places, spec: &SandboxSpec, hidden: &[PathBuf]) -> Result<(), SandboxError> {
+fn host_places(
+    places: &mut Places,
+    spec: &SandboxSpec,
+    hidden: &[PathBuf],
+) -> Result<(), SandboxError> {
     places.add("usr", PlaceKind::Bind, "/usr")?;
     for name in BESIDE_USR {
         bind_or_link(places, name)?;
@@ -152,7 +192,13 @@ fn host_places(places: &mut Places, spec: &SandboxSpec, hidden: &[PathBuf]) -> R
 fn runtimes_of_etc() -> BTreeSet<String> {
     let entries = fs::read_dir("/etc").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| OF_ETC_BEGINNING_WITH.iter().any(|start| name.starts_with(start))).collect()
+    names
+        .filter(|name| {
+            OF_ETC_BEGINNING_WITH
+                .iter()
+                .any(|start| name.starts_with(start))
+        })
+        .collect()
 }
 
 /// A link stays a link: it leads into the root of the box, not the host's.
@@ -174,13 +220,18 @@ fn whole_system(places: &mut Places, own: &[PathBuf]) -> Result<(), SandboxError
     for folder in ["etc", "var"] {
         places.add(folder, PlaceKind::Shown, Path::new("/").join(folder))?;
     }
-    let mut hidden: Vec<_> = SECRETS_OF_ETC.iter().map(|name| Path::new("etc").join(name)).collect();
+    let mut hidden: Vec<_> = SECRETS_OF_ETC
+        .iter()
+        .map(|name| Path::new("etc").join(name))
+        .collect();
     hidden.push(PathBuf::from("var/lib/airlock"));
     hidden.extend(own.iter().filter_map(|path| within_shown(path)));
     // Parents first: nothing needs hiding below what is hidden.
     hidden.sort();
     for path in hidden {
-        let Some(inside) = path.to_str() else { return Err(SandboxError::Name { path }) };
+        let Some(inside) = path.to_str() else {
+            return Err(SandboxError::Name { path });
+        };
         places.add(inside, PlaceKind::Hidden, "")?;
     }
     Ok(())
@@ -191,7 +242,9 @@ fn within_shown(folder: &Path) -> Option<PathBuf> {
     let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let folder = real(folder);
     ["etc", "var"].into_iter().find_map(|shown| {
-        let below = folder.strip_prefix(real(&Path::new("/").join(shown))).ok()?;
+        let below = folder
+            .strip_prefix(real(&Path::new("/").join(shown)))
+            .ok()?;
         Some(Path::new(shown).join(below))
     })
 }
@@ -200,8 +253,16 @@ fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
     let (uid, gid) = (user.uid, user.gid);
     let nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin";
     let agent = format!("agent:x:{uid}:{gid}:agent:/workspace/.home:/bin/sh");
-    places.add("etc/passwd", PlaceKind::File, format!("{agent}\n{nobody}\n"))?;
-    places.add("etc/group", PlaceKind::File, format!("agent:x:{gid}:\nnogroup:x:65534:\n"))
+    places.add(
+        "etc/passwd",
+        PlaceKind::File,
+        format!("{agent}\n{nobody}\n"),
+    )?;
+    places.add(
+        "etc/group",
+        PlaceKind::File,
+        format!("agent:x:{gid}:\nnogroup:x:65534:\n"),
+    )
 }
 
 /// Where the terminals of a box appear. `/dev/tty` is whatever terminal its opener has, never one of the host's.
@@ -239,19 +300,35 @@ fn mount_points(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxEr
         let kind = match fs::metadata(&mount.host) {
             Ok(found) if found.is_dir() => PlaceKind::Directory,
             Ok(_) => PlaceKind::File,
-            Err(source) => return Err(SandboxError::Look { path: mount.host.clone(), source }),
+            Err(source) => {
+                return Err(SandboxError::Look {
+                    path: mount.host.clone(),
+                    source,
+                });
+            }
         };
         let path = inside.strip_prefix("/").unwrap_or(inside);
-        let text = path.to_str().ok_or_else(|| SandboxError::Name { path: inside.to_owned() })?;
+        let text = path.to_str().ok_or_else(|| SandboxError::Name {
+            path: inside.to_owned(),
+        })?;
         places.add(text, kind, "")?;
     }
     Ok(())
 }
 
 fn image_root(folder: &Path) -> Result<ImageRoot, SandboxError> {
-    let look = |source| SandboxError::Look { path: folder.to_owned(), source };
+    let look = |source| SandboxError::Look {
+        path: folder.to_owned(),
+        source,
+    };
     let found = fs::metadata(folder).map_err(look)?;
-    Ok(ImageRoot { path: c_string(folder)?, id: FileId { device: found.dev(), inode: found.ino() } })
+    Ok(ImageRoot {
+        path: c_string(folder)?,
+        id: FileId {
+            device: found.dev(),
+            inode: found.ino(),
+        },
+    })
 }
 
 /// Whoever knows where images lie puts the folder in their place.
@@ -259,14 +336,18 @@ fn not_here(name: &ImageRef) -> SandboxError {
     SandboxError::Image {
         code: ErrorCode::ImageMissing,
         message: format!("there is no image `{}` here", name.familiar()),
-        hint: "`airlock image list` shows what there is; `airlock image pull` and `load` bring more"
-            .to_owned(),
+        hint:
+            "`airlock image list` shows what there is; `airlock image pull` and `load` bring more"
+                .to_owned(),
     }
 }
 
 fn image_folder(folder: &Path) -> Result<PathBuf, SandboxError> {
-    let refused =
-        |code, message: String, hint: &str| SandboxError::Image { code, message, hint: hint.to_owned() };
+    let refused = |code, message: String, hint: &str| SandboxError::Image {
+        code,
+        message,
+        hint: hint.to_owned(),
+    };
     let shown = folder.display();
     match fs::canonicalize(folder) {
         Ok(real) if real == Path::new("/") => Err(refused(
@@ -292,8 +373,15 @@ fn image_folder(folder: &Path) -> Result<PathBuf, SandboxError> {
 /// that lies behind it, which breaks the image in ways that are hard to see.
 fn check_mount_points(image: &Path, spec: &SandboxSpec) -> Result<(), SandboxError> {
     for mount in &spec.mounts {
-        let inside = mount.inside.as_path().strip_prefix("/").unwrap_or(mount.inside.as_path());
-        let ways: Vec<_> = inside.ancestors().filter(|part| !part.as_os_str().is_empty()).collect();
+        let inside = mount
+            .inside
+            .as_path()
+            .strip_prefix("/")
+            .unwrap_or(mount.inside.as_path());
+        let ways: Vec<_> = inside
+            .ancestors()
+            .filter(|part| !part.as_os_str().is_empty())
+            .collect();
         for way in ways.into_iter().rev() {
             match fs::symlink_metadata(image.join(way)) {
                 Ok(found) if found.is_symlink() => {

@@ -2,8 +2,8 @@
 
 use super::{EnvName, Network, RunRequest, SpecError, invalid, shown};
 use crate::{
-    Budget, EgressGrant, EgressRule, ErrorCode, Grants, HostPattern, Id, LlmGrant, ModelPattern, Policy,
-    Profile,
+    Budget, EgressGrant, EgressRule, ErrorCode, Grants, HostPattern, Id, LlmGrant, ModelPattern,
+    Policy, Profile,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,17 +33,27 @@ pub(super) fn granted(
         && (profile.network != Network::None || request.network.is_some())
         || asks_egress;
     // There names and neighbours are that network's, which a door would stand before.
-    let has_rules = has_egress && profile.egress.as_ref().is_some_and(|rules| !rules.is_empty());
+    let has_rules = has_egress
+        && profile
+            .egress
+            .as_ref()
+            .is_some_and(|rules| !rules.is_empty());
     let has_egress = !joins_instead(request, network, asks_egress || has_rules)? && has_egress;
-    let needs_doors =
-        |option: &str, hint: &str| Err(invalid(format!("{option} needs the network mode `doors`"), hint));
+    let needs_doors = |option: &str, hint: &str| {
+        Err(invalid(
+            format!("{option} needs the network mode `doors`"),
+            hint,
+        ))
+    };
     match network {
-        Network::None | Network::Host if asks_egress => {
-            needs_doors("a host that may be reached", "leave --network away, or say --network doors")
-        }
-        Network::Open if request.learn => {
-            needs_doors("--learn", "leave --network away: in `open` there is nothing to learn")
-        }
+        Network::None | Network::Host if asks_egress => needs_doors(
+            "a host that may be reached",
+            "leave --network away, or say --network doors",
+        ),
+        Network::Open if request.learn => needs_doors(
+            "--learn",
+            "leave --network away: in `open` there is nothing to learn",
+        ),
         Network::None | Network::Host => Ok((grants, network)),
         Network::Doors if !has_egress => Ok((grants, network)),
         Network::Doors | Network::Open => {
@@ -55,7 +65,11 @@ pub(super) fn granted(
 
 /// Whether the run joins a network of a container engine instead of having an egress door. Of a door that lets nothing out
 /// nobody would miss anything; any other must be chosen against the network.
-fn joins_instead(request: &RunRequest, network: Network, lets_out: bool) -> Result<bool, SpecError> {
+fn joins_instead(
+    request: &RunRequest,
+    network: Network,
+    lets_out: bool,
+) -> Result<bool, SpecError> {
     let would_open = match network {
         Network::None | Network::Host => false,
         Network::Doors => lets_out,
@@ -84,15 +98,21 @@ fn egress_of(
         ));
     }
     let hint = "write --allow-host pypi.org, '*.pythonhosted.org' or db.example.com:5432";
-    let asked = request.allow_hosts.iter().map(|text| EgressRule::from_option(text));
-    let asked: Vec<EgressRule> = asked.collect::<Result<_, _>>().map_err(|bad| invalid(bad, hint))?;
+    let asked = request
+        .allow_hosts
+        .iter()
+        .map(|text| EgressRule::from_option(text));
+    let asked: Vec<EgressRule> = asked
+        .collect::<Result<_, _>>()
+        .map_err(|bad| invalid(bad, hint))?;
     if let Some(most) = &policy.maximum_hosts
         && let Some(beyond) = asked.iter().find(|rule| !is_among(&rule.host, most))
     {
         return Err(SpecError {
             code: ErrorCode::PolicyDenied,
             message: format!("{} is beyond the operator's maximum", beyond.host),
-            hint: "ask for less, or add it to `allow_hosts` under [maximum] in the configuration".to_owned(),
+            hint: "ask for less, or add it to `allow_hosts` under [maximum] in the configuration"
+                .to_owned(),
         });
     }
     let mut rules = profile.egress.clone().unwrap_or_default();
@@ -100,8 +120,18 @@ fn egress_of(
     if network == Network::Open {
         rules.push(EgressRule::open());
     }
-    let within = policy.maximum_hosts.iter().chain(&profile.local_hosts).cloned().collect();
-    Ok(EgressGrant { rules, within, limits: profile.egress_limits.clone(), learn: request.learn })
+    let within = policy
+        .maximum_hosts
+        .iter()
+        .chain(&profile.local_hosts)
+        .cloned()
+        .collect();
+    Ok(EgressGrant {
+        rules,
+        within,
+        limits: profile.egress_limits.clone(),
+        learn: request.learn,
+    })
 }
 
 fn is_among(pattern: &HostPattern, others: &[HostPattern]) -> bool {
@@ -109,11 +139,16 @@ fn is_among(pattern: &HostPattern, others: &[HostPattern]) -> bool {
 }
 
 /// What is asked for at doors.
-fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Result<Grants, SpecError> {
+fn grants_of(
+    request: &RunRequest,
+    profile: &Profile,
+    maximum: &Budget,
+) -> Result<Grants, SpecError> {
     let hint = "write a model's name, with * for any characters: --allow-model 'claude-*'";
     let models = request.allow_models.iter().map(|text| text.parse());
-    let models: Vec<ModelPattern> =
-        models.collect::<Result<_, crate::BadModelPattern>>().map_err(|bad| invalid(bad, hint))?;
+    let models: Vec<ModelPattern> = models
+        .collect::<Result<_, crate::BadModelPattern>>()
+        .map_err(|bad| invalid(bad, hint))?;
     let asked = request.llm.is_some() || request.inference;
     if !asked && (!models.is_empty() || request.budget != Budget::default()) {
         let message = "a budget or a list of models needs a door";
@@ -124,11 +159,23 @@ fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Resul
         let hint = "ask for less, or raise `budget` under [maximum] in the configuration";
         return Err(invalid("the budget is over the operator's maximum", hint));
     }
-    let models = vec![models, profile.allow_models.clone(), profile.local_models.clone()];
+    let models = vec![
+        models,
+        profile.allow_models.clone(),
+        profile.local_models.clone(),
+    ];
     let inference = request.inference.then(|| models.clone());
     let budget = request.budget.or(&profile.budget).within(maximum);
-    let llm = request.llm.clone().map(|provider| LlmGrant { provider, models });
-    Ok(Grants { llm, inference, budget, ..Grants::default() })
+    let llm = request
+        .llm
+        .clone()
+        .map(|provider| LlmGrant { provider, models });
+    Ok(Grants {
+        llm,
+        inference,
+        budget,
+        ..Grants::default()
+    })
 }
 
 /// Secrets that the program itself gets: named, each once, and only where the profile lets any in.
@@ -142,11 +189,15 @@ pub(super) fn secrets(
         return Err(SpecError {
             code: ErrorCode::PolicyDenied,
             message: format!("the profile `{name}` lets no secret in"),
-            hint: "use --llm, so that the key stays outside, or another profile: --profile agent".to_owned(),
+            hint: "use --llm, so that the key stays outside, or another profile: --profile agent"
+                .to_owned(),
         });
     }
     if texts.len() > MOST_SECRETS {
-        return Err(invalid(format!("more than {MOST_SECRETS} secrets"), "let fewer in"));
+        return Err(invalid(
+            format!("more than {MOST_SECRETS} secrets"),
+            "let fewer in",
+        ));
     }
     let mut seen: BTreeSet<_> = env.keys().cloned().collect();
     texts
@@ -156,7 +207,10 @@ pub(super) fn secrets(
             match seen.insert(variable.clone()) {
                 true => Ok((secret, variable)),
                 false => Err(invalid(
-                    format!("the variable `{}` is set twice", shown(variable.as_os_str())),
+                    format!(
+                        "the variable `{}` is set twice",
+                        shown(variable.as_os_str())
+                    ),
                     "give each --secret and --env its own variable",
                 )),
             }
@@ -169,7 +223,12 @@ fn secret(text: &OsStr) -> Result<(String, EnvName), SpecError> {
     let (name, variable) = text
         .to_str()
         .and_then(|text| text.split_once('='))
-        .ok_or_else(|| invalid(format!("`{}` is not a secret with its variable", shown(text)), hint))?;
+        .ok_or_else(|| {
+            invalid(
+                format!("`{}` is not a secret with its variable", shown(text)),
+                hint,
+            )
+        })?;
     let name = Id::new(name).map_err(|bad| invalid(bad, hint))?;
     Ok((name.to_string(), EnvName::new(OsStr::new(variable))?))
 }
@@ -184,9 +243,10 @@ pub(super) fn ports(ports: &[u16], network: Network) -> Result<Vec<u16>, SpecErr
         ));
     }
     match (ports.is_empty(), network) {
-        (false, Network::None | Network::Host) => {
-            Err(invalid("a door needs the network mode `doors`", "add --network doors"))
-        }
+        (false, Network::None | Network::Host) => Err(invalid(
+            "a door needs the network mode `doors`",
+            "add --network doors",
+        )),
         _ => Ok(ports.to_vec()),
     }
 }
@@ -197,14 +257,23 @@ mod tests {
     use crate::Ports;
 
     fn request(change: impl FnOnce(&mut RunRequest)) -> RunRequest {
-        let mut request = RunRequest { command: vec!["true".into()], ..RunRequest::default() };
+        let mut request = RunRequest {
+            command: vec!["true".into()],
+            ..RunRequest::default()
+        };
         change(&mut request);
         request
     }
 
-    fn admitted(change: impl FnOnce(&mut RunRequest)) -> (Network, Option<EgressGrant>, Option<Ports>) {
+    fn admitted(
+        change: impl FnOnce(&mut RunRequest),
+    ) -> (Network, Option<EgressGrant>, Option<Ports>) {
         let spec = Policy::default().admit(request(change)).unwrap();
-        (spec.sandbox.network, spec.grants.egress, spec.sandbox.passing)
+        (
+            spec.sandbox.network,
+            spec.grants.egress,
+            spec.sandbox.passing,
+        )
     }
 
     #[test]
@@ -214,9 +283,21 @@ mod tests {
                 r.profile = Some(profile.to_owned());
                 r.allow_hosts = vec!["pypi.org".to_owned(), "db.example.com:5432".to_owned()];
             });
-            let names: Vec<_> = egress.unwrap().rules.into_iter().map(|rule| rule.name).collect();
-            assert_eq!(names, ["--allow-host pypi.org", "--allow-host db.example.com:5432"], "{profile}");
-            assert_eq!((network, passing), (Network::Doors, Some(Ports::These(vec![80, 443, 5432]))));
+            let names: Vec<_> = egress
+                .unwrap()
+                .rules
+                .into_iter()
+                .map(|rule| rule.name)
+                .collect();
+            assert_eq!(
+                names,
+                ["--allow-host pypi.org", "--allow-host db.example.com:5432"],
+                "{profile}"
+            );
+            assert_eq!(
+                (network, passing),
+                (Network::Doors, Some(Ports::These(vec![80, 443, 5432])))
+            );
         }
     }
 
@@ -246,7 +327,11 @@ mod tests {
             Policy::default().admit(asked)
         };
         let spec = ask(|_| {}).unwrap();
-        assert_eq!((spec.grants.egress, spec.sandbox.passing), (None, None), "its rules allow nothing");
+        assert_eq!(
+            (spec.grants.egress, spec.sandbox.passing),
+            (None, None),
+            "its rules allow nothing"
+        );
         assert!(ask(|r| r.llm = Some(None)).is_ok());
         let ways: [fn(&mut RunRequest); 4] = [
             |r| r.allow_hosts = vec!["a.b".to_owned()],
@@ -279,12 +364,33 @@ mod tests {
         );
         assert!(refused(Network::Open, true).contains("--learn"));
         let maximum_hosts = Some(vec!["*.example.com".parse().unwrap()]);
-        let policy = Policy { maximum_hosts, ..Policy::default() };
+        let policy = Policy {
+            maximum_hosts,
+            ..Policy::default()
+        };
         let ask = |host: &str| policy.admit(request(|r| r.allow_hosts = vec![host.to_owned()]));
-        assert_eq!(ask("a.example.com").unwrap().grants.egress.unwrap().within.len(), 1);
+        assert_eq!(
+            ask("a.example.com")
+                .unwrap()
+                .grants
+                .egress
+                .unwrap()
+                .within
+                .len(),
+            1
+        );
         for beyond in ["example.com", "*", "evil.com", "*.com"] {
-            assert_eq!(ask(beyond).unwrap_err().code, ErrorCode::PolicyDenied, "{beyond}");
+            assert_eq!(
+                ask(beyond).unwrap_err().code,
+                ErrorCode::PolicyDenied,
+                "{beyond}"
+            );
         }
-        assert!(ask("https://a.example.com").unwrap_err().hint.contains("--allow-host"));
+        assert!(
+            ask("https://a.example.com")
+                .unwrap_err()
+                .hint
+                .contains("--allow-host")
+        );
     }
 }

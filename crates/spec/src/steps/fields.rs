@@ -11,16 +11,24 @@ pub(super) struct Fields<'a> {
 }
 
 fn bad(place: String, why: impl Into<String>) -> BadJob {
-    BadJob { field: place, why: why.into() }
+    BadJob {
+        field: place,
+        why: why.into(),
+    }
 }
 
 impl<'a> Fields<'a> {
     /// The object itself, with these fields and no others.
     pub(super) fn of(value: &'a Json, place: String, known: &[&str]) -> Result<Fields<'a>, BadJob> {
-        let Json::Object(fields) = value else { return Err(bad(place, "is not an object")) };
+        let Json::Object(fields) = value else {
+            return Err(bad(place, "is not an object"));
+        };
         let read = Fields { place, fields };
         match fields.keys().find(|name| !known.contains(&name.as_str())) {
-            Some(name) => Err(read.wrong(&name.chars().take(64).collect::<String>(), "is an unknown field")),
+            Some(name) => Err(read.wrong(
+                &name.chars().take(64).collect::<String>(),
+                "is an unknown field",
+            )),
             None => Ok(read),
         }
     }
@@ -38,7 +46,9 @@ impl<'a> Fields<'a> {
 
     /// What stands there; null stands for nothing.
     pub(super) fn get(&self, name: &str) -> Option<&'a Json> {
-        self.fields.get(name).filter(|value| !matches!(value, Json::Null))
+        self.fields
+            .get(name)
+            .filter(|value| !matches!(value, Json::Null))
     }
 
     pub(super) fn required(&self, name: &str) -> Result<&'a Json, BadJob> {
@@ -54,7 +64,8 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn required_text(&self, name: &str) -> Result<&'a str, BadJob> {
-        self.text(name)?.ok_or_else(|| self.wrong(name, "is missing"))
+        self.text(name)?
+            .ok_or_else(|| self.wrong(name, "is missing"))
     }
 
     pub(super) fn owned(&self, name: &str) -> Result<Option<String>, BadJob> {

@@ -42,9 +42,11 @@ mod parse {
             },
             Value::String(text) => Json::Text(text.clone()),
             Value::Array(list) => Json::List(list.iter().map(of).collect()),
-            Value::Object(map) => {
-                Json::Object(map.iter().map(|(name, value)| (name.clone(), of(value))).collect())
-            }
+            Value::Object(map) => Json::Object(
+                map.iter()
+                    .map(|(name, value)| (name.clone(), of(value)))
+                    .collect(),
+            ),
         }
     }
 }
@@ -56,10 +58,17 @@ fn a_plain_job_is_taken_and_its_steps_are_carried_out_directly() {
     assert!(!job.constraints.ext_net_allowed);
     assert_eq!(job.constraints.max_runtime, Duration::from_secs(10));
     for version in ["1", "1.0", "1.17"] {
-        assert!(read(&PLAIN.replace("\"1.0\"", &format!("{version:?}"))).is_ok(), "{version}");
+        assert!(
+            read(&PLAIN.replace("\"1.0\"", &format!("{version:?}"))).is_ok(),
+            "{version}"
+        );
     }
     let agent = StepJob::read(&json(PLAIN), Some(ExecutionMode::AgentInference)).unwrap();
-    assert_eq!(agent.mode, ExecutionMode::AgentInference, "whoever starts it decides");
+    assert_eq!(
+        agent.mode,
+        ExecutionMode::AgentInference,
+        "whoever starts it decides"
+    );
 }
 
 #[test]
@@ -78,11 +87,31 @@ fn what_is_wrong_is_named_by_its_field() {
         ("\"job_id\":\"j-1\",", "", "job_id"),
         ("\"t-1\"", "\"a/b\"", "task_id"),
         ("\"task_id\"", "\"task_ident\"", "task_ident"),
-        ("\"max_runtime_seconds\":10", "\"max_runtime_seconds\":0", "constraints.max_runtime_seconds"),
-        ("\"max_runtime_seconds\":10", "\"max_runtime_seconds\":99999999", "constraints.max_runtime_seconds"),
-        ("\"max_runtime_seconds\":10,", "", "constraints.max_runtime_seconds"),
-        ("\"max_output_bytes\":1000", "\"max_output_bytes\":-1", "constraints.max_output_bytes"),
-        ("\"max_output_bytes\":1000", "\"max_output_bytes\":1000,\"x\":1", "constraints.x"),
+        (
+            "\"max_runtime_seconds\":10",
+            "\"max_runtime_seconds\":0",
+            "constraints.max_runtime_seconds",
+        ),
+        (
+            "\"max_runtime_seconds\":10",
+            "\"max_runtime_seconds\":99999999",
+            "constraints.max_runtime_seconds",
+        ),
+        (
+            "\"max_runtime_seconds\":10,",
+            "",
+            "constraints.max_runtime_seconds",
+        ),
+        (
+            "\"max_output_bytes\":1000",
+            "\"max_output_bytes\":-1",
+            "constraints.max_output_bytes",
+        ),
+        (
+            "\"max_output_bytes\":1000",
+            "\"max_output_bytes\":1000,\"x\":1",
+            "constraints.x",
+        ),
         (
             "\"max_output_bytes\":1000",
             "\"max_output_bytes\":1000,\"ext_net_allowed\":1",
@@ -93,7 +122,11 @@ fn what_is_wrong_is_named_by_its_field() {
         ("[\"true\"]", "[\"\"]", "steps[0].args.argv"),
         ("[\"true\"]", "[\"a\\u0000\"]", "steps[0].args.argv"),
         ("[\"true\"]", "[1]", "steps[0].args.argv[0]"),
-        ("[\"true\"]", "[\"true\"],\"shell\":true", "steps[0].args.shell"),
+        (
+            "[\"true\"]",
+            "[\"true\"],\"shell\":true",
+            "steps[0].args.shell",
+        ),
         (
             "\"args\":{\"argv\":[\"true\"]}",
             "\"args\":{\"argv\":[\"true\"]},\"on_failure\":\"retry\"",
@@ -104,7 +137,12 @@ fn what_is_wrong_is_named_by_its_field() {
         assert_ne!(text, PLAIN, "{from}");
         assert_eq!(field(&text), named, "{to}");
     }
-    assert_eq!(StepJob::read(&Json::List(Vec::new()), None).unwrap_err().field, "");
+    assert_eq!(
+        StepJob::read(&Json::List(Vec::new()), None)
+            .unwrap_err()
+            .field,
+        ""
+    );
 }
 
 #[test]
@@ -117,30 +155,66 @@ fn each_type_of_step_has_its_own_arguments() {
     for (text, action) in [
         (
             r#"{"type":"write_file","args":{"path":"a","content":""}}"#,
-            StepAction::WriteFile { path: "a".into(), content: String::new() },
+            StepAction::WriteFile {
+                path: "a".into(),
+                content: String::new(),
+            },
         ),
         (
             r#"{"type":"read_file","args":{"path":"a","start_line":2,"end_line":2}}"#,
-            StepAction::ReadFile { path: "a".into(), start_line: Some(2), end_line: Some(2) },
+            StepAction::ReadFile {
+                path: "a".into(),
+                start_line: Some(2),
+                end_line: Some(2),
+            },
         ),
         (
             r#"{"type":"apply_unified_diff","args":{"diff":"x"}}"#,
             StepAction::ApplyUnifiedDiff { diff: "x".into() },
         ),
-        (r#"{"type":"list_tree"}"#, StepAction::ListTree { path: None }),
+        (
+            r#"{"type":"list_tree"}"#,
+            StepAction::ListTree { path: None },
+        ),
         (
             r#"{"type":"search_files","args":{"pattern":"x","path":"src","include":"*.rs"}}"#,
-            StepAction::SearchFiles { pattern: "x".into(), path, include: Some("*.rs".into()) },
+            StepAction::SearchFiles {
+                pattern: "x".into(),
+                path,
+                include: Some("*.rs".into()),
+            },
         ),
     ] {
-        assert_eq!(step(text).unwrap(), Step { action, goes_on: false });
+        assert_eq!(
+            step(text).unwrap(),
+            Step {
+                action,
+                goes_on: false
+            }
+        );
     }
-    assert!(step(r#"{"type":"list_tree","on_failure":"continue"}"#).unwrap().goes_on);
+    assert!(
+        step(r#"{"type":"list_tree","on_failure":"continue"}"#)
+            .unwrap()
+            .goes_on
+    );
     for (text, named) in [
-        (r#"{"type":"write_file","args":{"path":"a"}}"#, "steps[0].args.content"),
-        (r#"{"type":"write_file","args":{"path":"","content":""}}"#, "steps[0].args.path"),
-        (r#"{"type":"read_file","args":{"path":"a","start_line":0}}"#, "steps[0].args.start_line"),
-        (r#"{"type":"read_file","args":{"path":"a","start_line":3,"end_line":2}}"#, "steps[0].args.end_line"),
+        (
+            r#"{"type":"write_file","args":{"path":"a"}}"#,
+            "steps[0].args.content",
+        ),
+        (
+            r#"{"type":"write_file","args":{"path":"","content":""}}"#,
+            "steps[0].args.path",
+        ),
+        (
+            r#"{"type":"read_file","args":{"path":"a","start_line":0}}"#,
+            "steps[0].args.start_line",
+        ),
+        (
+            r#"{"type":"read_file","args":{"path":"a","start_line":3,"end_line":2}}"#,
+            "steps[0].args.end_line",
+        ),
         (r#"{"type":"apply_unified_diff"}"#, "steps[0].args.diff"),
         (r#"{"type":"search_files"}"#, "steps[0].args.pattern"),
         (r#"{"args":{}}"#, "steps[0].type"),
@@ -155,9 +229,16 @@ fn a_job_without_steps_is_an_agents() {
     let none = PLAIN.replace(r#"{"type":"run_command","args":{"argv":["true"]}}"#, "");
     assert_eq!(read(&none).unwrap().mode, ExecutionMode::AgentInference);
     let direct = StepJob::read(&json(&none), Some(ExecutionMode::DirectSteps));
-    assert_eq!(direct.unwrap_err().field, "steps", "nothing to do is no success");
+    assert_eq!(
+        direct.unwrap_err().field,
+        "steps",
+        "nothing to do is no success"
+    );
     let many = vec![r#"{"type":"list_tree"}"#; MOST_STEPS + 1].join(",");
-    assert_eq!(field(&PLAIN.replace(r#"{"type":"run_command","args":{"argv":["true"]}}"#, &many)), "steps");
+    assert_eq!(
+        field(&PLAIN.replace(r#"{"type":"run_command","args":{"argv":["true"]}}"#, &many)),
+        "steps"
+    );
 }
 
 #[test]
@@ -170,7 +251,10 @@ fn a_persona_a_context_and_models_are_taken() {
         "skill_ids":["s"],"skills":{"s":"text"},"baseline_context":"","project_context":null},"#,
     );
     let job = read(&rich).unwrap();
-    assert_eq!(job.context.persona, Some(("Reviewer".to_owned(), "careful".to_owned())));
+    assert_eq!(
+        job.context.persona,
+        Some(("Reviewer".to_owned(), "careful".to_owned()))
+    );
     assert_eq!(
         (job.mode, job.inference.source),
         (ExecutionMode::AgentInference, Some(InferenceSource::Worker))
@@ -193,20 +277,37 @@ fn a_result_is_believed_only_if_it_is_whole_and_of_this_job() {
     let good = r#"{"protocol_version":"1.0","job_id":"j-1","status":"failure","failure_code":"mine","artifacts":[{"path":"a"}],
         "steps":[{"index":0,"type":"run_command","status":"failure","exit_code":-1,"output":"x","error":"y"}]}"#;
     let result = StepsResult::read(&json(good), &job).unwrap();
-    assert_eq!((result.status, result.steps[0].exit_code), (StepStatus::Failure, Some(-1)));
+    assert_eq!(
+        (result.status, result.steps[0].exit_code),
+        (StepStatus::Failure, Some(-1))
+    );
     for (from, to, named) in [
         ("\"j-1\"", "\"j-2\"", "job_id"),
-        ("\"status\":\"failure\",\"failure_code\"", "\"status\":\"done\",\"failure_code\"", "status"),
+        (
+            "\"status\":\"failure\",\"failure_code\"",
+            "\"status\":\"done\",\"failure_code\"",
+            "status",
+        ),
         (
             "\"status\":\"failure\",\"failure_code\"",
             "\"status\":\"success\",\"failure_code\"",
             "failure_code",
         ),
         ("\"index\":0", "\"index\":\"0\"", "steps[0].index"),
-        ("\"exit_code\":-1", "\"exit_code\":99999999999", "steps[0].exit_code"),
+        (
+            "\"exit_code\":-1",
+            "\"exit_code\":99999999999",
+            "steps[0].exit_code",
+        ),
         ("{\"path\":\"a\"}", "{}", "artifacts[0].path"),
         ("\"1.0\"", "\"3.0\"", "protocol_version"),
     ] {
-        assert_eq!(StepsResult::read(&json(&good.replace(from, to)), &job).unwrap_err().field, named, "{to}");
+        assert_eq!(
+            StepsResult::read(&json(&good.replace(from, to)), &job)
+                .unwrap_err()
+                .field,
+            named,
+            "{to}"
+        );
     }
 }

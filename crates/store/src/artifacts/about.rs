@@ -43,7 +43,9 @@ impl About {
         let bytes = kept::bytes_of(&new.name);
         let name = match std::str::from_utf8(bytes) {
             Ok(text) => Name::Text(text.to_owned()),
-            Err(_) => Name::Bytes { percent_encoded: names::percent_encoded(bytes) },
+            Err(_) => Name::Bytes {
+                percent_encoded: names::percent_encoded(bytes),
+            },
         };
         About {
             name,
@@ -66,13 +68,17 @@ impl About {
 
     /// What it says of the version at this spot, unless it was written for another.
     pub(crate) fn kept(self, spot: &Spot) -> io::Result<Kept> {
-        let name = self.name().ok_or_else(|| io::Error::other("what is written beside it has no name"))?;
+        let name = self
+            .name()
+            .ok_or_else(|| io::Error::other("what is written beside it has no name"))?;
         if names::folder_name(kept::bytes_of(&name)) != spot.entry {
             return Err(io::Error::other("it was kept under another name"));
         }
         let guessed = || kept::guessed(name.as_path()).to_owned();
-        let content_type =
-            self.content_type.filter(|text| kept::is_content_type(text)).unwrap_or_else(guessed);
+        let content_type = self
+            .content_type
+            .filter(|text| kept::is_content_type(text))
+            .unwrap_or_else(guessed);
         Ok(Kept {
             owner: spot.owner.clone(),
             version: spot.version,

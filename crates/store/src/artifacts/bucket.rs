@@ -16,7 +16,8 @@ use super::{
 };
 use bytes::Bytes;
 use object_store::{
-    Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, buffered::BufWriter, path::Path,
+    Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, buffered::BufWriter,
+    path::Path,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +57,11 @@ pub(crate) struct Upload {
 /// What one key is.
 enum Key {
     About(Spot),
-    Bytes { owner: Owner, entry: String, unique: String },
+    Bytes {
+        owner: Owner,
+        entry: String,
+        unique: String,
+    },
 }
 
 impl Bucket {
@@ -67,9 +72,15 @@ impl Bucket {
 
     pub(crate) fn begin(&self, owner: &Owner, entry: &str) -> io::Result<Upload> {
         let unique = unique()?;
-        let writer =
-            BufWriter::with_capacity(self.store.clone(), self.bytes_at(owner, entry, &unique)?, PART);
-        Ok(Upload { writer: Some(writer.with_max_concurrency(PARTS_ON_THEIR_WAY)), unique })
+        let writer = BufWriter::with_capacity(
+            self.store.clone(),
+            self.bytes_at(owner, entry, &unique)?,
+            PART,
+        );
+        Ok(Upload {
+            writer: Some(writer.with_max_concurrency(PARTS_ON_THEIR_WAY)),
+            unique,
+        })
     }
 
     /// Makes what was uploaded the next version of its name.
@@ -85,19 +96,38 @@ impl Bucket {
         let claimed = self.claim(owner, entry, &about).await;
         if claimed.is_err() {
             // Best effort: what stays is the sweep's.
-            _ = self.store.delete(&self.bytes_at(owner, entry, &unique)?).await;
+            _ = self
+                .store
+                .delete(&self.bytes_at(owner, entry, &unique)?)
+                .await;
         }
         claimed
     }
 
     async fn claim(&self, owner: &Owner, entry: &str, about: &About) -> io::Result<u64> {
         let text = Bytes::from(about.written()?);
-        let mut next = self.versions(owner, entry).await?.into_iter().max().unwrap_or(0);
+        let mut next = self
+            .versions(owner, entry)
+            .await?
+            .into_iter()
+            .max()
+            .unwrap_or(0);
         for _ in 0..TRIES {
             next = next.saturating_add(1);
-            let spot = Spot { owner: owner.clone(), entry: entry.to_owned(), version: next };
-            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            match self.store.put_opts(&self.about_at(&spot)?, text.clone().into(), options).await {
+            let spot = Spot {
+                owner: owner.clone(),
+                entry: entry.to_owned(),
+                version: next,
+            };
+            let options = PutOptions {
+                mode: PutMode::Create,
+                ..PutOptions::default()
+            };
+            match self
+                .store
+                .put_opts(&self.about_at(&spot)?, text.clone().into(), options)
+                .await
+            {
                 Ok(_) => return Ok(next),
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
                     // Our own, when only the answer to an earlier try was lost.
@@ -109,7 +139,9 @@ impl Bucket {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(io::Error::other("too many others keep artifacts of this name"))
+        Err(io::Error::other(
+            "too many others keep artifacts of this name",
+        ))
     }
 
     /// The versions of one name.
@@ -149,7 +181,10 @@ impl Bucket {
     pub(crate) async fn about(&self, spot: &Spot) -> io::Result<About> {
         let found = self.store.get(&self.about_at(spot)?).await?;
         if found.meta.size > about::LONGEST {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "what is written beside it is too long"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "what is written beside it is too long",
+            ));
         }
         let text = found.bytes().await?;
         About::read(&text).map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))
@@ -159,7 +194,8 @@ impl Bucket {
     pub(crate) async fn find(&self, spot: &Spot, about: &About) -> io::Result<Path> {
         let damaged = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
         let unique = about.bytes.as_deref().filter(|unique| is_unique(unique));
-        let unique = unique.ok_or_else(|| damaged("it does not say where its bytes are".to_owned()))?;
+        let unique =
+            unique.ok_or_else(|| damaged("it does not say where its bytes are".to_owned()))?;
         let place = self.bytes_at(&spot.owner, &spot.entry, unique)?;
         let length = match self.store.head(&place).await {
             Err(Error::NotFound { .. }) => return Err(damaged("its bytes are gone".to_owned())),
@@ -167,7 +203,10 @@ impl Bucket {
         };
         match length == about.size_bytes {
             true => Ok(place),
-            false => Err(damaged(format!("{length} bytes are there, {} were kept", about.size_bytes))),
+            false => Err(damaged(format!(
+                "{length} bytes are there, {} were kept",
+                about.size_bytes
+            ))),
         }
     }
 
@@ -178,13 +217,23 @@ impl Bucket {
     /// Removes one version: first out of sight, then its bytes.
     pub(crate) async fn remove(&self, spot: &Spot) -> io::Result<()> {
         let about = self.about(spot).await;
-        if about.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        if about
+            .as_ref()
+            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        {
             return about.map(drop);
         }
         self.store.delete(&self.about_at(spot)?).await?;
-        let unique = about.ok().and_then(|about| about.bytes).filter(|unique| is_unique(unique));
+        let unique = about
+            .ok()
+            .and_then(|about| about.bytes)
+            .filter(|unique| is_unique(unique));
         if let Some(unique) = unique {
-            match self.store.delete(&self.bytes_at(&spot.owner, &spot.entry, &unique)?).await {
+            match self
+                .store
+                .delete(&self.bytes_at(&spot.owner, &spot.entry, &unique)?)
+                .await
+            {
                 Ok(()) | Err(Error::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -198,11 +247,19 @@ impl Bucket {
         let mut abouts: BTreeMap<(Owner, String), Vec<Spot>> = BTreeMap::new();
         self.walk(&self.at(&[])?, &mut |key, meta| {
             match key {
-                Key::About(spot) => {
-                    abouts.entry((spot.owner.clone(), spot.entry.clone())).or_default().push(spot)
-                }
-                Key::Bytes { owner, entry, unique } => {
-                    bytes.entry((owner, entry)).or_default().push((unique, meta.last_modified.into()));
+                Key::About(spot) => abouts
+                    .entry((spot.owner.clone(), spot.entry.clone()))
+                    .or_default()
+                    .push(spot),
+                Key::Bytes {
+                    owner,
+                    entry,
+                    unique,
+                } => {
+                    bytes
+                        .entry((owner, entry))
+                        .or_default()
+                        .push((unique, meta.last_modified.into()));
                 }
             }
             true
@@ -210,10 +267,14 @@ impl Bucket {
         .await?;
         let mut removed = 0;
         for ((owner, entry), found) in bytes {
-            let spots = abouts.remove(&(owner.clone(), entry.clone())).unwrap_or_default();
+            let spots = abouts
+                .remove(&(owner.clone(), entry.clone()))
+                .unwrap_or_default();
             // As many as are named: looking which ones would cost a request for each.
             if found.len() > spots.len() {
-                removed += self.sweep_name(&owner, &entry, found, &spots, abandoned).await?;
+                removed += self
+                    .sweep_name(&owner, &entry, found, &spots, abandoned)
+                    .await?;
             }
         }
         Ok(removed)
@@ -234,9 +295,13 @@ impl Bucket {
         }
         let mut removed = 0;
         for (unique, since) in found {
-            let old = SystemTime::now().duration_since(since).is_ok_and(|age| age >= abandoned);
+            let old = SystemTime::now()
+                .duration_since(since)
+                .is_ok_and(|age| age >= abandoned);
             if old && !named.contains(&unique) {
-                self.store.delete(&self.bytes_at(owner, entry, &unique)?).await?;
+                self.store
+                    .delete(&self.bytes_at(owner, entry, &unique)?)
+                    .await?;
                 removed += 1;
             }
         }
@@ -250,13 +315,22 @@ impl Bucket {
     ) -> io::Result<()> {
         let mut all = self.store.list(Some(below));
         let end = tokio::time::Instant::now() + LONGEST_WALK;
-        let endless = |_| io::Error::new(io::ErrorKind::TimedOut, "its listing does not come to an end");
+        let endless = |_| {
+            io::Error::new(
+                io::ErrorKind::TimedOut,
+                "its listing does not come to an end",
+            )
+        };
         loop {
             let next = std::future::poll_fn(|context| all.as_mut().poll_next(context));
-            let Some(found) = tokio::time::timeout_at(end, next).await.map_err(endless)? else { break };
+            let Some(found) = tokio::time::timeout_at(end, next).await.map_err(endless)? else {
+                break;
+            };
             let meta = found?;
             // Whatever else lies in the bucket is not ours.
-            let Some(key) = self.key(&meta.location) else { continue };
+            let Some(key) = self.key(&meta.location) else {
+                continue;
+            };
             if !each(key, &meta) {
                 break;
             }
@@ -265,19 +339,25 @@ impl Bucket {
     }
 
     fn key(&self, location: &Path) -> Option<Key> {
-        let parts: Vec<_> =
-            location.prefix_match(&self.prefix)?.map(|part| part.as_ref().to_owned()).collect();
+        let parts: Vec<_> = location
+            .prefix_match(&self.prefix)?
+            .map(|part| part.as_ref().to_owned())
+            .collect();
         let (owner, rest) = match parts.split_first() {
             Some((first, rest)) if first.starts_with('@') => (Owner::of_place(first)?, rest),
             _ => (Owner::local(), &parts[..]),
         };
         match rest {
-            [entry, middle, unique] if middle == BYTES => {
-                Some(Key::Bytes { owner, entry: entry.clone(), unique: unique.clone() })
-            }
-            [entry, version, last] if last == ABOUT => {
-                Some(Key::About(Spot { owner, entry: entry.clone(), version: version_number(version)? }))
-            }
+            [entry, middle, unique] if middle == BYTES => Some(Key::Bytes {
+                owner,
+                entry: entry.clone(),
+                unique: unique.clone(),
+            }),
+            [entry, version, last] if last == ABOUT => Some(Key::About(Spot {
+                owner,
+                entry: entry.clone(),
+                version: version_number(version)?,
+            })),
             _ => None,
         }
     }
@@ -287,11 +367,18 @@ impl Bucket {
     }
 
     fn about_at(&self, spot: &Spot) -> io::Result<Path> {
-        self.at(&[&spot.owner.place(), &spot.entry, &spot.version.to_string(), ABOUT])
+        self.at(&[
+            &spot.owner.place(),
+            &spot.entry,
+            &spot.version.to_string(),
+            ABOUT,
+        ])
     }
 
     fn at(&self, parts: &[&str]) -> io::Result<Path> {
-        let all = [self.prefix.as_ref()].into_iter().chain(parts.iter().copied());
+        let all = [self.prefix.as_ref()]
+            .into_iter()
+            .chain(parts.iter().copied());
         let all: Vec<_> = all.filter(|part| !part.is_empty()).collect();
         Path::parse(all.join("/")).map_err(io::Error::other)
     }
@@ -318,7 +405,9 @@ impl Upload {
 /// bucket's own rule's.
 impl Drop for Upload {
     fn drop(&mut self) {
-        if let (Some(mut writer), Ok(runtime)) = (self.writer.take(), tokio::runtime::Handle::try_current()) {
+        if let (Some(mut writer), Ok(runtime)) =
+            (self.writer.take(), tokio::runtime::Handle::try_current())
+        {
             runtime.spawn(async move { writer.abort().await });
         }
     }

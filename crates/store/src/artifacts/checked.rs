@@ -25,7 +25,12 @@ impl Condition {
     pub(crate) fn of(file: &File) -> io::Result<Condition> {
         let facts = file.metadata()?;
         let changed = (facts.ctime(), facts.ctime_nsec());
-        Ok(Condition { device: facts.dev(), inode: facts.ino(), size: facts.len(), changed })
+        Ok(Condition {
+            device: facts.dev(),
+            inode: facts.ino(),
+            size: facts.len(),
+            changed,
+        })
     }
 }
 
@@ -56,7 +61,12 @@ mod tests {
 
     #[test]
     fn they_are_bounded_and_another_digest_or_condition_is_not_known() {
-        let condition = |inode| Condition { device: 1, inode, size: 2, changed: (3, 4) };
+        let condition = |inode| Condition {
+            device: 1,
+            inode,
+            size: 2,
+            changed: (3, 4),
+        };
         let checked = Checked::default();
         checked.note(condition(0), "a");
         assert!(checked.holds(&condition(0), "a"));

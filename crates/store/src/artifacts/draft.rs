@@ -43,7 +43,13 @@ impl Draft {
             rustix::fs::mkdirat(drafts, &name, Mode::RWXU)?;
             match lock_new(drafts, &name) {
                 Ok(Some((folder, bytes))) => {
-                    return Ok(Draft { drafts: drafts.clone(), name, folder, bytes, published: false });
+                    return Ok(Draft {
+                        drafts: drafts.clone(),
+                        name,
+                        folder,
+                        bytes,
+                        published: false,
+                    });
                 }
                 Ok(None) => {}
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
@@ -147,6 +153,12 @@ fn move_new(from: &OwnedFd, old: &str, to: &OwnedFd, new: &str) -> rustix::io::R
 
 fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    format!("{}-{}-{nanos}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+    let nanos = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    format!(
+        "{}-{}-{nanos}",
+        std::process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    )
 }

@@ -42,7 +42,10 @@ pub enum StoreError {
         limit_bytes: u64,
     },
     /// A limit of the store.
-    #[error("artifact `{}` is not kept: the limit of {limit} {what} is reached", shown(name))]
+    #[error(
+        "artifact `{}` is not kept: the limit of {limit} {what} is reached",
+        shown(name)
+    )]
     Quota {
         /// Which one.
         name: WorkspacePath,
@@ -52,7 +55,10 @@ pub enum StoreError {
         limit: u64,
     },
     /// Its bytes are not those that were announced.
-    #[error("artifact `{}` is not kept: its SHA-256 is {found}, not {expected}", shown(name))]
+    #[error(
+        "artifact `{}` is not kept: its SHA-256 is {found}, not {expected}",
+        shown(name)
+    )]
     Mismatch {
         /// Which one.
         name: WorkspacePath,
@@ -62,7 +68,10 @@ pub enum StoreError {
         found: String,
     },
     /// What is said of its bytes is no content type.
-    #[error("artifact `{}` is not kept: its content type cannot be used", shown(name))]
+    #[error(
+        "artifact `{}` is not kept: its content type cannot be used",
+        shown(name)
+    )]
     ContentType {
         /// Which one.
         name: WorkspacePath,
@@ -76,7 +85,10 @@ pub enum StoreError {
         version: Option<u64>,
     },
     /// A part was asked for that it does not have.
-    #[error("artifact `{}` has {size_bytes} bytes and not the part that was asked for", shown(name))]
+    #[error(
+        "artifact `{}` has {size_bytes} bytes and not the part that was asked for",
+        shown(name)
+    )]
     Range {
         /// Which one.
         name: WorkspacePath,

@@ -47,14 +47,21 @@ pub(crate) struct Folder {
 impl Folder {
     /// Opens the folder; makes it if absent. Nobody but its owner may look into it.
     pub(crate) fn open(folder: &Path) -> io::Result<Folder> {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(folder, flags, Mode::empty())?;
         if rustix::fs::fstat(&root)?.st_mode & 0o077 != 0 {
             rustix::fs::fchmod(&root, Mode::RWXU)?;
         }
         let (drafts, _) = beneath::make_folder(&root, DRAFTS)?;
-        Ok(Folder { root: Arc::new(root), drafts: Arc::new(drafts), checked: Arc::default() })
+        Ok(Folder {
+            root: Arc::new(root),
+            drafts: Arc::new(drafts),
+            checked: Arc::default(),
+        })
     }
 
     pub(crate) fn draft(&self) -> io::Result<Draft> {
@@ -71,9 +78,13 @@ impl Folder {
     ) -> io::Result<u64> {
         draft.bytes.sync_all()?;
         // Nothing changes it after this: its folder is moved, not the file.
-        self.checked.note(Condition::of(&draft.bytes)?, &about.sha256);
-        let file =
-            File::from(beneath::open(&draft.folder, ABOUT, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?);
+        self.checked
+            .note(Condition::of(&draft.bytes)?, &about.sha256);
+        let file = File::from(beneath::open(
+            &draft.folder,
+            ABOUT,
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+        )?);
         (&file).write_all(&about.written()?)?;
         file.sync_all()?;
         rustix::fs::fsync(&draft.folder)?;
@@ -96,12 +107,16 @@ impl Folder {
             }
             return Ok(version);
         }
-        Err(io::Error::other("too many others keep artifacts of this name"))
+        Err(io::Error::other(
+            "too many others keep artifacts of this name",
+        ))
     }
 
     /// The versions of one name; none if there is no such name.
     pub(crate) fn versions(&self, owner: &Owner, entry: &str) -> io::Result<Vec<u64>> {
-        let folder = self.home(owner).and_then(|home| beneath::open_folder(&home, entry));
+        let folder = self
+            .home(owner)
+            .and_then(|home| beneath::open_folder(&home, entry));
         match folder {
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             folder => versions(&folder?),
@@ -121,14 +136,18 @@ impl Folder {
         if owner.is_none() {
             for name in beneath::names(&self.root)? {
                 owners.extend(
-                    Owner::of_place(&name?.to_string_lossy()).filter(|owner| *owner != Owner::local()),
+                    Owner::of_place(&name?.to_string_lossy())
+                        .filter(|owner| *owner != Owner::local()),
                 );
             }
         }
         for owner in owners {
             let home = match self.home(&owner) {
                 Err(absent) if absent.kind() == io::ErrorKind::NotFound => continue,
-                Err(source) => match each(Err(format!("what belongs to `{}`: {source}", owner.as_str()))) {
+                Err(source) => match each(Err(format!(
+                    "what belongs to `{}`: {source}",
+                    owner.as_str()
+                ))) {
                     true => continue,
                     false => return Ok(()),
                 },
@@ -144,15 +163,24 @@ impl Folder {
     /// The bytes of a version, and what is written beside them.
     pub(crate) fn look(&self, spot: &Spot) -> io::Result<(File, About)> {
         let place = self.version_folder(spot)?;
-        let damaged = |source: io::Error| io::Error::new(io::ErrorKind::InvalidData, source.to_string());
-        let open = |name| beneath::open(&place, name, OFlags::RDONLY | OFlags::NONBLOCK).map_err(damaged);
+        let damaged =
+            |source: io::Error| io::Error::new(io::ErrorKind::InvalidData, source.to_string());
+        let open =
+            |name| beneath::open(&place, name, OFlags::RDONLY | OFlags::NONBLOCK).map_err(damaged);
         let mut text = Vec::new();
-        File::from(open(ABOUT)?).take(about::LONGEST).read_to_end(&mut text).map_err(damaged)?;
+        File::from(open(ABOUT)?)
+            .take(about::LONGEST)
+            .read_to_end(&mut text)
+            .map_err(damaged)?;
         let about = About::read(&text).map_err(damaged)?;
         let bytes = File::from(open(BYTES)?);
         let found = bytes.metadata().map_err(damaged)?;
         if !found.is_file() || found.len() != about.size_bytes {
-            let what = format!("{} bytes are there, {} were kept", found.len(), about.size_bytes);
+            let what = format!(
+                "{} bytes are there, {} were kept",
+                found.len(),
+                about.size_bytes
+            );
             return Err(damaged(io::Error::other(what)));
         }
         Ok((bytes, about))
@@ -161,8 +189,17 @@ impl Folder {
     /// How much a version weighs; nothing if it is gone.
     pub(crate) fn weight(&self, spot: &Spot) -> u64 {
         let place = self.version_folder(spot);
-        let found = place.and_then(|place| Ok(rustix::fs::statat(&place, BYTES, AtFlags::SYMLINK_NOFOLLOW)?));
-        found.ok().and_then(|found| u64::try_from(found.st_size).ok()).unwrap_or(0)
+        let found = place.and_then(|place| {
+            Ok(rustix::fs::statat(
+                &place,
+                BYTES,
+                AtFlags::SYMLINK_NOFOLLOW,
+            )?)
+        });
+        found
+            .ok()
+            .and_then(|found| u64::try_from(found.st_size).ok())
+            .unwrap_or(0)
     }
 
     /// Removes one version. Its number may be given again if it was the highest.
@@ -183,13 +220,20 @@ impl Folder {
         let drafts = beneath::names(&self.drafts).map(|names| names.take(MOST_DRAFTS).collect());
         let names: Vec<_> = match drafts {
             Ok(names) => names,
-            Err(source) => return vec![format!("the drafts of artifacts cannot be read: {source}")],
+            Err(source) => {
+                return vec![format!("the drafts of artifacts cannot be read: {source}")];
+            }
         };
         for name in names {
             let swept = name.and_then(|name| draft::sweep(&self.drafts, &name.to_string_lossy()));
             match swept {
-                Err(source) if source.kind() != io::ErrorKind::NotFound && problems.len() < MOST_PROBLEMS => {
-                    problems.push(format!("a draft of an artifact cannot be removed: {source}"));
+                Err(source)
+                    if source.kind() != io::ErrorKind::NotFound
+                        && problems.len() < MOST_PROBLEMS =>
+                {
+                    problems.push(format!(
+                        "a draft of an artifact cannot be removed: {source}"
+                    ));
                 }
                 _ => {}
             }
@@ -243,7 +287,11 @@ fn walk_home(
             Ok(found) => found,
         };
         for version in found {
-            if !each(Ok(Spot { owner: owner.clone(), entry: entry.clone(), version })) {
+            if !each(Ok(Spot {
+                owner: owner.clone(),
+                entry: entry.clone(),
+                version,
+            })) {
                 return Ok(false);
             }
         }
@@ -254,5 +302,10 @@ fn walk_home(
 /// The version numbers in a name folder; what is no number is not ours.
 fn versions(folder: &OwnedFd) -> io::Result<Vec<u64>> {
     let names = beneath::names(folder)?;
-    names.filter_map(|name| name.map(|name| version_number(name.to_str().ok()?)).transpose()).collect()
+    names
+        .filter_map(|name| {
+            name.map(|name| version_number(name.to_str().ok()?))
+                .transpose()
+        })
+        .collect()
 }

@@ -22,7 +22,8 @@ impl Place {
     fn new() -> Place {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("airlock-store-{}-{count}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-store-{}-{count}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Place(path)
     }
@@ -57,7 +58,10 @@ async fn put(artifacts: &Artifacts, at: &WorkspacePath, bytes: &[u8]) -> Result<
 }
 
 async fn content(artifacts: &Artifacts, at: &WorkspacePath, version: Option<u64>) -> Vec<u8> {
-    let mut reading = artifacts.open_version(&Owner::local(), at, version).await.unwrap();
+    let mut reading = artifacts
+        .open_version(&Owner::local(), at, version)
+        .await
+        .unwrap();
     let mut all = Vec::new();
     while let Some(bytes) = reading.next().await.unwrap() {
         all.extend(bytes);
@@ -81,10 +85,19 @@ async fn what_was_kept_before_there_were_owners_is_still_there() {
     let artifacts = place.artifacts();
     let kept = list(&artifacts).await.kept;
     assert_eq!(kept.len(), 1);
-    assert_eq!((kept[0].version, kept[0].lineage.run_id.as_deref()), (3, Some("run-1")));
+    assert_eq!(
+        (kept[0].version, kept[0].lineage.run_id.as_deref()),
+        (3, Some("run-1"))
+    );
     assert_eq!(kept[0].content_type, "text/plain; charset=utf-8");
     assert_eq!(content(&artifacts, &name("a/out.txt"), None).await, b"abc");
-    assert_eq!(put(&artifacts, &name("a/out.txt"), b"").await.unwrap().version, 4);
+    assert_eq!(
+        put(&artifacts, &name("a/out.txt"), b"")
+            .await
+            .unwrap()
+            .version,
+        4
+    );
 }
 
 #[tokio::test]
@@ -101,7 +114,9 @@ async fn what_is_not_finished_leaves_nothing_behind() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), gone).await.expect("the draft goes");
+    tokio::time::timeout(Duration::from_secs(30), gone)
+        .await
+        .expect("the draft goes");
     assert_eq!(list(&artifacts).await, Listing::default());
 }
 
@@ -112,9 +127,22 @@ async fn what_is_removed_is_gone_and_what_is_being_read_stays_readable() {
     for bytes in [b"1", b"2", b"3"] {
         put(&artifacts, &name("x"), bytes).await.unwrap();
     }
-    let mut open = artifacts.open_version(&Owner::local(), &name("x"), Some(2)).await.unwrap();
-    assert_eq!(artifacts.remove(&Owner::local(), &name("x"), None).await.unwrap(), 3);
-    assert_eq!(fs::read_dir(place.at("")).unwrap().count(), 1, "only .drafts");
+    let mut open = artifacts
+        .open_version(&Owner::local(), &name("x"), Some(2))
+        .await
+        .unwrap();
+    assert_eq!(
+        artifacts
+            .remove(&Owner::local(), &name("x"), None)
+            .await
+            .unwrap(),
+        3
+    );
+    assert_eq!(
+        fs::read_dir(place.at("")).unwrap().count(),
+        1,
+        "only .drafts"
+    );
     assert_eq!(place.drafts(), 0);
     assert_eq!(open.next().await.unwrap().unwrap(), "2");
 }
@@ -128,7 +156,9 @@ async fn racing_writers_sweeps_and_removers_do_not_disturb_each_other() {
             let artifacts = artifacts.clone();
             tokio::spawn(async move {
                 for round in 0..10_u8 {
-                    put(&artifacts, &name("same"), &[writer, round]).await.unwrap();
+                    put(&artifacts, &name("same"), &[writer, round])
+                        .await
+                        .unwrap();
                     put(&artifacts, &name("other"), &[writer]).await.unwrap();
                 }
             })
@@ -136,7 +166,10 @@ async fn racing_writers_sweeps_and_removers_do_not_disturb_each_other() {
         .collect();
     while writers.iter().any(|writer| !writer.is_finished()) {
         assert_eq!(artifacts.sweep(), Vec::<String>::new());
-        match artifacts.remove(&Owner::local(), &name("other"), None).await {
+        match artifacts
+            .remove(&Owner::local(), &name("other"), None)
+            .await
+        {
             Ok(_) | Err(StoreError::Missing { .. }) => {}
             Err(error) => panic!("{error:?}"),
         }
@@ -144,7 +177,12 @@ async fn racing_writers_sweeps_and_removers_do_not_disturb_each_other() {
     for writer in writers {
         writer.await.unwrap();
     }
-    let listing = artifacts.list(Wanted { name: &|at| *at == name("same"), ..Wanted::all(None) }).await;
+    let listing = artifacts
+        .list(Wanted {
+            name: &|at| *at == name("same"),
+            ..Wanted::all(None)
+        })
+        .await;
     assert_eq!(listing.problems, Vec::<String>::new());
     let versions: Vec<_> = listing.kept.iter().map(|kept| kept.version).collect();
     assert_eq!(versions, (1..=40).collect::<Vec<_>>());
@@ -173,7 +211,14 @@ async fn damaged_entries_are_reported_and_the_others_still_listed() {
     fs::create_dir(place.at("good/007")).unwrap();
     let owner = Owner::local();
     let listing = artifacts.list(Wanted::all(Some(&owner))).await;
-    assert_eq!(listing.kept.iter().map(|kept| kept.name.clone()).collect::<Vec<_>>(), [name("good")]);
+    assert_eq!(
+        listing
+            .kept
+            .iter()
+            .map(|kept| kept.name.clone())
+            .collect::<Vec<_>>(),
+        [name("good")]
+    );
     assert_eq!(listing.problems.len(), 7, "{:#?}", listing.problems);
     let all = list(&artifacts).await;
     assert_eq!(
@@ -183,12 +228,27 @@ async fn damaged_entries_are_reported_and_the_others_still_listed() {
         all.problems
     );
     for each in ["cut", "garbled", "gone", "linked"] {
-        let error = artifacts.open_version(&owner, &name(each), None).await.unwrap_err();
-        assert!(matches!(error, StoreError::Damaged { .. }), "{each} {error:?}");
-        assert_eq!(artifacts.remove(&owner, &name(each), None).await.unwrap(), 1, "{each}");
+        let error = artifacts
+            .open_version(&owner, &name(each), None)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, StoreError::Damaged { .. }),
+            "{each} {error:?}"
+        );
+        assert_eq!(
+            artifacts.remove(&owner, &name(each), None).await.unwrap(),
+            1,
+            "{each}"
+        );
     }
     let key = Owner::key(&spec::Id::new("key").unwrap());
-    assert!(artifacts.open_version(&key, &name("passwd"), None).await.is_err());
+    assert!(
+        artifacts
+            .open_version(&key, &name("passwd"), None)
+            .await
+            .is_err()
+    );
 }
 
 #[tokio::test]
@@ -199,7 +259,10 @@ async fn only_the_owner_may_look_into_the_folder() {
     put(&place.artifacts(), &name("x"), b"x").await.unwrap();
     assert_eq!(fs::metadata(place.at("")).unwrap().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(place.at("x")).unwrap().mode() & 0o777, 0o700);
-    assert_eq!(fs::metadata(place.at("x/1/bytes")).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(place.at("x/1/bytes")).unwrap().mode() & 0o777,
+        0o600
+    );
 }
 
 /// The body of the child in `the_sweep_removes_drafts_of_dead_writers_only`.
@@ -216,7 +279,11 @@ fn child_writes_until_it_is_killed() {
 
 fn writer(folder: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--nocapture", "child_writes_until_it_is_killed"])
+        .args([
+            "--ignored",
+            "--nocapture",
+            "child_writes_until_it_is_killed",
+        ])
         .env("AIRLOCK_TEST_FOLDER", folder)
         .stdout(Stdio::piped())
         .spawn()

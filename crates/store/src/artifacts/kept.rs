@@ -42,7 +42,10 @@ impl Owner {
     pub(crate) fn of_place(place: &str) -> Option<Owner> {
         match place.strip_prefix('@') {
             None => place.is_empty().then(Owner::local),
-            Some(key) => Id::new(key).ok().filter(|id| id.as_str() != LOCAL).map(|id| Owner::key(&id)),
+            Some(key) => Id::new(key)
+                .ok()
+                .filter(|id| id.as_str() != LOCAL)
+                .map(|id| Owner::key(&id)),
         }
     }
 }
@@ -73,12 +76,17 @@ pub struct Lineage {
 impl Lineage {
     /// Of what a run made.
     pub fn of_run(run_id: &Id) -> Lineage {
-        Lineage { run_id: Some(run_id.as_str().to_owned()), ..Lineage::default() }
+        Lineage {
+            run_id: Some(run_id.as_str().to_owned()),
+            ..Lineage::default()
+        }
     }
 
     pub(crate) fn bounded(mut self) -> Lineage {
         let cut = |argument: String| argument.chars().take(LONGEST_ARGUMENT).collect();
-        self.command = self.command.map(|words| words.into_iter().take(MOST_ARGUMENTS).map(cut).collect());
+        self.command = self
+            .command
+            .map(|words| words.into_iter().take(MOST_ARGUMENTS).map(cut).collect());
         self
     }
 }
@@ -102,7 +110,13 @@ impl New {
     /// Something of this machine's own, without a history.
     pub fn local(name: WorkspacePath) -> New {
         let (owner, lineage) = (Owner::local(), Lineage::default());
-        New { owner, name, content_type: None, lineage, limit_bytes: u64::MAX }
+        New {
+            owner,
+            name,
+            content_type: None,
+            lineage,
+            limit_bytes: u64::MAX,
+        }
     }
 }
 
@@ -141,7 +155,10 @@ impl Kept {
 
 /// What kind of bytes a name promises. Says nothing of what they are: readers must not believe it either.
 pub(crate) fn guessed(name: &Path) -> &'static str {
-    let extension = name.extension().and_then(|text| text.to_str()).map(str::to_ascii_lowercase);
+    let extension = name
+        .extension()
+        .and_then(|text| text.to_str())
+        .map(str::to_ascii_lowercase);
     match extension.as_deref().unwrap_or_default() {
         "txt" | "log" | "md" | "patch" | "diff" => "text/plain; charset=utf-8",
         "csv" => "text/csv",
@@ -185,7 +202,11 @@ pub(crate) struct Spot {
 
 impl Spot {
     pub(crate) fn new(owner: &Owner, name: &WorkspacePath, version: u64) -> Spot {
-        Spot { owner: owner.clone(), entry: names::folder_name(bytes_of(name)), version }
+        Spot {
+            owner: owner.clone(),
+            entry: names::folder_name(bytes_of(name)),
+            version,
+        }
     }
 
     /// As a text that a listing can go on after.
@@ -197,7 +218,11 @@ impl Spot {
         let mut parts = text.splitn(3, ':');
         let owner = Owner::key(&Id::new(parts.next()?).ok()?);
         let entry = parts.next()?.to_owned();
-        Some(Spot { owner, entry, version: parts.next()?.parse().ok()? })
+        Some(Spot {
+            owner,
+            entry,
+            version: parts.next()?.parse().ok()?,
+        })
     }
 }
 
@@ -208,5 +233,7 @@ pub(crate) fn bytes_of(name: &WorkspacePath) -> &[u8] {
 
 /// A version number as we write it; anything else is not ours.
 pub(crate) fn version_number(text: &str) -> Option<u64> {
-    text.parse().ok().filter(|number: &u64| *number > 0 && number.to_string() == text)
+    text.parse()
+        .ok()
+        .filter(|number: &u64| *number > 0 && number.to_string() == text)
 }

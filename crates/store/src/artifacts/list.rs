@@ -49,25 +49,38 @@ pub struct Wanted<'a> {
 
 impl fmt::Debug for Wanted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Wanted {{ owner: {:?}, most: {}, .. }}", self.owner, self.most)
+        write!(
+            f,
+            "Wanted {{ owner: {:?}, most: {}, .. }}",
+            self.owner, self.most
+        )
     }
 }
 
 impl Wanted<'_> {
     /// Everything of one owner, or of all.
     pub fn all(owner: Option<&Owner>) -> Wanted<'_> {
-        Wanted { owner, name: &|_| true, run_id: None, after: None, most: LONGEST_LISTING }
+        Wanted {
+            owner,
+            name: &|_| true,
+            run_id: None,
+            after: None,
+            most: LONGEST_LISTING,
+        }
     }
 
     /// Names that can be told from their place are; long ones only by what is written.
     fn may_be(&self, spot: &Spot) -> bool {
         let name = names::percent_decoded(&spot.entry).filter(|_| !spot.entry.starts_with('~'));
-        let name = name.and_then(|bytes| WorkspacePath::new(Path::new(OsStr::from_bytes(&bytes))).ok());
+        let name =
+            name.and_then(|bytes| WorkspacePath::new(Path::new(OsStr::from_bytes(&bytes))).ok());
         name.is_none_or(|name| (self.name)(&name))
     }
 
     fn is(&self, kept: &Kept) -> bool {
-        let run = self.run_id.is_none_or(|run| kept.lineage.run_id.as_deref() == Some(run));
+        let run = self
+            .run_id
+            .is_none_or(|run| kept.lineage.run_id.as_deref() == Some(run));
         run && (self.name)(&kept.name)
     }
 }
@@ -80,7 +93,9 @@ impl Artifacts {
             Ok(mut spots) => {
                 listing.cut = spots.len() >= LONGEST_LISTING;
                 let after = wanted.after.and_then(Spot::of_cursor);
-                spots.retain(|spot| after.as_ref().is_none_or(|after| spot > after) && wanted.may_be(spot));
+                spots.retain(|spot| {
+                    after.as_ref().is_none_or(|after| spot > after) && wanted.may_be(spot)
+                });
                 spots.sort();
                 self.fill(&mut listing, spots, wanted).await;
             }
@@ -100,9 +115,14 @@ impl Artifacts {
         loop {
             asked.extend(spots.by_ref().take(AT_A_TIME - asked.len()).map(|spot| {
                 let (artifacts, at) = (self.clone(), spot.clone());
-                (spot, tokio::spawn(async move { artifacts.about(&at).await?.kept(&at) }))
+                (
+                    spot,
+                    tokio::spawn(async move { artifacts.about(&at).await?.kept(&at) }),
+                )
             }));
-            let Some((spot, asking)) = asked.pop_front() else { return };
+            let Some((spot, asking)) = asked.pop_front() else {
+                return;
+            };
             if listing.kept.len() >= wanted.most {
                 listing.next = last;
                 return;
@@ -169,7 +189,9 @@ impl Artifacts {
                 tally = off_the_loop(move || {
                     folder.walk(None, &mut |entry| {
                         if let Ok(spot) = entry {
-                            tally.share(&spot.owner).add(Share::bytes(folder.weight(&spot)));
+                            tally
+                                .share(&spot.owner)
+                                .add(Share::bytes(folder.weight(&spot)));
                             tally.see(spot);
                         }
                         true
@@ -184,10 +206,16 @@ impl Artifacts {
                     tally.see(spot);
                     true
                 };
-                let mut weigh =
-                    |owner: &Owner, more| bytes.entry(owner.clone()).or_default().add(Share::bytes(more));
+                let mut weigh = |owner: &Owner, more| {
+                    bytes
+                        .entry(owner.clone())
+                        .or_default()
+                        .add(Share::bytes(more))
+                };
                 bucket.spots(None, &mut each, &mut weigh).await?;
-                bytes.iter().for_each(|(owner, share)| tally.share(owner).add(*share));
+                bytes
+                    .iter()
+                    .for_each(|(owner, share)| tally.share(owner).add(*share));
             }
         }
         Ok(tally.owners)

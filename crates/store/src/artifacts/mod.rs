@@ -81,10 +81,22 @@ struct Inner {
 impl Artifacts {
     /// Opens a store. A folder is made if absent; a bucket is not spoken to before it is needed.
     pub fn open(settings: ArtifactSettings) -> Result<Artifacts, StoreError> {
-        let ArtifactSettings { place, limits, tenants, retention } = settings;
+        let ArtifactSettings {
+            place,
+            limits,
+            tenants,
+            retention,
+        } = settings;
         let shelf = Shelf::open(place)?;
         let (weight, weighing) = Default::default();
-        Ok(Artifacts(Arc::new(Inner { shelf, limits, tenants, retention, weight, weighing })))
+        Ok(Artifacts(Arc::new(Inner {
+            shelf,
+            limits,
+            tenants,
+            retention,
+            weight,
+            weighing,
+        })))
     }
 
     /// Removes one version, or all of them; says how many. The highest number may be given again.
@@ -95,8 +107,15 @@ impl Artifacts {
         version: Option<u64>,
     ) -> Result<usize, StoreError> {
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => StoreError::Missing { name: name.clone(), version },
-            _ => StoreError::Access { what: "remove", name: name.clone(), source },
+            io::ErrorKind::NotFound => StoreError::Missing {
+                name: name.clone(),
+                version,
+            },
+            _ => StoreError::Access {
+                what: "remove",
+                name: name.clone(),
+                source,
+            },
         };
         let spot = Spot::new(owner, name, 0);
         let doomed = match version {
@@ -104,11 +123,20 @@ impl Artifacts {
             None => self.versions(&spot).await.map_err(failed)?,
         };
         if doomed.is_empty() {
-            return Err(StoreError::Missing { name: name.clone(), version });
+            return Err(StoreError::Missing {
+                name: name.clone(),
+                version,
+            });
         }
         let mut removed = 0;
         for version in doomed {
-            match self.remove_spot(&Spot { version, ..spot.clone() }).await {
+            match self
+                .remove_spot(&Spot {
+                    version,
+                    ..spot.clone()
+                })
+                .await
+            {
                 Ok(()) => removed += 1,
                 // Another remover was faster.
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound && removed > 0 => {}
@@ -137,7 +165,9 @@ impl Artifacts {
         if let Shelf::Bucket(bucket) = &self.0.shelf {
             match bucket.sweep(ABANDONED).await {
                 Ok(count) => removed += count,
-                Err(error) => problems.push(format!("the bucket of artifacts cannot be swept: {error}")),
+                Err(error) => {
+                    problems.push(format!("the bucket of artifacts cannot be swept: {error}"))
+                }
             }
         }
         match self.expire_all().await {
@@ -154,7 +184,8 @@ impl Artifacts {
         let mut removed = 0;
         let mut spots = self.spots(None, &mut Vec::new()).await?;
         spots.sort();
-        for versions in spots.chunk_by(|one, other| (&one.owner, &one.entry) == (&other.owner, &other.entry))
+        for versions in
+            spots.chunk_by(|one, other| (&one.owner, &one.entry) == (&other.owner, &other.entry))
         {
             removed += self.expire(versions).await?;
         }
@@ -163,8 +194,13 @@ impl Artifacts {
 
     /// Applies what is to be kept to the versions of one name, oldest first.
     async fn expire(&self, versions: &[Spot]) -> io::Result<usize> {
-        let Retention { keep_versions, keep_for } = self.0.retention;
-        let kept = keep_versions.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+        let Retention {
+            keep_versions,
+            keep_for,
+        } = self.0.retention;
+        let kept = keep_versions
+            .and_then(|count| usize::try_from(count).ok())
+            .unwrap_or(usize::MAX);
         let too_many = versions.len().saturating_sub(kept);
         let mut removed = 0;
         for (at, spot) in versions.iter().enumerate() {
@@ -188,7 +224,12 @@ impl Artifacts {
     async fn is_older(&self, spot: &Spot, time: Duration) -> io::Result<bool> {
         match self.about(spot).await.and_then(|about| about.kept(spot)) {
             Ok(kept) => Ok(u128::from(now().0.saturating_sub(kept.kept_at.0)) > time.as_millis()),
-            Err(error) if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Other) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::InvalidData | io::ErrorKind::Other
+                ) =>
+            {
                 Ok(false)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -232,7 +273,9 @@ impl Artifacts {
         match &self.0.shelf {
             Shelf::Folder(folder) => {
                 let (folder, spot) = (folder.clone(), spot.clone());
-                off_the_loop(move || folder.look(&spot)).await.map(|(_, about)| about)
+                off_the_loop(move || folder.look(&spot))
+                    .await
+                    .map(|(_, about)| about)
             }
             Shelf::Bucket(bucket) => bucket.about(spot).await,
         }
@@ -243,11 +286,15 @@ impl Artifacts {
 async fn off_the_loop<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::from)?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::from)?
 }
 
 fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis());
     Timestamp(u64::try_from(since).unwrap_or(u64::MAX))
 }
 

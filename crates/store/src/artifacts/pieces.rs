@@ -58,7 +58,10 @@ mod tests {
         assert!(read.is_unique(), "all of it was copied");
         pieces.push(read.slice(..SMALL));
         assert!(!read.is_unique(), "the positive control: this one was not");
-        assert_eq!(pieces.take().iter().map(Bytes::len).collect::<Vec<_>>(), [1000, SMALL]);
+        assert_eq!(
+            pieces.take().iter().map(Bytes::len).collect::<Vec<_>>(),
+            [1000, SMALL]
+        );
     }
 
     #[test]

@@ -6,8 +6,8 @@ use object_store::{
     ClientConfigKey, ClientOptions, Error, ObjectStore, RetryConfig,
     aws::AmazonS3Builder,
     client::{
-        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
-        HttpService,
+        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+        HttpResponseBody, HttpService,
     },
     gcp::GoogleCloudStorageBuilder,
     memory::InMemory,
@@ -49,7 +49,11 @@ pub struct Remote {
 /// Without what would open the bucket.
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Remote {{ bucket: {:?}, prefix: {:?}, .. }}", self.bucket, self.prefix)
+        write!(
+            f,
+            "Remote {{ bucket: {:?}, prefix: {:?}, .. }}",
+            self.bucket, self.prefix
+        )
     }
 }
 
@@ -64,16 +68,18 @@ impl Shelf {
     pub(crate) fn open(place: Place) -> Result<Shelf, StoreError> {
         let bucket = match place {
             Place::Folder(folder) => {
-                let opened = Folder::open(&folder).map_err(|source| StoreError::Folder { folder, source })?;
+                let opened = Folder::open(&folder)
+                    .map_err(|source| StoreError::Folder { folder, source })?;
                 return Ok(Shelf::Folder(opened));
             }
-            Place::Memory => {
-                Bucket::new(Arc::new(InMemory::new()), "").map_err(|error| ("memory".to_owned(), error))
-            }
+            Place::Memory => Bucket::new(Arc::new(InMemory::new()), "")
+                .map_err(|error| ("memory".to_owned(), error)),
             Place::S3(remote) => of_remote(&remote, s3(&remote)),
             Place::Gcs(remote) => of_remote(&remote, gcs(&remote)),
         };
-        bucket.map(Shelf::Bucket).map_err(|(bucket, source)| StoreError::Bucket { bucket, source })
+        bucket
+            .map(Shelf::Bucket)
+            .map_err(|(bucket, source)| StoreError::Bucket { bucket, source })
     }
 }
 
@@ -81,7 +87,9 @@ fn of_remote(
     remote: &Remote,
     store: object_store::Result<Arc<dyn ObjectStore>>,
 ) -> Result<Bucket, (String, io::Error)> {
-    let bucket = store.map_err(io::Error::from).and_then(|store| Bucket::new(store, &remote.prefix));
+    let bucket = store
+        .map_err(io::Error::from)
+        .and_then(|store| Bucket::new(store, &remote.prefix));
     bucket.map_err(|error| (remote.bucket.clone(), error))
 }
 
@@ -94,7 +102,10 @@ impl HttpConnector for Stays {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         // Another part of the program may have been first.
         _ = rustls::crypto::ring::default_provider().install_default();
-        let plain = options.get_config_value(&ClientConfigKey::AllowHttp).as_deref() == Some("true");
+        let plain = options
+            .get_config_value(&ClientConfigKey::AllowHttp)
+            .as_deref()
+            == Some("true");
         let client = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .https_only(!plain)
@@ -103,8 +114,13 @@ impl HttpConnector for Stays {
             .timeout(Duration::from_secs(120))
             .user_agent("airlock")
             .build();
-        let unfit = |error: reqwest::Error| Error::Generic { store: "bucket", source: error.into() };
-        client.map(|client| HttpClient::new(Reads(client))).map_err(unfit)
+        let unfit = |error: reqwest::Error| Error::Generic {
+            store: "bucket",
+            source: error.into(),
+        };
+        client
+            .map(|client| HttpClient::new(Reads(client)))
+            .map_err(unfit)
     }
 }
 
@@ -129,7 +145,12 @@ impl HttpService for Reads {
         Self: 'b,
     {
         Box::pin(async move {
-            let asks = |what| request.uri().query().is_some_and(|query| query.contains(what));
+            let asks = |what| {
+                request
+                    .uri()
+                    .query()
+                    .is_some_and(|query| query.contains(what))
+            };
             let is_object = request.method() == "GET" && !asks("list-type=");
             let is_asked_with = asks("list-type=") || asks("uploads");
             let answer = self.0.call(request).await?;
@@ -137,14 +158,22 @@ impl HttpService for Reads {
                 return Ok(answer);
             }
             let (head, body) = answer.map(bounded).into_parts();
-            let body = if is_asked_with { read(body).await? } else { body };
+            let body = if is_asked_with {
+                read(body).await?
+            } else {
+                body
+            };
             Ok(HttpResponse::from_parts(head, body))
         })
     }
 }
 
 fn bounded(body: HttpResponseBody) -> HttpResponseBody {
-    let too_long = |_| unfit(format!("an answer has more than {LONGEST_WORD} bytes, or stops in the middle"));
+    let too_long = |_| {
+        unfit(format!(
+            "an answer has more than {LONGEST_WORD} bytes, or stops in the middle"
+        ))
+    };
     HttpResponseBody::new(Limited::new(body, LONGEST_WORD).map_err(too_long))
 }
 
@@ -152,7 +181,9 @@ async fn read(body: HttpResponseBody) -> Result<HttpResponseBody, HttpError> {
     let text = body.collect().await?.to_bytes();
     match has_short_pieces(&text) {
         true => Ok(text.into()),
-        false => Err(unfit(format!("an answer has a piece of more than {LONGEST_PIECE} bytes, or remarks"))),
+        false => Err(unfit(format!(
+            "an answer has a piece of more than {LONGEST_PIECE} bytes, or remarks"
+        ))),
     }
 }
 
@@ -173,17 +204,26 @@ fn client(remote: &Remote) -> ClientOptions {
 
 /// A server that is away is said to be so within seconds.
 fn patience() -> RetryConfig {
-    RetryConfig { max_retries: 4, retry_timeout: Duration::from_secs(30), ..RetryConfig::default() }
+    RetryConfig {
+        max_retries: 4,
+        retry_timeout: Duration::from_secs(30),
+        ..RetryConfig::default()
+    }
 }
 
 fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
     // What cannot be in a header, the client panics over; and over what cannot be in an address, which the region is a part of.
     let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
-    let is_name =
-        |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    let is_name = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    };
     if !is_word(&remote.key) || !is_name(&remote.region) {
         let source = "the name of its access key, or its region, has a letter that none has".into();
-        return Err(Error::Generic { store: "bucket", source });
+        return Err(Error::Generic {
+            store: "bucket",
+            source,
+        });
     }
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(&remote.bucket)
@@ -204,7 +244,10 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
 
 fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
     // Always said: so a service account says nothing of where its tokens go.
-    let endpoint = remote.endpoint.as_deref().unwrap_or("https://storage.googleapis.com");
+    let endpoint = remote
+        .endpoint
+        .as_deref()
+        .unwrap_or("https://storage.googleapis.com");
     let builder = GoogleCloudStorageBuilder::new()
         .with_bucket_name(&remote.bucket)
         .with_base_url(endpoint)
@@ -255,16 +298,34 @@ mod tests {
     }
 
     async fn fetched(endpoint: String) -> object_store::Result<bytes::Bytes> {
-        s3(&remote(endpoint)).unwrap().get(&Path::from("a")).await?.bytes().await
+        s3(&remote(endpoint))
+            .unwrap()
+            .get(&Path::from("a"))
+            .await?
+            .bytes()
+            .await
     }
 
     #[test]
     fn what_cannot_be_in_a_header_is_refused_at_the_start() {
         let good = || remote("http://127.0.0.1:1".to_owned());
         assert!(s3(&good()).is_ok(), "the control");
-        assert!(s3(&Remote { key: "a\nb".to_owned(), ..good() }).is_err());
+        assert!(
+            s3(&Remote {
+                key: "a\nb".to_owned(),
+                ..good()
+            })
+            .is_err()
+        );
         for region in ["a\nb", "a<b", "a/b"] {
-            assert!(s3(&Remote { region: region.to_owned(), ..good() }).is_err(), "{region}");
+            assert!(
+                s3(&Remote {
+                    region: region.to_owned(),
+                    ..good()
+                })
+                .is_err(),
+                "{region}"
+            );
         }
     }
 
@@ -279,27 +340,50 @@ mod tests {
             let page = format!("<ListBucketResult>{next}</ListBucketResult>");
             let store = s3(&remote(server(answer(&page)).0)).unwrap();
             let mut all = store.list(None);
-            std::future::poll_fn(|context| all.as_mut().poll_next(context)).await.transpose()
+            std::future::poll_fn(|context| all.as_mut().poll_next(context))
+                .await
+                .transpose()
         };
-        assert!(listed("<Name>bucket</Name>").await.unwrap().is_none(), "the control");
+        assert!(
+            listed("<Name>bucket</Name>").await.unwrap().is_none(),
+            "the control"
+        );
         let long = "x".repeat(70_000);
-        for next in [long.clone(), format!("<![CDATA[{}]]>", long.replace("xxxx", "x<x>"))] {
+        for next in [
+            long.clone(),
+            format!("<![CDATA[{}]]>", long.replace("xxxx", "x<x>")),
+        ] {
             let next = format!("<NextContinuationToken>{next}</NextContinuationToken>");
             let why = listed(&next).await.unwrap_err();
-            assert!(format!("{why:?}").contains("an answer has a piece"), "{why:?}");
+            assert!(
+                format!("{why:?}").contains("an answer has a piece"),
+                "{why:?}"
+            );
         }
     }
 
     #[tokio::test]
     async fn no_room_is_made_for_what_a_server_only_says() {
-        let page = format!("<ListBucketResult>{}</ListBucketResult>", "<Name>bucket</Name>".repeat(50_000));
+        let page = format!(
+            "<ListBucketResult>{}</ListBucketResult>",
+            "<Name>bucket</Name>".repeat(50_000)
+        );
         let listed = async |length: &str| {
-            let answer =
-                format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{page}");
-            let client = Stays.connect(&ClientOptions::new().with_allow_http(true)).unwrap();
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{page}"
+            );
+            let client = Stays
+                .connect(&ClientOptions::new().with_allow_http(true))
+                .unwrap();
             let mut request = HttpRequest::new(String::new().into());
-            *request.uri_mut() = format!("{}/bucket?list-type=2", server(answer).0).parse().unwrap();
-            client.execute(request).await.map(drop).map_err(|error| format!("{error:?}"))
+            *request.uri_mut() = format!("{}/bucket?list-type=2", server(answer).0)
+                .parse()
+                .unwrap();
+            client
+                .execute(request)
+                .await
+                .map(drop)
+                .map_err(|error| format!("{error:?}"))
         };
         assert_eq!(listed(&page.len().to_string()).await, Ok(()), "the control");
         let why = listed("18000000000000000000").await.unwrap_err();
@@ -313,7 +397,11 @@ mod tests {
                 "<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
             );
             let store = s3(&remote(server(answer(&named)).0)).unwrap();
-            store.put_multipart(&Path::from("a")).await.map(drop).map_err(|error| format!("{error:?}"))
+            store
+                .put_multipart(&Path::from("a"))
+                .await
+                .map(drop)
+                .map_err(|error| format!("{error:?}"))
         };
         assert_eq!(begun("one").await, Ok(()), "the control");
         let why = begun(&"x".repeat(70_000)).await.unwrap_err();
@@ -322,8 +410,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_about_what_was_not_to_go_does_not_end_us() {
-        let others =
-            "<DeleteResult><Error><Key>b</Key><Code>No</Code><Message>no</Message></Error></DeleteResult>";
+        let others = "<DeleteResult><Error><Key>b</Key><Code>No</Code><Message>no</Message></Error></DeleteResult>";
         let store = s3(&remote(server(answer(others)).0)).unwrap();
         store.delete(&Path::from("a")).await.unwrap();
     }

@@ -51,8 +51,15 @@ enum Sink {
 impl Artifacts {
     /// Begins to keep something as the next version of its name.
     pub async fn begin(&self, mut new: New) -> Result<Putting, StoreError> {
-        let failed = |source| StoreError::Keep { name: new.name.clone(), source };
-        if new.content_type.as_deref().is_some_and(|text| !kept::is_content_type(text)) {
+        let failed = |source| StoreError::Keep {
+            name: new.name.clone(),
+            source,
+        };
+        if new
+            .content_type
+            .as_deref()
+            .is_some_and(|text| !kept::is_content_type(text))
+        {
             return Err(StoreError::ContentType { name: new.name });
         }
         let spot = Spot::new(&new.owner, &new.name, 0);
@@ -61,9 +68,9 @@ impl Artifacts {
                 let folder = folder.clone();
                 Sink::Draft(off_the_loop(move || folder.draft()).await.map_err(failed)?)
             }
-            Shelf::Bucket(bucket) => {
-                Sink::Upload(Box::new(bucket.begin(&spot.owner, &spot.entry).map_err(failed)?))
-            }
+            Shelf::Bucket(bucket) => Sink::Upload(Box::new(
+                bucket.begin(&spot.owner, &spot.entry).map_err(failed)?,
+            )),
         };
         let taken = self.check_counts(&new, &spot).await?;
         new.limit_bytes = new.limit_bytes.min(self.0.limits.bytes);
@@ -83,8 +90,17 @@ impl Artifacts {
     /// Names and versions; bytes are counted as they come. Says what was taken: writers at the same time share what
     /// there is.
     async fn check_counts(&self, new: &New, spot: &Spot) -> Result<Share, StoreError> {
-        let failed = |source| StoreError::Keep { name: new.name.clone(), source };
-        let quota = |what, limit| Err(StoreError::Quota { name: new.name.clone(), what, limit });
+        let failed = |source| StoreError::Keep {
+            name: new.name.clone(),
+            source,
+        };
+        let quota = |what, limit| {
+            Err(StoreError::Quota {
+                name: new.name.clone(),
+                what,
+                limit,
+            })
+        };
         let limits = self.0.limits;
         self.weigh().await.map_err(failed)?;
         let versions = self.versions(spot).await.map_err(failed)?.len() as u64;
@@ -93,7 +109,11 @@ impl Artifacts {
             return taken.or_else(|(what, limit)| quota(what, limit));
         }
         // Retention makes room behind each new one.
-        let removed = self.0.retention.keep_versions.is_some_and(|kept| kept <= limits.versions);
+        let removed = self
+            .0
+            .retention
+            .keep_versions
+            .is_some_and(|kept| kept <= limits.versions);
         if versions >= limits.versions && !removed {
             return quota("versions of this name", limits.versions);
         }
@@ -108,8 +128,13 @@ impl Artifacts {
             return;
         }
         if let Ok(versions) = self.versions(&spot).await {
-            let spots: Vec<_> =
-                versions.into_iter().map(|version| Spot { version, ..spot.clone() }).collect();
+            let spots: Vec<_> = versions
+                .into_iter()
+                .map(|version| Spot {
+                    version,
+                    ..spot.clone()
+                })
+                .collect();
             _ = self.expire(&spots).await;
         }
     }
@@ -139,14 +164,32 @@ impl Putting {
         self.flush().await?;
         self.written().await?;
         let sha256 = names::hexadecimal(&std::mem::take(&mut self.digest).finalize());
-        if let Some(expected) = expected.filter(|expected| !expected.eq_ignore_ascii_case(&sha256)) {
+        if let Some(expected) = expected.filter(|expected| !expected.eq_ignore_ascii_case(&sha256))
+        {
             let (name, expected) = (self.new.name.clone(), expected.to_owned());
-            return Err(StoreError::Mismatch { name, expected, found: sha256 });
+            return Err(StoreError::Mismatch {
+                name,
+                expected,
+                found: sha256,
+            });
         }
-        let about = About::new(&self.new, Content { size_bytes: self.size_bytes, sha256 }, now());
-        let version = self.publish(about.clone()).await.map_err(|source| self.failed(source))?;
+        let about = About::new(
+            &self.new,
+            Content {
+                size_bytes: self.size_bytes,
+                sha256,
+            },
+            now(),
+        );
+        let version = self
+            .publish(about.clone())
+            .await
+            .map_err(|source| self.failed(source))?;
         self.is_there(version);
-        let spot = Spot { version, ..self.spot.clone() };
+        let spot = Spot {
+            version,
+            ..self.spot.clone()
+        };
         let kept = about.kept(&spot).map_err(|source| self.failed(source))?;
         self.artifacts.clone().retain(spot).await;
         Ok(kept)
@@ -169,7 +212,11 @@ impl Putting {
     fn take_room(&mut self, bytes: u64) -> Result<(), StoreError> {
         if let Err((what, limit)) = self.artifacts.take_room(&self.new.owner, bytes) {
             self.sink = None;
-            return Err(StoreError::Quota { name: self.new.name.clone(), what, limit });
+            return Err(StoreError::Quota {
+                name: self.new.name.clone(),
+                what,
+                limit,
+            });
         }
         self.taken.bytes += bytes;
         Ok(())
@@ -187,9 +234,10 @@ impl Putting {
     async fn flush(&mut self) -> Result<(), StoreError> {
         if self.began.elapsed() > LONGEST {
             self.sink = None;
-            return Err(
-                self.failed(io::Error::new(io::ErrorKind::TimedOut, "it took longer than twelve hours"))
-            );
+            return Err(self.failed(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "it took longer than twelve hours",
+            )));
         }
         self.written().await?;
         let (pieces, digest) = (self.gathered.take(), std::mem::take(&mut self.digest));
@@ -199,9 +247,14 @@ impl Putting {
                 self.sink = Some(Sink::Writing(tokio::task::spawn_blocking(work)));
             }
             Some(Sink::Upload(mut upload)) => {
-                let digest = pieces.iter().fold(digest, |digest, piece| digest.chain_update(piece));
+                let digest = pieces
+                    .iter()
+                    .fold(digest, |digest, piece| digest.chain_update(piece));
                 for piece in pieces {
-                    upload.write(piece).await.map_err(|source| self.failed(source))?;
+                    upload
+                        .write(piece)
+                        .await
+                        .map_err(|source| self.failed(source))?;
                 }
                 (self.sink, self.digest) = (Some(Sink::Upload(upload)), digest);
             }
@@ -224,13 +277,23 @@ impl Putting {
     }
 
     fn failed(&self, source: io::Error) -> StoreError {
-        StoreError::Keep { name: self.new.name.clone(), source }
+        StoreError::Keep {
+            name: self.new.name.clone(),
+            source,
+        }
     }
 }
 
 fn append(draft: Draft, pieces: &[Bytes], digest: Sha256) -> io::Result<(Draft, Sha256)> {
-    pieces.iter().try_for_each(|piece| (&draft.bytes).write_all(piece))?;
-    Ok((draft, pieces.iter().fold(digest, |digest, piece| digest.chain_update(piece))))
+    pieces
+        .iter()
+        .try_for_each(|piece| (&draft.bytes).write_all(piece))?;
+    Ok((
+        draft,
+        pieces
+            .iter()
+            .fold(digest, |digest, piece| digest.chain_update(piece)),
+    ))
 }
 
 /// What was not kept takes no room.

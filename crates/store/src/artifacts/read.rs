@@ -72,27 +72,44 @@ impl Artifacts {
         version: Option<u64>,
     ) -> Result<Reading, StoreError> {
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => StoreError::Missing { name: name.clone(), version },
-            _ => StoreError::Access { what: "read", name: name.clone(), source },
+            io::ErrorKind::NotFound => StoreError::Missing {
+                name: name.clone(),
+                version,
+            },
+            _ => StoreError::Access {
+                what: "read",
+                name: name.clone(),
+                source,
+            },
         };
         let mut spot = Spot::new(owner, name, version.unwrap_or(0));
         if version.is_none() {
             let newest = self.versions(&spot).await.map_err(failed)?.pop();
             spot.version = newest.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         }
-        let opened = self.open_spot(&spot).await.map_err(|source| match source.kind() {
-            io::ErrorKind::InvalidData | io::ErrorKind::Other => {
-                StoreError::Damaged { name: name.clone(), version: spot.version, why: source.to_string() }
-            }
-            _ => failed(source),
-        });
+        let opened = self
+            .open_spot(&spot)
+            .await
+            .map_err(|source| match source.kind() {
+                io::ErrorKind::InvalidData | io::ErrorKind::Other => StoreError::Damaged {
+                    name: name.clone(),
+                    version: spot.version,
+                    why: source.to_string(),
+                },
+                _ => failed(source),
+            });
         let (kept, source) = opened?;
         let known = match &source {
             Source::File(opened) => opened.checked.holds(&opened.condition, &kept.sha256),
             Source::Object(..) => false,
         };
         let left = 0..kept.size_bytes;
-        Ok(Reading { kept, source, left, digest: (!known).then(Sha256::new) })
+        Ok(Reading {
+            kept,
+            source,
+            left,
+            digest: (!known).then(Sha256::new),
+        })
     }
 
     async fn open_spot(&self, spot: &Spot) -> io::Result<(Kept, Source)> {
@@ -102,7 +119,12 @@ impl Artifacts {
                 let folder = folder.clone();
                 let (file, about) = off_the_loop(move || folder.look(&at)).await?;
                 let (condition, buffers) = (Condition::of(&file)?, Buffers::default());
-                let opened = Opened { file, buffers, condition, checked };
+                let opened = Opened {
+                    file,
+                    buffers,
+                    condition,
+                    checked,
+                };
                 Ok((about.kept(spot)?, Source::File(Arc::new(opened))))
             }
             Shelf::Bucket(bucket) => {
@@ -132,7 +154,10 @@ impl Reading {
     pub fn only(mut self, part: Part) -> Result<Reading, StoreError> {
         let size_bytes = self.kept.size_bytes;
         let range = part.of(size_bytes);
-        self.left = range.ok_or_else(|| StoreError::Range { name: self.kept.name.clone(), size_bytes })?;
+        self.left = range.ok_or_else(|| StoreError::Range {
+            name: self.kept.name.clone(),
+            size_bytes,
+        })?;
         self.digest = self.digest.filter(|_| self.left == (0..size_bytes));
         Ok(self)
     }
@@ -151,10 +176,12 @@ impl Reading {
             Source::File(file) => {
                 let (file, range) = (file.clone(), piece(&self.left, PIECE));
                 let digest = self.digest.take();
-                off_the_loop(move || read_piece(&file, range, digest)).await.map(|(bytes, digest)| {
-                    self.digest = digest;
-                    bytes
-                })
+                off_the_loop(move || read_piece(&file, range, digest))
+                    .await
+                    .map(|(bytes, digest)| {
+                        self.digest = digest;
+                        bytes
+                    })
             }
             Source::Object(bucket, place) => {
                 let bytes = bucket.read(place, piece(&self.left, REMOTE_PIECE)).await;
@@ -178,11 +205,15 @@ impl Reading {
     }
 
     fn check(&mut self) -> Result<(), StoreError> {
-        let Some(digest) = self.digest.take() else { return Ok(()) };
+        let Some(digest) = self.digest.take() else {
+            return Ok(());
+        };
         match names::hexadecimal(&digest.finalize()) == self.kept.sha256 {
             true => {
                 if let Source::File(opened) = &self.source {
-                    opened.checked.note(opened.condition.clone(), &self.kept.sha256);
+                    opened
+                        .checked
+                        .note(opened.condition.clone(), &self.kept.sha256);
                 }
                 Ok(())
             }
@@ -192,7 +223,11 @@ impl Reading {
 
     fn damaged(&self, why: &str) -> StoreError {
         let (name, version) = (self.kept.name.clone(), self.kept.version);
-        StoreError::Damaged { name, version, why: why.to_owned() }
+        StoreError::Damaged {
+            name,
+            version,
+            why: why.to_owned(),
+        }
     }
 }
 

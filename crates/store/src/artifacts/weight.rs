@@ -49,11 +49,17 @@ impl Share {
     }
 
     fn with(self, more: Share) -> Share {
-        Share { names: self.names.saturating_add(more.names), bytes: self.bytes.saturating_add(more.bytes) }
+        Share {
+            names: self.names.saturating_add(more.names),
+            bytes: self.bytes.saturating_add(more.bytes),
+        }
     }
 
     fn without(self, less: Share) -> Share {
-        Share { names: self.names.saturating_sub(less.names), bytes: self.bytes.saturating_sub(less.bytes) }
+        Share {
+            names: self.names.saturating_sub(less.names),
+            bytes: self.bytes.saturating_sub(less.bytes),
+        }
     }
 
     /// What is added never makes it more than `most`.
@@ -112,7 +118,9 @@ impl Artifacts {
         self.weight().since = Shares::default();
         let owners = self.weigh_all().await?;
         let mut there = Shares::default();
-        owners.iter().for_each(|(owner, share)| there.add(owner, *share));
+        owners
+            .iter()
+            .for_each(|(owner, share)| there.add(owner, *share));
         let mut weight = self.weight();
         // Some of it may have been seen and is counted twice until the next look. That is no more than its owner may
         // have: so who keeps and removes all the time does not take the room of others.
@@ -181,8 +189,16 @@ impl Artifacts {
 
     fn most_of_one(&self, owner: &Owner) -> Share {
         let usual = most_of_one(&self.0.limits, owner);
-        let own = self.0.tenants.quota(owner.as_str()).storage.filter(|_| *owner != Owner::local());
-        Share { bytes: own.map_or(usual.bytes, |own| own.0), ..usual }
+        let own = self
+            .0
+            .tenants
+            .quota(owner.as_str())
+            .storage
+            .filter(|_| *owner != Owner::local());
+        Share {
+            bytes: own.map_or(usual.bytes, |own| own.0),
+            ..usual
+        }
     }
 
     fn weight(&self) -> MutexGuard<'_, Weight> {
@@ -193,8 +209,14 @@ impl Artifacts {
 /// What one owner may have; of few names at least one.
 fn most_of_one(limits: &ArtifactLimits, owner: &Owner) -> Share {
     let usual = match *owner == Owner::local() {
-        true => Share { names: limits.names, bytes: limits.total_bytes },
-        false => Share { names: (limits.names / 4).max(1), bytes: limits.total_bytes / 4 },
+        true => Share {
+            names: limits.names,
+            bytes: limits.total_bytes,
+        },
+        false => Share {
+            names: (limits.names / 4).max(1),
+            bytes: limits.total_bytes / 4,
+        },
     };
     Share {
         names: limits.owner_names.unwrap_or(usual.names),
@@ -216,7 +238,8 @@ mod tests {
 
     impl Store {
         fn new(test: &str) -> Store {
-            let path = std::env::temp_dir().join(format!("airlock-weight-{}-{test}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("airlock-weight-{}-{test}", std::process::id()));
             let mut settings = ArtifactSettings::folder(&path);
             settings.limits.owner_bytes = Some(10);
             settings.limits.owner_names = Some(2);
@@ -224,12 +247,19 @@ mod tests {
         }
 
         async fn begin(&self, name: &str) -> Result<Putting, StoreError> {
-            self.0.begin(New::local(spec::WorkspacePath::new(Path::new(name)).unwrap())).await
+            self.0
+                .begin(New::local(
+                    spec::WorkspacePath::new(Path::new(name)).unwrap(),
+                ))
+                .await
         }
 
         async fn write(&self, name: &str, bytes: &'static [u8]) -> Result<Putting, StoreError> {
             let mut putting = self.begin(name).await?;
-            putting.write(Bytes::from_static(bytes)).await.map(|()| putting)
+            putting
+                .write(Bytes::from_static(bytes))
+                .await
+                .map(|()| putting)
         }
 
         /// As if what was weighed were a minute old.
@@ -256,16 +286,33 @@ mod tests {
     async fn what_writers_under_way_have_taken_stays_taken_when_all_is_weighed_again() {
         let store = Store::new("taken");
         let slow = store.write("a", b"12345678").await.unwrap();
-        assert_eq!(lacks(store.write("b", b"123").await), "bytes of one owner", "the control: at once");
+        assert_eq!(
+            lacks(store.write("b", b"123").await),
+            "bytes of one owner",
+            "the control: at once"
+        );
         store.a_minute_later();
         assert_eq!(lacks(store.write("b", b"123").await), "bytes of one owner");
         drop(slow);
         let other = store.write("b", b"123").await.unwrap();
         store.a_minute_later();
         drop(other);
-        assert_eq!(lacks(store.write("c", b"12345678901").await), "bytes of one owner");
-        store.write("c", b"1234567890").await.unwrap().finish(None).await.unwrap();
-        assert_eq!(lacks(store.write("c", b"1").await), "bytes of one owner", "what is kept counts once");
+        assert_eq!(
+            lacks(store.write("c", b"12345678901").await),
+            "bytes of one owner"
+        );
+        store
+            .write("c", b"1234567890")
+            .await
+            .unwrap()
+            .finish(None)
+            .await
+            .unwrap();
+        assert_eq!(
+            lacks(store.write("c", b"1").await),
+            "bytes of one owner",
+            "what is kept counts once"
+        );
         store.a_minute_later();
         assert_eq!(lacks(store.write("c", b"1").await), "bytes of one owner");
     }
@@ -273,8 +320,15 @@ mod tests {
     #[tokio::test]
     async fn names_of_writers_under_way_stay_taken_too() {
         let store = Store::new("names");
-        let slow = (store.begin("a").await.unwrap(), store.begin("b").await.unwrap());
-        assert_eq!(lacks(store.begin("c").await), "names of one owner", "the control: at once");
+        let slow = (
+            store.begin("a").await.unwrap(),
+            store.begin("b").await.unwrap(),
+        );
+        assert_eq!(
+            lacks(store.begin("c").await),
+            "names of one owner",
+            "the control: at once"
+        );
         store.a_minute_later();
         assert_eq!(lacks(store.begin("c").await), "names of one owner");
         slow.0.finish(None).await.unwrap();
@@ -290,8 +344,17 @@ mod tests {
         let mut shares = Shares::default();
         shares.add(&one, Share { names: 1, bytes: 5 });
         shares.add(&other, Share { names: 2, bytes: 7 });
-        shares.subtract(&one, Share { names: 9, bytes: 99 });
-        assert_eq!((shares.all, shares.of(&other)), (shares.of(&other), Share { names: 2, bytes: 7 }));
+        shares.subtract(
+            &one,
+            Share {
+                names: 9,
+                bytes: 99,
+            },
+        );
+        assert_eq!(
+            (shares.all, shares.of(&other)),
+            (shares.of(&other), Share { names: 2, bytes: 7 })
+        );
         assert_eq!(shares.owners.len(), 1, "who has nothing takes no room");
     }
 }

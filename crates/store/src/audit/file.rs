@@ -84,7 +84,8 @@ impl From<&Entry<'_>> for Note {
     fn from(entry: &Entry<'_>) -> Note {
         /// No more of it is written.
         const LONGEST: usize = 512;
-        let text = |text: &str| text[..text.floor_char_boundary(LONGEST.min(text.len()))].to_owned();
+        let text =
+            |text: &str| text[..text.floor_char_boundary(LONGEST.min(text.len()))].to_owned();
         Note {
             what: text(entry.what),
             decision: entry.decision,
@@ -153,7 +154,13 @@ impl Shared {
         let marks = Marks::open(state)?;
         let parts = folder.segments()?.remove(NAME).unwrap_or_default();
         let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
-        let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
+        let check = Check {
+            folder: &folder,
+            name: NAME,
+            parts: &parts,
+            beginnings: &beginnings,
+            mark,
+        };
         let end = check.newest().map_err(io::Error::other)?;
         let part = end.part.max(1);
         for later in parts.iter().filter(|later| **later > part) {
@@ -164,11 +171,24 @@ impl Shared {
             rustix::fs::ftruncate(&file, end.head.offset)?;
         }
         folder.sync()?;
-        let first = Beginning { part, n: 0, hash: Hash::default(), began_ms: journal::now(), removed: false };
-        for beginning in end.beginnings.iter().chain(parts.is_empty().then_some(&first)) {
+        let first = Beginning {
+            part,
+            n: 0,
+            hash: Hash::default(),
+            began_ms: journal::now(),
+            removed: false,
+        };
+        for beginning in end
+            .beginnings
+            .iter()
+            .chain(parts.is_empty().then_some(&first))
+        {
             marks.begin(NAME, beginning)?;
         }
-        let began = end.beginnings.last().map_or_else(journal::now, |beginning| beginning.began_ms);
+        let began = end
+            .beginnings
+            .last()
+            .map_or_else(journal::now, |beginning| beginning.began_ms);
         let synced = Ok(mark.map_or(0, |mark| mark.n));
         let state = State {
             writer: Writer::new(CALLED, file, part, end.head),
@@ -199,8 +219,13 @@ impl Shared {
     /// What was marked as removed, by somebody who then died.
     fn remove_marked(&self, beginnings: &[Beginning], parts: &[u32]) -> io::Result<()> {
         // Whoever starts next tries again.
-        let Some(_alone) = super::tidy::alone(self)? else { return Ok(()) };
-        for beginning in beginnings.iter().filter(|of| of.removed && parts.contains(&of.part)) {
+        let Some(_alone) = super::tidy::alone(self)? else {
+            return Ok(());
+        };
+        for beginning in beginnings
+            .iter()
+            .filter(|of| of.removed && parts.contains(&of.part))
+        {
             self.folder.remove(NAME, beginning.part)?;
         }
         Ok(())
@@ -208,7 +233,9 @@ impl Shared {
 
     pub(super) fn note(&self, entry: &Entry<'_>) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = self.write_waiting(&mut state).and_then(|()| self.write(&mut state, entry));
+        let written = self
+            .write_waiting(&mut state)
+            .and_then(|()| self.write(&mut state, entry));
         state.trouble = written.as_ref().err().map(ToString::to_string);
         let n = written?;
         match self.settings.durability {
@@ -227,15 +254,24 @@ impl Shared {
         state.waiters += 1;
         self.wanted.notify_one();
         while state.synced.as_ref().is_ok_and(|synced| *synced < n) {
-            state = self.lasting.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .lasting
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         state.waiters -= 1;
-        state.synced.as_ref().map(drop).map_err(|why| io::Error::other(why.clone()))
+        state
+            .synced
+            .as_ref()
+            .map(drop)
+            .map_err(|why| io::Error::other(why.clone()))
     }
 
     pub(super) fn note_happened(&self, entry: &Entry<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = self.write_waiting(&mut state).and_then(|()| self.write(&mut state, entry));
+        let written = self
+            .write_waiting(&mut state)
+            .and_then(|()| self.write(&mut state, entry));
         state.trouble = written.as_ref().err().map(ToString::to_string);
         match written {
             Ok(_) => {}
@@ -246,7 +282,10 @@ impl Shared {
 
     /// Tells the thread that its owner is gone.
     pub(super) fn finish(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).over = true;
+        self.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .over = true;
         self.wanted.notify_one();
         self.begun.notify_one();
     }
@@ -268,8 +307,18 @@ impl Shared {
             }
         }
         if state.left_out > 0 {
-            let about = format!("{} lines about what had happened found no room", state.left_out);
-            self.write(state, &Entry { what: "audit.left_out", about: &about, ..Entry::default() })?;
+            let about = format!(
+                "{} lines about what had happened found no room",
+                state.left_out
+            );
+            self.write(
+                state,
+                &Entry {
+                    what: "audit.left_out",
+                    about: &about,
+                    ..Entry::default()
+                },
+            )?;
             state.left_out = 0;
         }
         Ok(())
@@ -277,24 +326,29 @@ impl Shared {
 
     pub(super) fn write(&self, state: &mut State, entry: &Entry<'_>) -> io::Result<u64> {
         let today = journal::now() / DAY_MS;
-        if state.writer.length() >= self.settings.file_bytes || today > state.day && state.writer.length() > 0
+        if state.writer.length() >= self.settings.file_bytes
+            || today > state.day && state.writer.length() > 0
         {
             self.next_file(state)?;
             state.day = today;
         }
-        let allowed =
-            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_');
-        let known = !entry.what.is_empty() && entry.what.len() <= 64 && entry.what.bytes().all(allowed);
-        state.writer.write(if known { entry.what } else { "unknown" }, false, |line| {
-            line.text("decision", entry.decision.name())
-                .text("tenant", entry.tenant)
-                .text("key", entry.key)
-                .text("run", entry.run)
-                .text("task", entry.task)
-                .text("job", entry.job)
-                .text("rule", entry.rule)
-                .text("about", entry.about);
-        })
+        let allowed = |byte: u8| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_')
+        };
+        let known =
+            !entry.what.is_empty() && entry.what.len() <= 64 && entry.what.bytes().all(allowed);
+        state
+            .writer
+            .write(if known { entry.what } else { "unknown" }, false, |line| {
+                line.text("decision", entry.decision.name())
+                    .text("tenant", entry.tenant)
+                    .text("key", entry.key)
+                    .text("run", entry.run)
+                    .text("task", entry.task)
+                    .text("job", entry.job)
+                    .text("rule", entry.rule)
+                    .text("about", entry.about);
+            })
     }
 
     /// Goes on in the next file, without waiting for a disk or the database: its row and its mark are the threads' to write.
@@ -302,8 +356,17 @@ impl Shared {
         let (head, before) = (state.writer.head(), Arc::clone(&state.writer.file));
         state.writer.next_file(&self.folder, NAME, false)?;
         let (part, began_ms) = (state.writer.part(), journal::now());
-        let beginning = Beginning { part, n: head.n, hash: head.hash, began_ms, removed: false };
-        state.opened.push(Opened { beginning, before: Some(before) });
+        let beginning = Beginning {
+            part,
+            n: head.n,
+            hash: head.hash,
+            began_ms,
+            removed: false,
+        };
+        state.opened.push(Opened {
+            beginning,
+            before: Some(before),
+        });
         self.begun.notify_one();
         Ok(())
     }
@@ -323,7 +386,10 @@ fn take_lock(folder: &Folder) -> io::Result<File> {
 
 /// Whether somebody writes it now.
 pub(super) fn is_live(folder: &Folder) -> bool {
-    folder.lock_file(NAME).and_then(|file| journal::lock(&file)).is_ok_and(|free| !free)
+    folder
+        .lock_file(NAME)
+        .and_then(|file| journal::lock(&file))
+        .is_ok_and(|free| !free)
 }
 
 /// Puts an audit aside that cannot be believed, so that a new one can begin; where it is then.
@@ -340,8 +406,15 @@ pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
     std::fs::rename(state.join(FOLDER), &place)?;
     Marks::open(state)?.forget(NAME)?;
     let audit = super::Audit::open(state)?;
-    let about = place.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    audit.note(&Entry { what: "audit.set_aside", about: &about, ..Entry::default() })?;
+    let about = place
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    audit.note(&Entry {
+        what: "audit.set_aside",
+        about: &about,
+        ..Entry::default()
+    })?;
     Ok(Some(place))
 }
 

@@ -34,7 +34,11 @@ pub(super) struct Mark {
 
 impl Beginning {
     pub(super) fn head(&self) -> Head {
-        Head { n: self.n, hash: self.hash, offset: 0 }
+        Head {
+            n: self.n,
+            hash: self.hash,
+            offset: 0,
+        }
     }
 }
 
@@ -64,8 +68,7 @@ impl Marks {
 
     /// In their order.
     pub(super) fn beginnings(&self, name: &str) -> io::Result<Vec<Beginning>> {
-        let sql =
-            "SELECT part, n, hash, began_ms, removed_ms FROM audit_parts WHERE journal = ?1 ORDER BY part";
+        let sql = "SELECT part, n, hash, began_ms, removed_ms FROM audit_parts WHERE journal = ?1 ORDER BY part";
         let found = self.0.read(|connection| {
             let mut statement = connection.prepare_cached(sql)?;
             let rows = statement.query_map([name], |row| {
@@ -86,7 +89,13 @@ impl Marks {
     pub(super) fn last(&self, name: &str) -> io::Result<Option<Mark>> {
         let sql = "SELECT part, n, hash FROM audit_heads WHERE journal = ?1";
         let found = self.0.read(|connection| {
-            let read = |row: &Row<'_>| Ok(Mark { part: row.get(0)?, n: read(row, 1)?, hash: row.get(2)? });
+            let read = |row: &Row<'_>| {
+                Ok(Mark {
+                    part: row.get(0)?,
+                    n: read(row, 1)?,
+                    hash: row.get(2)?,
+                })
+            };
             connection.query_row(sql, [name], read).optional()
         });
         found.map_err(io::Error::other)
@@ -112,7 +121,9 @@ impl Marks {
     /// A file is about to be removed.
     pub(super) fn remove(&self, name: &str, part: u32, now: u64) -> io::Result<()> {
         let sql = "UPDATE audit_parts SET removed_ms = ?3 WHERE journal = ?1 AND part = ?2";
-        let written = self.0.write(|transaction| transaction.execute(sql, params![name, part, number(now)]));
+        let written = self
+            .0
+            .write(|transaction| transaction.execute(sql, params![name, part, number(now)]));
         written.map(drop).map_err(io::Error::other)
     }
 

@@ -114,9 +114,14 @@ pub struct Asked {
 
 impl Asked {
     fn is_for(&self, line: &Line<'_>) -> bool {
-        let what = |asked: &str| line.kind == asked || asked.ends_with('.') && line.kind.starts_with(asked);
+        let what = |asked: &str| {
+            line.kind == asked || asked.ends_with('.') && line.kind.starts_with(asked)
+        };
         self.run.as_ref().is_none_or(|run| line.run == *run)
-            && self.tenant.as_ref().is_none_or(|tenant| line.tenant == *tenant)
+            && self
+                .tenant
+                .as_ref()
+                .is_none_or(|tenant| line.tenant == *tenant)
             && self.what.as_deref().is_none_or(what)
             && self.since_ms.is_none_or(|since| line.at >= since)
             && self.until_ms.is_none_or(|until| line.at <= until)
@@ -139,20 +144,37 @@ pub struct WrongPlace;
 
 /// Reads one page. An error that is a [`WrongPlace`] is the question's fault.
 pub fn page(state: &Path, asked: &Asked) -> io::Result<Page> {
-    let Some(folder) = existing(&state.join(FOLDER))? else { return Ok(Page::default()) };
+    let Some(folder) = existing(&state.join(FOLDER))? else {
+        return Ok(Page::default());
+    };
     let parts = folder.segments()?.remove(NAME).unwrap_or_default();
-    let start = asked.before.as_deref().map(|text| place(text).ok_or_else(|| io::Error::other(WrongPlace)));
+    let start = asked
+        .before
+        .as_deref()
+        .map(|text| place(text).ok_or_else(|| io::Error::other(WrongPlace)));
     let start = start.transpose()?;
     let beginnings = Marks::open(state)?.beginnings(NAME)?;
-    let mut reading = Reading { asked, page: Page::default(), read: 0, over: false };
+    let mut reading = Reading {
+        asked,
+        page: Page::default(),
+        read: 0,
+        over: false,
+    };
     for &part in parts.iter().rev() {
         let end = match start {
             Some((of, _)) if part > of => continue,
             Some((of, offset)) if part == of => Some(offset),
             _ => None,
         };
-        let began = beginnings.iter().find(|beginning| beginning.part == part).map(|of| of.began_ms);
-        if end.is_none() && began.zip(asked.until_ms).is_some_and(|(began, until)| began > until) {
+        let began = beginnings
+            .iter()
+            .find(|beginning| beginning.part == part)
+            .map(|of| of.began_ms);
+        if end.is_none()
+            && began
+                .zip(asked.until_ms)
+                .is_some_and(|(began, until)| began > until)
+        {
             continue;
         }
         reading.part(&folder, part, end)?;
@@ -183,10 +205,14 @@ impl Reading<'_> {
     /// Backwards from `end`, or from the end of the file.
     fn part(&mut self, folder: &Folder, part: u32, end: Option<u64>) -> io::Result<()> {
         // Its owner may remove an old one at any time.
-        let Ok(file) = folder.read(NAME, part) else { return Ok(()) };
+        let Ok(file) = folder.read(NAME, part) else {
+            return Ok(());
+        };
         let size = file.metadata()?.len();
         let mut end = match end {
-            Some(end) if end > size || !begins_line(&file, end)? => return Err(io::Error::other(WrongPlace)),
+            Some(end) if end > size || !begins_line(&file, end)? => {
+                return Err(io::Error::other(WrongPlace));
+            }
             Some(end) => end,
             None => size,
         };
@@ -196,10 +222,16 @@ impl Reading<'_> {
             file.read_exact_at(&mut block, from)?;
             self.read += block.len() as u64;
             // Up to the first line that begins in this block; one that is being written has no end yet.
-            let whole = block.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            let whole = block
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |at| at + 1);
             let first = match from {
                 0 => 0,
-                _ => block.iter().position(|byte| *byte == b'\n').map_or(block.len(), |at| at + 1),
+                _ => block
+                    .iter()
+                    .position(|byte| *byte == b'\n')
+                    .map_or(block.len(), |at| at + 1),
             };
             if first >= whole && from > 0 {
                 // Longer than any line of ours, unless it is the last, which has no end yet.
@@ -218,7 +250,10 @@ impl Reading<'_> {
     fn lines(&mut self, block: &[u8], part: u32, at: u64) -> u64 {
         let mut end = block.len();
         while end > 0 && !self.over {
-            let start = block[..end - 1].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            let start = block[..end - 1]
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |at| at + 1);
             self.line(&block[start..end - 1]);
             end = start;
             let place = at + end as u64;
@@ -233,12 +268,21 @@ impl Reading<'_> {
     }
 
     fn line(&mut self, text: &[u8]) {
-        let Ok(text) = std::str::from_utf8(text) else { return };
+        let Ok(text) = std::str::from_utf8(text) else {
+            return;
+        };
         // Names of runs need no escapes: a line without the name is none of its.
-        if self.asked.run.as_ref().is_some_and(|run| !text.contains(run.as_str())) {
+        if self
+            .asked
+            .run
+            .as_ref()
+            .is_some_and(|run| !text.contains(run.as_str()))
+        {
             return;
         }
-        let Ok(line) = serde_json::from_str::<Line<'_>>(text) else { return };
+        let Ok(line) = serde_json::from_str::<Line<'_>>(text) else {
+            return;
+        };
         if self.asked.since_ms.is_some_and(|since| line.at < since) {
             self.over = true;
         } else if self.asked.is_for(&line) {
@@ -251,6 +295,8 @@ fn begins_line(file: &File, at: u64) -> io::Result<bool> {
     let mut before = [0];
     match at {
         0 => Ok(true),
-        _ => file.read_exact_at(&mut before, at - 1).map(|()| before == *b"\n"),
+        _ => file
+            .read_exact_at(&mut before, at - 1)
+            .map(|()| before == *b"\n"),
     }
 }

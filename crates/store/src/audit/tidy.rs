@@ -64,7 +64,8 @@ fn wait(shared: &Shared) -> bool {
 /// Until it is time for a mark, or a file was begun; whether the owner is gone.
 fn wait_for_file(shared: &Shared) -> bool {
     let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-    let idle = |state: &mut State| !state.over && (state.opened.is_empty() || state.synced.is_err());
+    let idle =
+        |state: &mut State| !state.over && (state.opened.is_empty() || state.synced.is_err());
     let waited = shared.begun.wait_timeout_while(state, BETWEEN_MARKS, idle);
     waited.unwrap_or_else(PoisonError::into_inner).0.over
 }
@@ -72,7 +73,9 @@ fn wait_for_file(shared: &Shared) -> bool {
 /// Makes sure of what was written, and marks how far that is: first where files begin, then the last line. What is missing
 /// makes less certain, and nothing wrong; the next one says as much.
 pub(super) fn sync_and_mark(shared: &Shared) -> io::Result<()> {
-    let Some(mark) = sync(shared) else { return Ok(()) };
+    let Some(mark) = sync(shared) else {
+        return Ok(());
+    };
     let lock = || shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     let sure: Vec<Beginning> = lock()
         .opened
@@ -82,7 +85,9 @@ pub(super) fn sync_and_mark(shared: &Shared) -> io::Result<()> {
         .collect();
     for beginning in sure {
         shared.marks.begin(NAME, &beginning)?;
-        lock().opened.retain(|opened| opened.beginning.part != beginning.part);
+        lock()
+            .opened
+            .retain(|opened| opened.beginning.part != beginning.part);
     }
     shared.marks.mark(NAME, &mark, journal::now())
 }
@@ -90,13 +95,29 @@ pub(super) fn sync_and_mark(shared: &Shared) -> io::Result<()> {
 /// Makes sure of what was written until now; none if that has failed, after which nothing is sure.
 fn sync(shared: &Shared) -> Option<Mark> {
     let lock = || shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-    let _one = shared.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = shared
+        .syncing
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let (older, file, mark, synced) = {
         let state = lock();
         let head = state.writer.head();
-        let mark = Mark { part: state.writer.part(), n: head.n, hash: head.hash };
-        let older: Vec<_> = state.opened.iter().filter_map(|opened| opened.before.clone()).collect();
-        (older, Arc::clone(&state.writer.file), mark, *state.synced.as_ref().ok()?)
+        let mark = Mark {
+            part: state.writer.part(),
+            n: head.n,
+            hash: head.hash,
+        };
+        let older: Vec<_> = state
+            .opened
+            .iter()
+            .filter_map(|opened| opened.before.clone())
+            .collect();
+        (
+            older,
+            Arc::clone(&state.writer.file),
+            mark,
+            *state.synced.as_ref().ok()?,
+        )
     };
     if synced >= mark.n && older.is_empty() {
         return Some(mark);
@@ -104,10 +125,14 @@ fn sync(shared: &Shared) -> Option<Mark> {
     let done = sync_files(shared, &older, &file);
     let mut state = lock();
     if done.is_ok() {
-        let sure = state.opened.iter_mut().filter(|opened| opened.beginning.part <= mark.part);
+        let sure = state
+            .opened
+            .iter_mut()
+            .filter(|opened| opened.beginning.part <= mark.part);
         sure.for_each(|opened| opened.before = None);
     }
-    let why = |error| format!("the audit cannot be made to last until the server starts again: {error}");
+    let why =
+        |error| format!("the audit cannot be made to last until the server starts again: {error}");
     state.synced = done.map(|()| mark.n).map_err(why);
     shared.lasting.notify_all();
     state.synced.is_ok().then_some(mark)
@@ -115,7 +140,9 @@ fn sync(shared: &Shared) -> Option<Mark> {
 
 /// In the order of their lines, with the names of those that were begun.
 fn sync_files(shared: &Shared, older: &[Arc<File>], last: &File) -> io::Result<()> {
-    older.iter().try_for_each(|file| rustix::fs::fdatasync(&**file))?;
+    older
+        .iter()
+        .try_for_each(|file| rustix::fs::fdatasync(&**file))?;
     if !older.is_empty() {
         shared.folder.sync()?;
     }
@@ -132,11 +159,15 @@ pub(super) fn alone(shared: &Shared) -> io::Result<Option<Upkeep>> {
 
 /// Removes whole files whose every line is older than they are kept, and the oldest of those beyond the bytes that are kept.
 pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
-    let Some(_alone) = alone(shared)? else { return Ok(()) };
+    let Some(_alone) = alone(shared)? else {
+        return Ok(());
+    };
     let beginnings: Vec<Beginning> = shared.marks.beginnings(NAME)?;
     let parts = shared.folder.segments()?.remove(NAME).unwrap_or_default();
-    let sizes: Vec<u64> =
-        parts.iter().map(|part| shared.folder.size(NAME, *part).unwrap_or_default()).collect();
+    let sizes: Vec<u64> = parts
+        .iter()
+        .map(|part| shared.folder.size(NAME, *part).unwrap_or_default())
+        .collect();
     let mut bytes: u64 = sizes.iter().sum();
     let keep_ms = u64::try_from(shared.settings.keep_for.as_millis()).unwrap_or(u64::MAX);
     let oldest = journal::now().saturating_sub(keep_ms);
@@ -144,7 +175,10 @@ pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
     for (index, pair) in parts.windows(2).enumerate() {
         let [this, next] = [pair[0], pair[1]].map(|part| {
             let known = beginnings.iter().find(|beginning| beginning.part == part);
-            known.map_or_else(|| verify::first_of(&shared.folder, NAME, part), |known| Ok(*known))
+            known.map_or_else(
+                || verify::first_of(&shared.folder, NAME, part),
+                |known| Ok(*known),
+            )
         });
         let (this, next) = (this?, next?);
         let rule = match (next.began_ms < oldest, bytes > shared.settings.keep_bytes) {
@@ -161,7 +195,12 @@ pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
 /// The line first, then the marks, then the file: whoever dies between leaves it to the next.
 fn remove(shared: &Shared, this: &Beginning, next: &Beginning, rule: &str) -> io::Result<()> {
     let about = format!("file {}, up to line {}", this.part, next.n);
-    shared.note_removal(&Entry { what: "audit.remove", rule, about: &about, ..Entry::default() })?;
+    shared.note_removal(&Entry {
+        what: "audit.remove",
+        rule,
+        about: &about,
+        ..Entry::default()
+    })?;
     // Without them nobody would believe that it was removed by us, or what follows.
     shared.marks.begin(NAME, this)?;
     shared.marks.begin(NAME, next)?;

@@ -54,7 +54,11 @@ pub fn verify(state: &Path, head: Option<Hash>) -> Result<Verified, Wrong> {
 
 fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     let place = state.join(FOLDER);
-    let whole = |what: &str| Problem { file: place.clone(), line: 0, what: what.to_owned() };
+    let whole = |what: &str| Problem {
+        file: place.clone(),
+        line: 0,
+        what: what.to_owned(),
+    };
     let Some(marks) = Marks::existing(state)? else {
         return match existing(&place)?.is_some() || wanted.is_some() {
             true => Err(whole("the `airlock.db` that knows it is gone").into()),
@@ -71,24 +75,48 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     };
     let before = is_live(&folder);
     let parts = folder.segments()?.remove(NAME).unwrap_or_default();
-    let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
+    let check = Check {
+        folder: &folder,
+        name: NAME,
+        parts: &parts,
+        beginnings: &beginnings,
+        mark,
+    };
     let end = check.read(0, wanted)?;
     if end.torn && !before && !is_live(&folder) {
         let file = folder.path(NAME, end.part);
-        return Err(Problem { file, line: end.line, what: Fault::Torn.to_string() }.into());
+        return Err(Problem {
+            file,
+            line: end.line,
+            what: Fault::Torn.to_string(),
+        }
+        .into());
     }
     if wanted.is_some() && !end.seen {
-        return Err(whole("no line has the hash that was noted: it was changed, cut off, or put back").into());
+        return Err(whole(
+            "no line has the hash that was noted: it was changed, cut off, or put back",
+        )
+        .into());
     }
     let head = hexadecimal(&end.head.hash);
-    Ok(Verified { lines: end.lines, first: end.first, since_ms: end.since_ms, last: end.head.n, head })
+    Ok(Verified {
+        lines: end.lines,
+        first: end.first,
+        since_ms: end.since_ms,
+        last: end.head.n,
+        head,
+    })
 }
 
 /// The last line that is surely on the disk: its number and hash.
 pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
-    let Some(marks) = Marks::existing(state)? else { return Ok(None) };
+    let Some(marks) = Marks::existing(state)? else {
+        return Ok(None);
+    };
     let mark = marks.last(NAME)?;
-    Ok(mark.filter(|mark| mark.n > 0).map(|mark| (mark.n, hexadecimal(&mark.hash))))
+    Ok(mark
+        .filter(|mark| mark.n > 0)
+        .map(|mark| (mark.n, hexadecimal(&mark.hash))))
 }
 
 /// A hash as its 64 digits are read.
@@ -120,10 +148,17 @@ pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beg
     }
     let mut text = Vec::new();
     let file = BufReader::new(folder.read(name, part)?);
-    file.take(journal::LONGEST as u64).read_until(b'\n', &mut text)?;
+    file.take(journal::LONGEST as u64)
+        .read_until(b'\n', &mut text)?;
     let first: First = serde_json::from_slice(&text)?;
     match (first.n, parsed(&first.prev)) {
-        (1.., Some(hash)) => Ok(Beginning { part, n: first.n - 1, hash, began_ms: first.at, removed: false }),
+        (1.., Some(hash)) => Ok(Beginning {
+            part,
+            n: first.n - 1,
+            hash,
+            began_ms: first.at,
+            removed: false,
+        }),
         _ => Err(io::Error::other("its first line is none of ours")),
     }
 }
@@ -158,25 +193,38 @@ pub(super) struct End {
 
 impl Check<'_> {
     fn problem(&self, part: u32, line: u64, what: impl Into<String>) -> Problem {
-        Problem { file: self.folder.path(self.name, part), line, what: what.into() }
+        Problem {
+            file: self.folder.path(self.name, part),
+            line,
+            what: what.into(),
+        }
     }
 
     fn known(&self, part: u32) -> Option<&Beginning> {
-        self.beginnings.iter().find(|beginning| beginning.part == part)
+        self.beginnings
+            .iter()
+            .find(|beginning| beginning.part == part)
     }
 
     /// Reads the last files, from the one with the mark on: those before are believed by whoever reads all.
     pub(super) fn newest(&self) -> Result<End, Problem> {
         let marked = self.mark.map_or(0, |mark| mark.part);
         // One of which nothing is known is read from the one before, so that it is known from then on.
-        let known = self.parts.iter().take_while(|part| self.known(**part).is_some()).count();
+        let known = self
+            .parts
+            .iter()
+            .take_while(|part| self.known(**part).is_some())
+            .count();
         let from = self.parts[..known].iter().rposition(|part| *part <= marked);
         self.read(from.unwrap_or(0), None)
     }
 
     /// Reads them from this one on, and looks for a line of this hash.
     fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, Problem> {
-        let mut end = End { wanted, ..End::default() };
+        let mut end = End {
+            wanted,
+            ..End::default()
+        };
         let parts = &self.parts[from.min(self.parts.len())..];
         if let Some(&first) = parts.first() {
             let beginning = self.beginning(first)?;
@@ -184,14 +232,18 @@ impl Check<'_> {
             // Before the first line of all there is none that could have been noted.
             end.seen = beginning.n > 0 && wanted == Some(beginning.hash);
         }
-        end.marked = self.mark.is_none_or(|mark| mark.n == end.head.n && mark.hash == end.head.hash);
+        end.marked = self
+            .mark
+            .is_none_or(|mark| mark.n == end.head.n && mark.hash == end.head.hash);
         for (index, &part) in parts.iter().enumerate() {
             if index > 0 && part != parts[index - 1] + 1 {
                 return Err(self.problem(part, 0, "the file before it is missing"));
             }
             let at = self.beginning_as_read(part, &end.head)?;
             end.beginnings.push(at);
-            let is_last = parts[index + 1..].iter().all(|later| self.is_only_begun(*later));
+            let is_last = parts[index + 1..]
+                .iter()
+                .all(|later| self.is_only_begun(*later));
             self.file(part, is_last, &mut end)?;
             if end.torn {
                 break;
@@ -203,7 +255,11 @@ impl Check<'_> {
 
     /// Whether nothing was ever surely written to it: a loss of power may leave it behind one that lost its end.
     fn is_only_begun(&self, part: u32) -> bool {
-        self.known(part).is_none() && self.folder.size(self.name, part).is_ok_and(|size| size == 0)
+        self.known(part).is_none()
+            && self
+                .folder
+                .size(self.name, part)
+                .is_ok_and(|size| size == 0)
     }
 
     /// What the first file must follow.
@@ -211,9 +267,21 @@ impl Check<'_> {
         let before_was_removed = || self.known(part - 1).is_some_and(|before| before.removed);
         match (part, self.known(part)) {
             (0, _) => Err(self.problem(part, 0, "no file has this number")),
-            (1, _) => Ok(Beginning { part, n: 0, hash: Hash::default(), began_ms: 0, removed: false }),
-            (_, Some(known)) if before_was_removed() || self.parts.contains(&(part - 1)) => Ok(*known),
-            _ => Err(self.problem(part, 0, "the file before it is missing, and was not removed by us")),
+            (1, _) => Ok(Beginning {
+                part,
+                n: 0,
+                hash: Hash::default(),
+                began_ms: 0,
+                removed: false,
+            }),
+            (_, Some(known)) if before_was_removed() || self.parts.contains(&(part - 1)) => {
+                Ok(*known)
+            }
+            _ => Err(self.problem(
+                part,
+                0,
+                "the file before it is missing, and was not removed by us",
+            )),
         }
     }
 
@@ -223,16 +291,23 @@ impl Check<'_> {
                 Err(self.problem(part, 0, "it does not begin where the database says"))
             }
             Some(known) => Ok(*known),
-            None => {
-                Ok(Beginning { part, n: head.n, hash: head.hash, began_ms: journal::now(), removed: false })
-            }
+            None => Ok(Beginning {
+                part,
+                n: head.n,
+                hash: head.hash,
+                began_ms: journal::now(),
+                removed: false,
+            }),
         }
     }
 
     fn file(&self, part: u32, is_last: bool, end: &mut End) -> Result<(), Problem> {
         let file = self.folder.read(self.name, part);
         let file = file.map_err(|error| self.problem(part, 0, error.to_string()))?;
-        let head = Head { offset: 0, ..end.head };
+        let head = Head {
+            offset: 0,
+            ..end.head
+        };
         let mut reader = Reader::new(BufReader::with_capacity(BUFFER, file), head);
         let mut first = true;
         loop {
@@ -247,7 +322,10 @@ impl Check<'_> {
             };
             let head = reader.head();
             if first && self.known(part).is_none() {
-                end.beginnings.iter_mut().filter(|of| of.part == part).for_each(|of| of.began_ms = at);
+                end.beginnings
+                    .iter_mut()
+                    .filter(|of| of.part == part)
+                    .for_each(|of| of.began_ms = at);
             }
             first = false;
             if end.lines == 0 {
@@ -259,8 +337,7 @@ impl Check<'_> {
                 match mark.hash == head.hash {
                     true => end.marked = true,
                     false => {
-                        let what =
-                            "it is not the line that the database knows: what stood here was rewritten";
+                        let what = "it is not the line that the database knows: what stood here was rewritten";
                         return Err(self.problem(part, reader.line(), what));
                     }
                 }
@@ -284,7 +361,10 @@ impl Check<'_> {
         match end.marked {
             true => Ok(()),
             false => {
-                let what = format!("it ends before line number {}, which was surely written", mark.n);
+                let what = format!(
+                    "it ends before line number {}, which was surely written",
+                    mark.n
+                );
                 Err(self.problem(last, end.line, what))
             }
         }

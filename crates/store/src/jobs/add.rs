@@ -121,9 +121,11 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
         .prepare_cached("INSERT INTO job_order (n, body) VALUES (?, ?)")?
         .execute(params![n, job.order])?;
     if let Some((name, body)) = job.promise {
-        let promise =
-            "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
-        transaction.execute(promise, params![job.tenant, name, &body[..], job.id, number(job.at_ms)])?;
+        let promise = "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
+        transaction.execute(
+            promise,
+            params![job.tenant, name, &body[..], job.id, number(job.at_ms)],
+        )?;
     }
     // Whoever waits for what did not succeed is told at once.
     match needed.iter().find(|needed| is_in_vain(&needed.status)) {
@@ -139,7 +141,11 @@ pub(super) fn is_in_vain(status: &str) -> bool {
     !matches!(status, "queued" | "running" | "succeeded")
 }
 
-fn insert(transaction: &Transaction<'_>, job: &NewJob<'_>, needed: &[Needed]) -> rusqlite::Result<i64> {
+fn insert(
+    transaction: &Transaction<'_>,
+    job: &NewJob<'_>,
+    needed: &[Needed],
+) -> rusqlite::Result<i64> {
     let due = job.not_before_ms.unwrap_or_default();
     let waits_for = match needed.iter().any(|needed| needed.status != "succeeded") {
         true => "jobs",
@@ -178,13 +184,21 @@ struct Needed {
 }
 
 /// Those that it comes after; or the first that its tenant does not have.
-fn needed(transaction: &Transaction<'_>, job: &NewJob<'_>) -> rusqlite::Result<Result<Vec<Needed>, String>> {
+fn needed(
+    transaction: &Transaction<'_>,
+    job: &NewJob<'_>,
+) -> rusqlite::Result<Result<Vec<Needed>, String>> {
     let mut found = Vec::with_capacity(job.after.len());
-    let mut find =
-        transaction.prepare_cached("SELECT id, status, behind FROM job WHERE id = ? AND tenant = ?")?;
+    let mut find = transaction
+        .prepare_cached("SELECT id, status, behind FROM job WHERE id = ? AND tenant = ?")?;
     for id in job.after {
-        let needed =
-            |row: &Row<'_>| Ok(Needed { id: row.get(0)?, status: row.get(1)?, behind: back(row.get(2)?) });
+        let needed = |row: &Row<'_>| {
+            Ok(Needed {
+                id: row.get(0)?,
+                status: row.get(1)?,
+                behind: back(row.get(2)?),
+            })
+        };
         match find.query_row([id, job.tenant], needed).optional()? {
             Some(needed) => found.push(needed),
             None => return Ok(Err(id.clone())),
@@ -205,15 +219,33 @@ pub(super) fn full(
     more: u64,
     room: &JobRoom,
 ) -> rusqlite::Result<Option<WhichBound>> {
-    let (own, all) = (read::counts(transaction, tenant)?, read::counts(transaction, "")?);
+    let (own, all) = (
+        read::counts(transaction, tenant)?,
+        read::counts(transaction, "")?,
+    );
     let reached = [
-        (WhichBound::Jobs, room.jobs.is_some_and(|most| own.queued + own.running >= most)),
+        (
+            WhichBound::Jobs,
+            room.jobs
+                .is_some_and(|most| own.queued + own.running >= most),
+        ),
         (WhichBound::QueuedOfOne, own.queued >= room.queued_of_one),
-        (WhichBound::Queued, own.queued >= share(room.queued, all.queued, own.queued)),
-        (WhichBound::BytesOfOne, own.bytes.saturating_add(more) > room.bytes_of_one),
-        (WhichBound::Bytes, own.bytes.saturating_add(more) > share(room.bytes, all.bytes, own.bytes)),
+        (
+            WhichBound::Queued,
+            own.queued >= share(room.queued, all.queued, own.queued),
+        ),
+        (
+            WhichBound::BytesOfOne,
+            own.bytes.saturating_add(more) > room.bytes_of_one,
+        ),
+        (
+            WhichBound::Bytes,
+            own.bytes.saturating_add(more) > share(room.bytes, all.bytes, own.bytes),
+        ),
     ];
-    Ok(reached.into_iter().find_map(|(bound, reached)| reached.then_some(bound)))
+    Ok(reached
+        .into_iter()
+        .find_map(|(bound, reached)| reached.then_some(bound)))
 }
 
 /// What an idempotency key stands for, if it is known and still holds.
@@ -228,7 +260,9 @@ fn promised(
     let since = number(job.at_ms.saturating_sub(PROMISED_MS));
     let found: Option<(Vec<u8>, String)> = transaction
         .prepare_cached(find)?
-        .query_row(params![job.tenant, name, since], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row(params![job.tenant, name, since], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
         .optional()?;
     Ok(found.map(|(before, id)| match before == body {
         true => Added::Before(id),

@@ -20,13 +20,17 @@ pub(super) fn begin(
 ) -> rusqlite::Result<()> {
     let begin = "INSERT INTO job_followed (id, root, succeeded)
         SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM job_after WHERE needs = ?1) ON CONFLICT (id) DO NOTHING";
-    transaction.prepare_cached(begin)?.execute(params![id, root, succeeded])?;
+    transaction
+        .prepare_cached(begin)?
+        .execute(params![id, root, succeeded])?;
     Ok(())
 }
 
 /// Whether some behind it have not followed yet.
 pub(super) fn is_followed(transaction: &Transaction<'_>, id: &str) -> rusqlite::Result<bool> {
-    transaction.prepare_cached("SELECT 1 FROM job_followed WHERE id = ?")?.exists([id])
+    transaction
+        .prepare_cached("SELECT 1 FROM job_followed WHERE id = ?")?
+        .exists([id])
 }
 
 /// A job behind which not everything has followed.
@@ -43,14 +47,28 @@ pub(super) fn follow(
     root: Option<&str>,
     now_ms: u64,
 ) -> rusqlite::Result<Vec<Change>> {
-    let of = if root.is_some() { "WHERE root = ?1" } else { "WHERE ?1 IS NULL" };
-    let first = format!("SELECT id, root, succeeded, seen FROM job_followed {of} ORDER BY n LIMIT 1");
+    let of = if root.is_some() {
+        "WHERE root = ?1"
+    } else {
+        "WHERE ?1 IS NULL"
+    };
+    let first =
+        format!("SELECT id, root, succeeded, seen FROM job_followed {of} ORDER BY n LIMIT 1");
     let (mut changes, mut left) = (Vec::new(), TOGETHER);
     while left > 0 {
-        let first = transaction.prepare_cached(&first)?.query_row([root], |row| {
-            Ok(Followed { id: row.get(0)?, root: row.get(1)?, succeeded: row.get(2)?, seen: row.get(3)? })
-        });
-        let Some(first) = first.optional()? else { break };
+        let first = transaction
+            .prepare_cached(&first)?
+            .query_row([root], |row| {
+                Ok(Followed {
+                    id: row.get(0)?,
+                    root: row.get(1)?,
+                    succeeded: row.get(2)?,
+                    seen: row.get(3)?,
+                })
+            });
+        let Some(first) = first.optional()? else {
+            break;
+        };
         let looked = some(transaction, &first, left, now_ms, &mut changes)?;
         // Each costs something, even one behind which there is nothing left.
         left -= looked.clamp(1, left);
@@ -69,7 +87,9 @@ fn some(
     let next = "SELECT job FROM job_after WHERE needs = ? AND job > ? ORDER BY job LIMIT ?";
     let next: Vec<i64> = transaction
         .prepare_cached(next)?
-        .query_map(params![followed.id, followed.seen, most as i64], |row| row.get(0))?
+        .query_map(params![followed.id, followed.seen, most as i64], |row| {
+            row.get(0)
+        })?
         .collect::<Result<_, _>>()?;
     for n in &next {
         let change = match followed.succeeded {
@@ -82,9 +102,9 @@ fn some(
         Some(last) => transaction
             .prepare_cached("UPDATE job_followed SET seen = ? WHERE id = ?")?
             .execute(params![last, followed.id])?,
-        None => {
-            transaction.prepare_cached("DELETE FROM job_followed WHERE id = ?")?.execute([&followed.id])?
-        }
+        None => transaction
+            .prepare_cached("DELETE FROM job_followed WHERE id = ?")?
+            .execute([&followed.id])?,
     };
     Ok(next.len())
 }
@@ -97,7 +117,9 @@ fn release(
     now_ms: u64,
 ) -> rusqlite::Result<Option<Change>> {
     let met = "UPDATE job_after SET done = 1 WHERE job = ? AND needs = ?";
-    transaction.prepare_cached(met)?.execute(params![n, needs])?;
+    transaction
+        .prepare_cached(met)?
+        .execute(params![n, needs])?;
     // What is about to be cancelled does not start before.
     let release = format!(
         "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
@@ -105,9 +127,14 @@ fn release(
             AND (edge.done = 0 OR EXISTS (SELECT 1 FROM job_followed WHERE id = edge.needs AND succeeded = 0)))
         {CHANGE}"
     );
-    let released =
-        transaction.prepare_cached(&release)?.query_row(params![n, number(now_ms)], change).optional()?;
-    Ok(released.map(|change| Change { moved: true, ..change }))
+    let released = transaction
+        .prepare_cached(&release)?
+        .query_row(params![n, number(now_ms)], change)
+        .optional()?;
+    Ok(released.map(|change| Change {
+        moved: true,
+        ..change
+    }))
 }
 
 /// One that waits is over, and what comes after it follows. There are no circles: a job only waits for older ones.
@@ -122,7 +149,10 @@ fn cancel(
             keep_until = ?2 + keep_ms, error = ?3 WHERE n = ?1 AND waits_for = 'jobs' {CHANGE}"
     );
     let row = params![n, number(now_ms), in_vain(root)];
-    let cancelled = transaction.prepare_cached(&cancel)?.query_row(row, change).optional()?;
+    let cancelled = transaction
+        .prepare_cached(&cancel)?
+        .query_row(row, change)
+        .optional()?;
     if let Some(change) = &cancelled {
         begin(transaction, &change.id, root, false)?;
     }

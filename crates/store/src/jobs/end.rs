@@ -74,7 +74,13 @@ pub enum Retried {
 
 impl Writing<'_> {
     /// A try begins: false unless it is the job's turn. Nobody else starts it then.
-    pub fn start_job(&self, id: &str, run: &str, boot: &str, now_ms: u64) -> Result<bool, DatabaseError> {
+    pub fn start_job(
+        &self,
+        id: &str,
+        run: &str,
+        boot: &str,
+        now_ms: u64,
+    ) -> Result<bool, DatabaseError> {
         self.done(start(self.transaction, id, run, boot, now_ms))
     }
 
@@ -85,7 +91,8 @@ impl Writing<'_> {
 
     /// A job whose turn it is waits until this moment, and this is why (JSON). False if that is not its turn any more.
     pub fn put_off_job(&self, id: &str, due_ms: u64, why: &str) -> Result<bool, DatabaseError> {
-        let put_off = "UPDATE job SET waits_for = 'time', due_ms = ?2, error = ?3, version = version + 1
+        let put_off =
+            "UPDATE job SET waits_for = 'time', due_ms = ?2, error = ?3, version = version + 1
             WHERE id = ?1 AND waits_for = 'turn'";
         let changed = self.transaction.prepare_cached(put_off);
         self.done(changed.and_then(|mut put| put.execute(params![id, number(due_ms), why])))
@@ -110,7 +117,12 @@ impl Writing<'_> {
     }
 
     /// A job that is over waits again, as if it had not been tried; unless so many wait already.
-    pub fn retry_job(&self, id: &str, now_ms: u64, room: &JobRoom) -> Result<Retried, DatabaseError> {
+    pub fn retry_job(
+        &self,
+        id: &str,
+        now_ms: u64,
+        room: &JobRoom,
+    ) -> Result<Retried, DatabaseError> {
         self.done(retry(self.transaction, id, now_ms, room))
     }
 
@@ -119,11 +131,10 @@ impl Writing<'_> {
         let due = "UPDATE job SET waits_for = 'turn', version = version + 1 WHERE n IN
             (SELECT n FROM job WHERE waits_for = 'time' AND due_ms <= ? ORDER BY due_ms LIMIT ?) RETURNING id";
         let moved = self.transaction.prepare_cached(due);
-        self.done(
-            moved.and_then(|mut due| {
-                due.query_map(params![number(now_ms), most], |row| row.get(0))?.collect()
-            }),
-        )
+        self.done(moved.and_then(|mut due| {
+            due.query_map(params![number(now_ms), most], |row| row.get(0))?
+                .collect()
+        }))
     }
 
     /// What comes after jobs that have ended follows them, some of it; nothing once all has.
@@ -152,21 +163,39 @@ fn start(
         VALUES (?1, coalesce((SELECT max(place) + 1 FROM job_run WHERE job = ?1), 1), ?2)";
     transaction.prepare_cached(note)?.execute(params![n, run])?;
     let forget = "DELETE FROM job_run WHERE job = ?1 AND place <= (SELECT max(place) FROM job_run WHERE job = ?1) - ?2";
-    transaction.prepare_cached(forget)?.execute(params![n, MOST_RUNS])?;
+    transaction
+        .prepare_cached(forget)?
+        .execute(params![n, MOST_RUNS])?;
     Ok(true)
 }
 
-fn end_try(transaction: &Transaction<'_>, run: &str, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
+fn end_try(
+    transaction: &Transaction<'_>,
+    run: &str,
+    end: &End<'_>,
+) -> rusqlite::Result<Vec<Change>> {
     let find = "SELECT n, attempt, most_attempts, reruns, retry_on, pause_ms, on_lost, cancelled
         FROM job WHERE run = ? AND status = 'running'";
-    let found = transaction.prepare_cached(find)?.query_row([run], policy).optional()?;
-    let Some((n, policy)) = found else { return Ok(Vec::new()) };
+    let found = transaction
+        .prepare_cached(find)?
+        .query_row([run], policy)
+        .optional()?;
+    let Some((n, policy)) = found else {
+        return Ok(Vec::new());
+    };
     if let Some(result) = end.result {
         keep(transaction, n, result)?;
     }
     match next(&policy, end.status) {
         Next::Final => finish(transaction, n, end),
-        Next::Cancelled => finish(transaction, n, &End { status: "cancelled", ..*end }),
+        Next::Cancelled => finish(
+            transaction,
+            n,
+            &End {
+                status: "cancelled",
+                ..*end
+            },
+        ),
         Next::Retry(pause) => again(transaction, n, end, pause, 0).map(|change| vec![change]),
         Next::Rerun => again(transaction, n, end, 0, 1).map(|change| vec![change]),
     }
@@ -188,10 +217,13 @@ fn policy(row: &Row<'_>) -> rusqlite::Result<(i64, Policy)> {
 fn keep(transaction: &Transaction<'_>, n: i64, result: &str) -> rusqlite::Result<()> {
     let weigh = "UPDATE job SET bytes = bytes + ?2 - coalesce((SELECT length(CAST(body AS BLOB)) FROM job_result WHERE n = ?1), 0)
         WHERE n = ?1";
-    transaction.prepare_cached(weigh)?.execute(params![n, result.len() as i64])?;
-    let keep =
-        "INSERT INTO job_result (n, body) VALUES (?, ?) ON CONFLICT (n) DO UPDATE SET body = excluded.body";
-    transaction.prepare_cached(keep)?.execute(params![n, result])?;
+    transaction
+        .prepare_cached(weigh)?
+        .execute(params![n, result.len() as i64])?;
+    let keep = "INSERT INTO job_result (n, body) VALUES (?, ?) ON CONFLICT (n) DO UPDATE SET body = excluded.body";
+    transaction
+        .prepare_cached(keep)?
+        .execute(params![n, result])?;
     Ok(())
 }
 
@@ -232,13 +264,26 @@ fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Res
             keep_until = ?3 + keep_ms, error = ?4 WHERE n = ?1 AND ended_ms IS NULL {CHANGE}"
     );
     let row = params![n, end.status, number(end.at_ms), end.error];
-    let Some(first) = transaction.prepare_cached(&finish)?.query_row(row, change).optional()? else {
+    let Some(first) = transaction
+        .prepare_cached(&finish)?
+        .query_row(row, change)
+        .optional()?
+    else {
         return Ok(Vec::new());
     };
     let mut changes = vec![first];
-    behind::begin(transaction, &changes[0].id, &changes[0].id, end.status == "succeeded")?;
+    behind::begin(
+        transaction,
+        &changes[0].id,
+        &changes[0].id,
+        end.status == "succeeded",
+    )?;
     // Few follow at once; of many the rest does soon.
-    changes.extend(behind::follow(transaction, Some(&changes[0].id), end.at_ms)?);
+    changes.extend(behind::follow(
+        transaction,
+        Some(&changes[0].id),
+        end.at_ms,
+    )?);
     Ok(changes)
 }
 
@@ -252,7 +297,11 @@ pub(super) fn in_vain(id: &str) -> String {
 }
 
 fn error(code: ErrorCode, message: String, hint: &str) -> String {
-    let error = ErrorInfo { code, message, hint: Some(hint.to_owned()) };
+    let error = ErrorInfo {
+        code,
+        message,
+        hint: Some(hint.to_owned()),
+    };
     // Nothing in it can fail to be JSON.
     serde_json::to_string(&error).unwrap_or_default()
 }
@@ -264,14 +313,21 @@ pub(super) fn cancel_one(
     error: &str,
     now_ms: u64,
 ) -> rusqlite::Result<Vec<Change>> {
-    let end = End { status: "cancelled", result: None, error: Some(error), at_ms: now_ms };
+    let end = End {
+        status: "cancelled",
+        result: None,
+        error: Some(error),
+        at_ms: now_ms,
+    };
     finish(transaction, n, &end)
 }
 
 fn refuse(transaction: &Transaction<'_>, id: &str, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
     let find = "SELECT n FROM job WHERE id = ? AND status = 'queued'";
-    let found: Option<i64> =
-        transaction.prepare_cached(find)?.query_row([id], |row| row.get(0)).optional()?;
+    let found: Option<i64> = transaction
+        .prepare_cached(find)?
+        .query_row([id], |row| row.get(0))
+        .optional()?;
     found.map_or(Ok(Vec::new()), |n| finish(transaction, n, end))
 }
 
@@ -281,16 +337,27 @@ fn cancel(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Res
         .prepare_cached(find)?
         .query_row([id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
         .optional()?;
-    let Some((n, status, run)) = found else { return Ok(Cancelled::Unknown) };
+    let Some((n, status, run)) = found else {
+        return Ok(Cancelled::Unknown);
+    };
     match status.as_str() {
         "queued" => {
-            let why =
-                error(ErrorCode::Cancelled, "it was cancelled before it started".to_owned(), "retry it");
-            let end = End { status: "cancelled", result: None, error: Some(&why), at_ms: now_ms };
+            let why = error(
+                ErrorCode::Cancelled,
+                "it was cancelled before it started".to_owned(),
+                "retry it",
+            );
+            let end = End {
+                status: "cancelled",
+                result: None,
+                error: Some(&why),
+                at_ms: now_ms,
+            };
             Ok(Cancelled::Queued(finish(transaction, n, &end)?))
         }
         "running" => {
-            let ask = "UPDATE job SET cancelled = 1, version = version + 1 WHERE n = ? AND cancelled = 0";
+            let ask =
+                "UPDATE job SET cancelled = 1, version = version + 1 WHERE n = ? AND cancelled = 0";
             transaction.execute(ask, [n])?;
             Ok(Cancelled::Running(run.unwrap_or_default()))
         }
@@ -298,8 +365,15 @@ fn cancel(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Res
     }
 }
 
-fn retry(transaction: &Transaction<'_>, id: &str, now_ms: u64, room: &JobRoom) -> rusqlite::Result<Retried> {
-    let Some(row) = read::find(transaction, id)? else { return Ok(Retried::Unknown) };
+fn retry(
+    transaction: &Transaction<'_>,
+    id: &str,
+    now_ms: u64,
+    room: &JobRoom,
+) -> rusqlite::Result<Retried> {
+    let Some(row) = read::find(transaction, id)? else {
+        return Ok(Retried::Unknown);
+    };
     if !row.is_final() {
         return Ok(Retried::NotFinal);
     }
@@ -316,14 +390,18 @@ fn retry(transaction: &Transaction<'_>, id: &str, now_ms: u64, room: &JobRoom) -
         .collect::<Result<_, _>>()?;
     // What had succeeded and is forgotten since was good enough.
     let is_in_vain = |done: bool, status: Option<&str>| status.map_or(!done, add::is_in_vain);
-    if let Some((needs, ..)) = needed.iter().find(|(_, done, status)| is_in_vain(*done, status.as_deref())) {
+    if let Some((needs, ..)) = needed
+        .iter()
+        .find(|(_, done, status)| is_in_vain(*done, status.as_deref()))
+    {
         return Ok(Retried::InVain(needs.clone()));
     }
     let met = "UPDATE job_after SET done = 1 WHERE job = ?
         AND (SELECT status FROM job WHERE id = needs) = 'succeeded'";
     transaction.execute(met, [row.n])?;
-    let is_open =
-        |(_, done, status): &(String, bool, Option<String>)| !done && status.as_deref() != Some("succeeded");
+    let is_open = |(_, done, status): &(String, bool, Option<String>)| {
+        !done && status.as_deref() != Some("succeeded")
+    };
     let due = now_ms.max(row.not_before_ms.unwrap_or_default());
     let waits_for = match needed.iter().any(is_open) {
         true => "jobs",

@@ -39,7 +39,11 @@ pub enum Next {
 pub fn next(policy: &Policy, status: &str) -> Next {
     let is_lost = status == "lost";
     if policy.cancelled {
-        return if is_lost { Next::Cancelled } else { Next::Final };
+        return if is_lost {
+            Next::Cancelled
+        } else {
+            Next::Final
+        };
     }
     if is_lost && policy.rerun && policy.reruns < MOST_RERUNS {
         return Next::Rerun;
@@ -54,5 +58,8 @@ pub fn next(policy: &Policy, status: &str) -> Next {
 /// Twice as long each time.
 fn pause(policy: &Policy) -> u64 {
     let doublings = policy.attempt.saturating_sub(1).min(32);
-    policy.pause_ms.saturating_mul(1 << doublings).min(LONGEST_PAUSE_MS)
+    policy
+        .pause_ms
+        .saturating_mul(1 << doublings)
+        .min(LONGEST_PAUSE_MS)
 }

@@ -16,7 +16,12 @@ const FOLLOWED: &str = "EXISTS (SELECT 1 FROM job_followed WHERE job_followed.id
 
 impl Served {
     /// Forgets what is too old or too much. How many jobs are gone.
-    pub fn prune_jobs(&self, now_ms: u64, most: u64, most_bytes: u64) -> Result<usize, DatabaseError> {
+    pub fn prune_jobs(
+        &self,
+        now_ms: u64,
+        most: u64,
+        most_bytes: u64,
+    ) -> Result<usize, DatabaseError> {
         let mut gone = 0;
         loop {
             let some = self.together(|writing| {
@@ -31,7 +36,9 @@ impl Served {
                 break;
             }
         }
-        self.together(|writing| writing.done(prune_promises(writing.transaction, now_ms, MOST_PROMISES)))?;
+        self.together(|writing| {
+            writing.done(prune_promises(writing.transaction, now_ms, MOST_PROMISES))
+        })?;
         Ok(gone)
     }
 }
@@ -41,13 +48,21 @@ fn prune_old(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usi
         "DELETE FROM job WHERE n IN
             (SELECT n FROM job WHERE keep_until < ? AND NOT {FOLLOWED} ORDER BY keep_until LIMIT ?)"
     );
-    transaction.prepare_cached(&old)?.execute(params![number(now_ms), TOGETHER])
+    transaction
+        .prepare_cached(&old)?
+        .execute(params![number(now_ms), TOGETHER])
 }
 
-fn prune_many(transaction: &Transaction<'_>, most: i64, most_bytes: i64) -> rusqlite::Result<usize> {
+fn prune_many(
+    transaction: &Transaction<'_>,
+    most: i64,
+    most_bytes: i64,
+) -> rusqlite::Result<usize> {
     let all = "SELECT ended - ?, over > ? FROM job_tenant WHERE tenant = ''";
     let all: Option<(i64, bool)> = transaction
-        .query_row(all, params![most, most_bytes], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row(all, params![most, most_bytes], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
         .optional()?;
     let (excess, order) = match all {
         Some((excess, _)) if excess > 0 => (excess.min(TOGETHER), "ended"),
@@ -62,14 +77,21 @@ fn prune_many(transaction: &Transaction<'_>, most: i64, most_bytes: i64) -> rusq
         .prepare_cached(&richest)?
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
         .collect::<Result<_, _>>()?;
-    let Some((tenant, ended)) = richest.first() else { return Ok(0) };
+    let Some((tenant, ended)) = richest.first() else {
+        return Ok(0);
+    };
     // Not below the second: then it is that one's turn.
-    let lead = richest.get(1).map_or(*ended, |(_, second)| ended - second).max(1);
+    let lead = richest
+        .get(1)
+        .map_or(*ended, |(_, second)| ended - second)
+        .max(1);
     let drop = format!(
         "DELETE FROM job WHERE n IN
             (SELECT n FROM job WHERE tenant = ? AND ended_ms IS NOT NULL AND NOT {FOLLOWED} ORDER BY n LIMIT ?)"
     );
-    transaction.prepare_cached(&drop)?.execute(params![tenant, excess.min(lead)])
+    transaction
+        .prepare_cached(&drop)?
+        .execute(params![tenant, excess.min(lead)])
 }
 
 /// One whose job has not ended is kept, however old it is.
@@ -78,9 +100,11 @@ fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusq
         "NOT EXISTS (SELECT 1 FROM job WHERE job.id = job_promise.job AND job.ended_ms IS NULL)";
     let old = format!("DELETE FROM job_promise WHERE at_ms < ? AND {ENDED}");
     transaction.execute(&old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
-    let mut too_many =
-        transaction.prepare("SELECT tenant FROM job_promise GROUP BY tenant HAVING count(*) > ?")?;
-    let tenants: Vec<String> = too_many.query_map([most], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    let mut too_many = transaction
+        .prepare("SELECT tenant FROM job_promise GROUP BY tenant HAVING count(*) > ?")?;
+    let tenants: Vec<String> = too_many
+        .query_map([most], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
     for tenant in tenants {
         let oldest = format!(
             "DELETE FROM job_promise WHERE tenant = ?1 AND {ENDED} AND at_ms <= (SELECT at_ms FROM job_promise

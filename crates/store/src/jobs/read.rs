@@ -126,9 +126,14 @@ impl Served {
     /// The same with the request that it was accepted by.
     pub fn job_with_order(&self, id: &str) -> Result<Option<(JobRow, String)>, DatabaseError> {
         self.jobs.read(|connection| {
-            let Some(row) = find(connection, id)? else { return Ok(None) };
+            let Some(row) = find(connection, id)? else {
+                return Ok(None);
+            };
             let order = "SELECT body FROM job_order WHERE n = ?";
-            let order = connection.prepare_cached(order)?.query_row([row.n], |row| row.get(0)).optional()?;
+            let order = connection
+                .prepare_cached(order)?
+                .query_row([row.n], |row| row.get(0))
+                .optional()?;
             Ok(order.map(|order| (row, order)))
         })
     }
@@ -137,7 +142,10 @@ impl Served {
     pub fn job_result(&self, id: &str) -> Result<Option<String>, DatabaseError> {
         self.reading().read(|connection| {
             let find = "SELECT body FROM job_result WHERE n = (SELECT n FROM job WHERE id = ?)";
-            connection.prepare_cached(find)?.query_row([id], |row| row.get(0)).optional()
+            connection
+                .prepare_cached(find)?
+                .query_row([id], |row| row.get(0))
+                .optional()
         })
     }
 
@@ -148,71 +156,116 @@ impl Served {
     }
 
     /// The same, where so many rows are looked at in one go.
-    pub(super) fn list_among(&self, filter: &JobFilter, most: i64) -> Result<Listed, DatabaseError> {
-        let Listing { looked_at, query, values, of_them } = listing(filter, most);
+    pub(super) fn list_among(
+        &self,
+        filter: &JobFilter,
+        most: i64,
+    ) -> Result<Listed, DatabaseError> {
+        let Listing {
+            looked_at,
+            query,
+            values,
+            of_them,
+        } = listing(filter, most);
         let limit = filter.limit.min(MOST_LISTED) as usize;
         // Whoever stops everything waits for nobody's long reading.
-        let place = if filter.open { &self.jobs } else { &self.telemetry };
+        let place = if filter.open {
+            &self.jobs
+        } else {
+            &self.telemetry
+        };
         place.read(|connection| {
             let rows: Vec<JobRow> = {
                 let mut rows = connection.prepare_cached(&query)?;
                 let values = values.iter().chain(&of_them);
-                rows.query_map(rusqlite::params_from_iter(values), job_row)?.collect::<Result<_, _>>()?
+                rows.query_map(rusqlite::params_from_iter(values), job_row)?
+                    .collect::<Result<_, _>>()?
             };
             if rows.len() == limit {
-                return Ok(Listed { before: rows.last().map(|row| row.n), rows });
+                return Ok(Listed {
+                    before: rows.last().map(|row| row.n),
+                    rows,
+                });
             }
-            let Some(looked_at) = looked_at else { return Ok(Listed { rows, before: None }) };
+            let Some(looked_at) = looked_at else {
+                return Ok(Listed { rows, before: None });
+            };
             let last = format!("SELECT min(n), count(*) FROM ({looked_at})");
             let (last, count): (Option<i64>, i64) = connection
                 .prepare_cached(&last)?
-                .query_row(rusqlite::params_from_iter(&values), |row| Ok((row.get(0)?, row.get(1)?)))?;
-            Ok(Listed { rows, before: last.filter(|_| count == most) })
+                .query_row(rusqlite::params_from_iter(&values), |row| {
+                    Ok((row.get(0)?, row.get(1)?))
+                })?;
+            Ok(Listed {
+                rows,
+                before: last.filter(|_| count == most),
+            })
         })
     }
 
     /// Tenants that have something to start.
     pub fn active_tenants(&self) -> Result<Vec<String>, DatabaseError> {
-        self.jobs
-            .read(|connection| connection.prepare_cached(ACTIVE)?.query_map([], |row| row.get(0))?.collect())
+        self.jobs.read(|connection| {
+            connection
+                .prepare_cached(ACTIVE)?
+                .query_map([], |row| row.get(0))?
+                .collect()
+        })
     }
 
     /// The first jobs of a tenant that could start now.
     pub fn next_jobs(&self, tenant: &str, most: usize) -> Result<Vec<String>, DatabaseError> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         self.jobs.read(|connection| {
-            connection.prepare_cached(NEXT)?.query_map(params![tenant, most], |row| row.get(0))?.collect()
+            connection
+                .prepare_cached(NEXT)?
+                .query_map(params![tenant, most], |row| row.get(0))?
+                .collect()
         })
     }
 
     /// When the next job is due of those that wait for their time.
     pub fn next_due(&self) -> Result<Option<u64>, DatabaseError> {
         self.jobs.read(|connection| {
-            let due: Option<i64> = connection.prepare_cached(DUE)?.query_row([], |row| row.get(0))?;
+            let due: Option<i64> = connection
+                .prepare_cached(DUE)?
+                .query_row([], |row| row.get(0))?;
             Ok(due.map(back))
         })
     }
 
     /// Whether something behind jobs that have ended has not followed yet.
     pub fn jobs_follow(&self) -> Result<bool, DatabaseError> {
-        self.jobs
-            .read(|connection| connection.prepare_cached("SELECT 1 FROM job_followed LIMIT 1")?.exists([]))
+        self.jobs.read(|connection| {
+            connection
+                .prepare_cached("SELECT 1 FROM job_followed LIMIT 1")?
+                .exists([])
+        })
     }
 
     /// How many there are: of this tenant, or of all.
     pub fn job_counts(&self, tenant: Option<&str>) -> Result<Counts, DatabaseError> {
-        self.jobs.read(|connection| counts(connection, tenant.unwrap_or_default()))
+        self.jobs
+            .read(|connection| counts(connection, tenant.unwrap_or_default()))
     }
 
     /// Jobs that another server had under way. Whoever asks owns the state folder: that server is no more.
     pub fn abandoned_jobs(&self, boot: &str) -> Result<Vec<Ended>, DatabaseError> {
         self.jobs.read(|connection| {
-            let find = "SELECT id, tenant, run FROM job WHERE status = 'running' AND boot <> ? ORDER BY n";
+            let find =
+                "SELECT id, tenant, run FROM job WHERE status = 'running' AND boot <> ? ORDER BY n";
             let ended = |row: &Row<'_>| {
                 let run: Option<String> = row.get(2)?;
-                Ok(Ended { id: row.get(0)?, tenant: row.get(1)?, run: run.unwrap_or_default() })
+                Ok(Ended {
+                    id: row.get(0)?,
+                    tenant: row.get(1)?,
+                    run: run.unwrap_or_default(),
+                })
             };
-            connection.prepare(find)?.query_map([boot], ended)?.collect()
+            connection
+                .prepare(find)?
+                .query_map([boot], ended)?
+                .collect()
         })
     }
 }
@@ -236,9 +289,18 @@ pub(super) fn counts(connection: &Connection, tenant: &str) -> rusqlite::Result<
     let counts = |row: &Row<'_>| {
         let number = |index| row.get(index).map(back);
         let (queued, turn, running) = (number(0)?, number(1)?, number(2)?);
-        Ok(Counts { queued, turn, running, ended: number(3)?, bytes: number(4)? })
+        Ok(Counts {
+            queued,
+            turn,
+            running,
+            ended: number(3)?,
+            bytes: number(4)?,
+        })
     };
-    let found = connection.prepare_cached(find)?.query_row([tenant], counts).optional()?;
+    let found = connection
+        .prepare_cached(find)?
+        .query_row([tenant], counts)
+        .optional()?;
     Ok(found.unwrap_or_default())
 }
 
@@ -254,17 +316,31 @@ struct Listing {
 
 /// Only with the conditions that there are: so the indexes fit. What no index knows is looked for among a few rows.
 fn listing(filter: &JobFilter, most: i64) -> Listing {
-    let JobFilter { tenant, status, name, label, open, before, limit } = filter.clone();
+    let JobFilter {
+        tenant,
+        status,
+        name,
+        label,
+        open,
+        before,
+        limit,
+    } = filter.clone();
     let (mut first, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let (mut then, mut of_them): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let known = tenant.is_some();
     // An index has either of them behind the tenant; where both are asked for, that of the name.
     let status_known = known && name.is_none();
-    for (column, value, known) in
-        [("tenant", tenant, true), ("status", status, status_known), ("name", name, known)]
-    {
+    for (column, value, known) in [
+        ("tenant", tenant, true),
+        ("status", status, status_known),
+        ("name", name, known),
+    ] {
         let Some(value) = value else { continue };
-        let (into, of) = if known { (&mut first, &mut values) } else { (&mut then, &mut of_them) };
+        let (into, of) = if known {
+            (&mut first, &mut values)
+        } else {
+            (&mut then, &mut of_them)
+        };
         into.push_str(&format!(" AND {column} = ?"));
         of.push(Box::new(value));
     }
@@ -284,23 +360,36 @@ fn listing(filter: &JobFilter, most: i64) -> Listing {
     }
     let is_few = open || !of_them.is_empty();
     of_them.push(Box::new(limit.min(MOST_LISTED)));
-    let few = |columns: &str| format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {most}");
+    let few = |columns: &str| {
+        format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {most}")
+    };
     let (looked_at, query) = match is_few {
-        false => (None, format!("SELECT {JOB} FROM job WHERE {first} ORDER BY n DESC LIMIT ?")),
+        false => (
+            None,
+            format!("SELECT {JOB} FROM job WHERE {first} ORDER BY n DESC LIMIT ?"),
+        ),
         true => {
             let from = few("*");
-            let query = format!("SELECT {JOB} FROM ({from}) AS job WHERE {then} ORDER BY n DESC LIMIT ?");
+            let query =
+                format!("SELECT {JOB} FROM ({from}) AS job WHERE {then} ORDER BY n DESC LIMIT ?");
             (Some(few("n")), query)
         }
     };
-    Listing { looked_at, query, values, of_them }
+    Listing {
+        looked_at,
+        query,
+        values,
+        of_them,
+    }
 }
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     let time = |column| row.get::<_, Option<i64>>(column).map(|time| time.map(back));
     // Written by us as JSON; what is none is as if it were not there.
-    let texts =
-        |column| row.get::<_, String>(column).map(|text| serde_json::from_str(&text).unwrap_or_default());
+    let texts = |column| {
+        row.get::<_, String>(column)
+            .map(|text| serde_json::from_str(&text).unwrap_or_default())
+    };
     let labels: String = row.get("labels")?;
     let waits_for: String = row.get("waits_for")?;
     Ok(JobRow {
@@ -327,7 +416,9 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         after: texts("after")?,
         cancelled: row.get("cancelled")?,
         webhook: row.get("webhook")?,
-        told: row.get::<_, Option<String>>("told")?.and_then(|text| Progress::read(&text)),
+        told: row
+            .get::<_, Option<String>>("told")?
+            .and_then(|text| Progress::read(&text)),
         error: row.get("error")?,
     })
 }

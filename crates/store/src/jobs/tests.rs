@@ -16,7 +16,11 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("airlock-jobs-{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-jobs-{}.{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         Folder(std::env::temp_dir().join(name))
     }
 }
@@ -27,8 +31,13 @@ impl Drop for Folder {
     }
 }
 
-const ROOM: JobRoom =
-    JobRoom { queued: 1000, queued_of_one: 1000, jobs: None, bytes: 1 << 30, bytes_of_one: 1 << 30 };
+const ROOM: JobRoom = JobRoom {
+    queued: 1000,
+    queued_of_one: 1000,
+    jobs: None,
+    bytes: 1 << 30,
+    bytes_of_one: 1 << 30,
+};
 
 fn new<'a>(id: &'a str, tenant: &'a str) -> NewJob<'a> {
     NewJob {
@@ -53,14 +62,23 @@ fn new<'a>(id: &'a str, tenant: &'a str) -> NewJob<'a> {
 }
 
 fn add(served: &Served, job: &NewJob<'_>) -> Added {
-    served.together(|writing| writing.add_job(job, &ROOM)).unwrap()
+    served
+        .together(|writing| writing.add_job(job, &ROOM))
+        .unwrap()
 }
 
 fn start(served: &Served, id: &str, run: &str, boot: &str) -> bool {
     let work = |writing: &crate::served::Writing<'_>| {
         let started = writing.start_job(id, run, boot, 2000)?;
         if started {
-            let new = NewRun { id: run, owner: "t", task: None, job: Some(id), at_ms: 2000, promise: None };
+            let new = NewRun {
+                id: run,
+                owner: "t",
+                task: None,
+                job: Some(id),
+                at_ms: 2000,
+                promise: None,
+            };
             assert_eq!(writing.accept(&new, true)?, crate::served::Accepted::New);
         }
         Ok::<_, DatabaseError>(started)
@@ -69,7 +87,12 @@ fn start(served: &Served, id: &str, run: &str, boot: &str) -> bool {
 }
 
 fn end(served: &Served, run: &str, status: &str, at_ms: u64) -> Vec<Change> {
-    let end = End { status, result: Some(r#"{"a":1}"#), error: None, at_ms };
+    let end = End {
+        status,
+        result: Some(r#"{"a":1}"#),
+        error: None,
+        at_ms,
+    };
     let work = |writing: &crate::served::Writing<'_>| {
         writing.finish(run, status, "{}")?;
         writing.end_job(run, &end)
@@ -90,19 +113,46 @@ fn a_job_is_started_once_and_ends_once() {
     assert!(start(&served, "a", "r1", "boot"));
     assert!(!start(&served, "a", "r2", "boot"), "it is under way");
     let row = served.job("a").unwrap().unwrap();
-    assert_eq!((row.status.as_str(), row.attempt, row.run.as_deref()), ("running", 1, Some("r1")));
-    assert!(end(&served, "r2", "failed", 3000).is_empty(), "that is not its run");
+    assert_eq!(
+        (row.status.as_str(), row.attempt, row.run.as_deref()),
+        ("running", 1, Some("r1"))
+    );
+    assert!(
+        end(&served, "r2", "failed", 3000).is_empty(),
+        "that is not its run"
+    );
     let changes = end(&served, "r1", "succeeded", 3000);
-    assert_eq!(changes.iter().map(|change| change.status.as_str()).collect::<Vec<_>>(), ["succeeded"]);
-    assert!(end(&served, "r1", "failed", 4000).is_empty(), "what is final stays so");
+    assert_eq!(
+        changes
+            .iter()
+            .map(|change| change.status.as_str())
+            .collect::<Vec<_>>(),
+        ["succeeded"]
+    );
+    assert!(
+        end(&served, "r1", "failed", 4000).is_empty(),
+        "what is final stays so"
+    );
     let row = served.job("a").unwrap().unwrap();
     assert_eq!(
         (row.status.as_str(), row.ended_ms, row.runs),
         ("succeeded", Some(3000), vec!["r1".to_owned()])
     );
-    assert_eq!(served.job_result("a").unwrap().as_deref(), Some(r#"{"a":1}"#));
+    assert_eq!(
+        served.job_result("a").unwrap().as_deref(),
+        Some(r#"{"a":1}"#)
+    );
     let counts = served.job_counts(Some("t")).unwrap();
-    assert_eq!(counts, Counts { queued: 0, turn: 0, running: 0, ended: 1, bytes: 9 });
+    assert_eq!(
+        counts,
+        Counts {
+            queued: 0,
+            turn: 0,
+            running: 0,
+            ended: 1,
+            bytes: 9
+        }
+    );
 }
 
 #[test]
@@ -110,7 +160,13 @@ fn priorities_come_first_and_then_age() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
     for (id, priority) in [("a", 0), ("b", 5), ("c", -5), ("d", 5), ("e", 0)] {
-        add(&served, &NewJob { priority, ..new(id, "t") });
+        add(
+            &served,
+            &NewJob {
+                priority,
+                ..new(id, "t")
+            },
+        );
     }
     add(&served, &new("x", "other"));
     assert_eq!(served.next_jobs("t", 9).unwrap(), ["b", "d", "a", "e", "c"]);
@@ -122,30 +178,70 @@ fn priorities_come_first_and_then_age() {
 fn a_job_waits_for_its_time() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
-    add(&served, &NewJob { not_before_ms: Some(5000), ..new("a", "t") });
-    add(&served, &NewJob { not_before_ms: Some(500), ..new("past", "t") });
+    add(
+        &served,
+        &NewJob {
+            not_before_ms: Some(5000),
+            ..new("a", "t")
+        },
+    );
+    add(
+        &served,
+        &NewJob {
+            not_before_ms: Some(500),
+            ..new("past", "t")
+        },
+    );
     assert_eq!(served.next_jobs("t", 9).unwrap(), ["past"]);
     assert_eq!(served.next_due().unwrap(), Some(5000));
     assert!(!start(&served, "a", "r", "boot"));
-    assert_eq!(served.together(|writing| writing.due_jobs(4999, 10)).unwrap(), [""; 0]);
-    assert_eq!(served.together(|writing| writing.due_jobs(5000, 10)).unwrap(), ["a"]);
-    assert_eq!((served.next_due().unwrap(), served.next_jobs("t", 9).unwrap().len()), (None, 2));
+    assert_eq!(
+        served
+            .together(|writing| writing.due_jobs(4999, 10))
+            .unwrap(),
+        [""; 0]
+    );
+    assert_eq!(
+        served
+            .together(|writing| writing.due_jobs(5000, 10))
+            .unwrap(),
+        ["a"]
+    );
+    assert_eq!(
+        (
+            served.next_due().unwrap(),
+            served.next_jobs("t", 9).unwrap().len()
+        ),
+        (None, 2)
+    );
 }
 
 #[test]
 fn a_job_that_is_put_off_waits_lets_others_go_and_has_its_turn_again() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
-    add(&served, &NewJob { priority: 9, ..new("a", "t") });
+    add(
+        &served,
+        &NewJob {
+            priority: 9,
+            ..new("a", "t")
+        },
+    );
     add(&served, &new("b", "t"));
-    let put_off =
-        || served.together(|writing| writing.put_off_job("a", 9000, r#"{"code":"quota_exceeded"}"#));
+    let put_off = || {
+        served.together(|writing| writing.put_off_job("a", 9000, r#"{"code":"quota_exceeded"}"#))
+    };
     assert!(put_off().unwrap());
     assert!(!put_off().unwrap(), "it waits already");
     assert_eq!(served.next_jobs("t", 9).unwrap(), ["b"]);
     let row = served.job("a").unwrap().unwrap();
-    assert_eq!((row.status.as_str(), row.attempt, row.error.is_some()), ("queued", 0, true));
-    served.together(|writing| writing.due_jobs(9000, 9)).unwrap();
+    assert_eq!(
+        (row.status.as_str(), row.attempt, row.error.is_some()),
+        ("queued", 0, true)
+    );
+    served
+        .together(|writing| writing.due_jobs(9000, 9))
+        .unwrap();
     assert_eq!(served.next_jobs("t", 9).unwrap(), ["a", "b"]);
     assert!(start(&served, "a", "r", "boot"));
     assert_eq!(served.job("a").unwrap().unwrap().error, None);
@@ -156,10 +252,28 @@ fn only_those_that_were_put_off_are_looked_at_again() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
     add(&served, &new("a", "t"));
-    add(&served, &NewJob { not_before_ms: Some(9000), ..new("later", "t") });
-    served.together(|writing| writing.put_off_job("a", 9000, r#"{"code":"budget_exceeded"}"#)).unwrap();
-    assert_eq!(served.together(|writing| writing.look_again_at_jobs(3000)).unwrap(), 1);
-    assert_eq!(served.together(|writing| writing.due_jobs(3000, 9)).unwrap(), ["a"]);
+    add(
+        &served,
+        &NewJob {
+            not_before_ms: Some(9000),
+            ..new("later", "t")
+        },
+    );
+    served
+        .together(|writing| writing.put_off_job("a", 9000, r#"{"code":"budget_exceeded"}"#))
+        .unwrap();
+    assert_eq!(
+        served
+            .together(|writing| writing.look_again_at_jobs(3000))
+            .unwrap(),
+        1
+    );
+    assert_eq!(
+        served
+            .together(|writing| writing.due_jobs(3000, 9))
+            .unwrap(),
+        ["a"]
+    );
     assert_eq!(served.next_due().unwrap(), Some(9000));
 }
 
@@ -169,22 +283,65 @@ fn what_comes_after_follows() {
     let served = Served::open(&folder.0).unwrap();
     let (a, b) = (vec!["a".to_owned()], vec!["a".to_owned(), "b".to_owned()]);
     add(&served, &new("a", "t"));
-    add(&served, &NewJob { after: &a, ..new("b", "t") });
-    add(&served, &NewJob { after: &b, ..new("c", "t") });
-    assert_eq!(add(&served, &NewJob { after: &a, ..new("x", "other") }), Added::NoSuchJob("a".into()));
+    add(
+        &served,
+        &NewJob {
+            after: &a,
+            ..new("b", "t")
+        },
+    );
+    add(
+        &served,
+        &NewJob {
+            after: &b,
+            ..new("c", "t")
+        },
+    );
+    assert_eq!(
+        add(
+            &served,
+            &NewJob {
+                after: &a,
+                ..new("x", "other")
+            }
+        ),
+        Added::NoSuchJob("a".into())
+    );
     assert_eq!(served.next_jobs("t", 9).unwrap(), ["a"]);
     start(&served, "a", "ra", "boot");
     end(&served, "ra", "succeeded", 3000);
-    assert_eq!(served.next_jobs("t", 9).unwrap(), ["b"], "c waits for b, too");
+    assert_eq!(
+        served.next_jobs("t", 9).unwrap(),
+        ["b"],
+        "c waits for b, too"
+    );
     start(&served, "b", "rb", "boot");
-    let told: Vec<_> =
-        end(&served, "rb", "failed", 4000).into_iter().map(|change| (change.id, change.status)).collect();
-    assert_eq!(told, [("b".into(), "failed".into()), ("c".into(), "cancelled".into())]);
+    let told: Vec<_> = end(&served, "rb", "failed", 4000)
+        .into_iter()
+        .map(|change| (change.id, change.status))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("b".into(), "failed".into()),
+            ("c".into(), "cancelled".into())
+        ]
+    );
     // Whoever comes after what failed is told at once; once that is tried again it can wait for it.
     let after = ["b".to_owned()];
-    add(&served, &NewJob { after: &after, ..new("late", "t") });
+    add(
+        &served,
+        &NewJob {
+            after: &after,
+            ..new("late", "t")
+        },
+    );
     assert_eq!(status(&served, "late"), "cancelled");
-    let retry = |id: &str| served.together(|writing| writing.retry_job(id, 5000, &ROOM)).unwrap();
+    let retry = |id: &str| {
+        served
+            .together(|writing| writing.retry_job(id, 5000, &ROOM))
+            .unwrap()
+    };
     assert_eq!(retry("late"), Retried::InVain("b".into()));
     assert_eq!(
         (retry("b"), retry("late"), retry("late")),
@@ -202,30 +359,67 @@ fn cancelling_takes_all_behind_it() {
     add(&served, &new("0", "t"));
     for number in 1..200 {
         let (id, before) = (number.to_string(), [(number - 1).to_string()]);
-        add(&served, &NewJob { after: &before, ..new(&id, "t") });
+        add(
+            &served,
+            &NewJob {
+                after: &before,
+                ..new(&id, "t")
+            },
+        );
     }
-    let cancelled = served.together(|writing| writing.cancel_job("0", 2000)).unwrap();
-    let Cancelled::Queued(mut changes) = cancelled else { panic!("{cancelled:?}") };
+    let cancelled = served
+        .together(|writing| writing.cancel_job("0", 2000))
+        .unwrap();
+    let Cancelled::Queued(mut changes) = cancelled else {
+        panic!("{cancelled:?}")
+    };
     assert_eq!(changes.len(), 1 + behind::TOGETHER, "a few at a time");
-    assert_eq!(served.together(|writing| writing.retry_job("3", 2000, &ROOM)).unwrap(), Retried::Followed);
+    assert_eq!(
+        served
+            .together(|writing| writing.retry_job("3", 2000, &ROOM))
+            .unwrap(),
+        Retried::Followed
+    );
     let gone = served.prune_jobs(u64::MAX >> 1, 0, 0).unwrap();
-    assert!((1..=behind::TOGETHER).contains(&gone), "not what is still followed: {gone}");
+    assert!(
+        (1..=behind::TOGETHER).contains(&gone),
+        "not what is still followed: {gone}"
+    );
     // Another server goes on.
     let served = Served::open(&folder.0).unwrap();
     while served.jobs_follow().unwrap() {
-        changes.extend(served.together(|writing| writing.follow_jobs(2000)).unwrap());
+        changes.extend(
+            served
+                .together(|writing| writing.follow_jobs(2000))
+                .unwrap(),
+        );
     }
     assert_eq!(changes.len(), 200);
     assert_eq!(served.job_counts(None).unwrap().ended, 200 - gone as u64);
-    assert_eq!(served.together(|writing| writing.cancel_job("3", 2000)).unwrap(), Cancelled::Before);
-    assert_eq!(served.together(|writing| writing.cancel_job("?", 2000)).unwrap(), Cancelled::Unknown);
+    assert_eq!(
+        served
+            .together(|writing| writing.cancel_job("3", 2000))
+            .unwrap(),
+        Cancelled::Before
+    );
+    assert_eq!(
+        served
+            .together(|writing| writing.cancel_job("?", 2000))
+            .unwrap(),
+        Cancelled::Unknown
+    );
 }
 
 #[test]
 fn one_that_is_to_be_cancelled_is_not_tried_again() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
-    let eager = |id| NewJob { most_attempts: 9, retry_on: "failed lost", rerun: true, ..new(id, "t") };
+    let eager = |id| NewJob {
+        most_attempts: 9,
+        retry_on: "failed lost",
+        rerun: true,
+        ..new(id, "t")
+    };
     for (id, run, ended, wanted) in [
         ("a", "ra", "failed", "failed"),
         ("b", "rb", "lost", "cancelled"),
@@ -234,7 +428,9 @@ fn one_that_is_to_be_cancelled_is_not_tried_again() {
         add(&served, &eager(id));
         start(&served, id, run, "boot");
         assert_eq!(
-            served.together(|writing| writing.cancel_job(id, 2000)).unwrap(),
+            served
+                .together(|writing| writing.cancel_job(id, 2000))
+                .unwrap(),
             Cancelled::Running(run.into())
         );
         end(&served, run, ended, 3000);
@@ -260,22 +456,37 @@ fn tries_pause_twice_as_long_each_time_and_reruns_do_not_count() {
     assert_eq!(next(&policy(1, 9), "lost"), Next::Rerun);
     assert_eq!(next(&policy(1, 10), "lost"), Next::Final);
     assert_eq!(next(&policy(1, 0), "timed_out"), Next::Final);
-    let long = Policy { attempt: 90, most_attempts: 99, ..policy(1, 0) };
+    let long = Policy {
+        attempt: 90,
+        most_attempts: 99,
+        ..policy(1, 0)
+    };
     assert_eq!(next(&long, "failed"), Next::Retry(3_600_000));
 
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
     add(
         &served,
-        &NewJob { most_attempts: 2, retry_on: "failed", pause_ms: 700, rerun: true, ..new("a", "t") },
+        &NewJob {
+            most_attempts: 2,
+            retry_on: "failed",
+            pause_ms: 700,
+            rerun: true,
+            ..new("a", "t")
+        },
     );
     start(&served, "a", "r1", "boot");
     end(&served, "r1", "lost", 3000);
     assert_eq!(served.job("a").unwrap().unwrap().attempt, 0);
     start(&served, "a", "r2", "boot");
     end(&served, "r2", "failed", 3000);
-    assert_eq!((status(&served, "a").as_str(), served.next_due().unwrap()), ("queued", Some(3700)));
-    served.together(|writing| writing.due_jobs(3700, 1)).unwrap();
+    assert_eq!(
+        (status(&served, "a").as_str(), served.next_due().unwrap()),
+        ("queued", Some(3700))
+    );
+    served
+        .together(|writing| writing.due_jobs(3700, 1))
+        .unwrap();
     start(&served, "a", "r3", "boot");
     let row = served.job("a").unwrap().unwrap();
     assert_eq!((row.attempt, row.runs.len()), (2, 3));
@@ -287,18 +498,39 @@ fn tries_pause_twice_as_long_each_time_and_reruns_do_not_count() {
 fn a_promise_is_one_job() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
-    let promised = |id, body| NewJob { promise: Some(("p", [body; 32])), ..new(id, "t") };
+    let promised = |id, body| NewJob {
+        promise: Some(("p", [body; 32])),
+        ..new(id, "t")
+    };
     assert_eq!(add(&served, &promised("a", 1)), Added::New);
     assert_eq!(add(&served, &promised("b", 1)), Added::Before("a".into()));
     assert_eq!(add(&served, &promised("b", 2)), Added::OtherRequest);
-    let other = NewJob { tenant: "other", ..promised("b", 2) };
+    let other = NewJob {
+        tenant: "other",
+        ..promised("b", 2)
+    };
     assert_eq!(add(&served, &other), Added::New, "everybody has his own");
     let late = 1001 + crate::served::PROMISED_MS;
-    let later = NewJob { at_ms: late, ..promised("c", 1) };
-    served.prune_jobs(late, u64::MAX >> 1, u64::MAX >> 1).unwrap();
-    assert_eq!(add(&served, &later), Added::Before("a".into()), "as long as the job has not ended");
-    served.together(|writing| writing.cancel_job("a", 1000)).unwrap();
-    assert_eq!(add(&served, &later), Added::New, "a day later it is forgotten");
+    let later = NewJob {
+        at_ms: late,
+        ..promised("c", 1)
+    };
+    served
+        .prune_jobs(late, u64::MAX >> 1, u64::MAX >> 1)
+        .unwrap();
+    assert_eq!(
+        add(&served, &later),
+        Added::Before("a".into()),
+        "as long as the job has not ended"
+    );
+    served
+        .together(|writing| writing.cancel_job("a", 1000))
+        .unwrap();
+    assert_eq!(
+        add(&served, &later),
+        Added::New,
+        "a day later it is forgotten"
+    );
 }
 
 #[test]
@@ -306,19 +538,58 @@ fn there_is_room_for_so_many() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
     let add = |id: &str, tenant: &str, room: &JobRoom| {
-        served.together(|writing| writing.add_job(&new(id, tenant), room)).unwrap()
+        served
+            .together(|writing| writing.add_job(&new(id, tenant), room))
+            .unwrap()
     };
-    let few = JobRoom { queued: 3, queued_of_one: 2, ..ROOM };
-    assert_eq!([add("a", "t", &few), add("b", "t", &few)], [Added::New, Added::New]);
+    let few = JobRoom {
+        queued: 3,
+        queued_of_one: 2,
+        ..ROOM
+    };
+    assert_eq!(
+        [add("a", "t", &few), add("b", "t", &few)],
+        [Added::New, Added::New]
+    );
     assert_eq!(add("c", "t", &few), Added::Full(WhichBound::QueuedOfOne));
     assert_eq!(add("c", "other", &few), Added::New);
     assert_eq!(add("d", "third", &few), Added::Full(WhichBound::Queued));
-    assert_eq!(add("d", "t", &JobRoom { jobs: Some(2), ..ROOM }), Added::Full(WhichBound::Jobs));
-    assert_eq!(add("d", "t", &JobRoom { bytes_of_one: 5, ..ROOM }), Added::Full(WhichBound::BytesOfOne));
-    assert_eq!(add("d", "t", &JobRoom { bytes: 7, ..ROOM }), Added::Full(WhichBound::Bytes));
+    assert_eq!(
+        add(
+            "d",
+            "t",
+            &JobRoom {
+                jobs: Some(2),
+                ..ROOM
+            }
+        ),
+        Added::Full(WhichBound::Jobs)
+    );
+    assert_eq!(
+        add(
+            "d",
+            "t",
+            &JobRoom {
+                bytes_of_one: 5,
+                ..ROOM
+            }
+        ),
+        Added::Full(WhichBound::BytesOfOne)
+    );
+    assert_eq!(
+        add("d", "t", &JobRoom { bytes: 7, ..ROOM }),
+        Added::Full(WhichBound::Bytes)
+    );
     start(&served, "a", "r", "boot");
     assert_eq!(
-        add("d", "t", &JobRoom { jobs: Some(2), ..ROOM }),
+        add(
+            "d",
+            "t",
+            &JobRoom {
+                jobs: Some(2),
+                ..ROOM
+            }
+        ),
         Added::Full(WhichBound::Jobs),
         "those that run count"
     );
@@ -333,7 +604,9 @@ fn whoever_has_the_most_loses_the_oldest_first() {
         for number in 0..count {
             let id = format!("{tenant}{number}");
             add(&served, &new(&id, tenant));
-            served.together(|writing| writing.cancel_job(&id, 2000)).unwrap();
+            served
+                .together(|writing| writing.cancel_job(&id, 2000))
+                .unwrap();
         }
     };
     end_all("many", 10);
@@ -341,16 +614,35 @@ fn whoever_has_the_most_loses_the_oldest_first() {
     add(&served, &new("waits", "many"));
     assert_eq!(served.prune_jobs(3000, 6, u64::MAX).unwrap(), 7);
     let left = |tenant: &str| {
-        let filter = JobFilter { tenant: Some(tenant.into()), limit: 100, ..JobFilter::default() };
-        served.list_jobs(&filter).unwrap().rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
+        let filter = JobFilter {
+            tenant: Some(tenant.into()),
+            limit: 100,
+            ..JobFilter::default()
+        };
+        served
+            .list_jobs(&filter)
+            .unwrap()
+            .rows
+            .into_iter()
+            .map(|row| row.id)
+            .collect::<Vec<_>>()
     };
     assert_eq!(left("many"), ["waits", "many9", "many8", "many7"]);
     assert_eq!(left("few"), ["few2", "few1", "few0"]);
-    assert_eq!(served.prune_jobs(12_001, 6, u64::MAX).unwrap(), 6, "and in the end what is old");
+    assert_eq!(
+        served.prune_jobs(12_001, 6, u64::MAX).unwrap(),
+        6,
+        "and in the end what is old"
+    );
     assert_eq!(left("many"), ["waits"]);
     assert_eq!(
         served.job_counts(None).unwrap(),
-        Counts { queued: 1, turn: 1, bytes: 2, ..Counts::default() }
+        Counts {
+            queued: 1,
+            turn: 1,
+            bytes: 2,
+            ..Counts::default()
+        }
     );
     assert_eq!(served.job_counts(Some("few")).unwrap(), Counts::default());
 }
@@ -360,8 +652,18 @@ fn lists_are_filtered_and_paged() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
     for number in 0..5 {
-        let (id, labels) = (number.to_string(), format!(r#"{{"even":"{}","'\"$":"x"}}"#, number % 2 == 0));
-        add(&served, &NewJob { labels: &labels, name: Some("n"), ..new(&id, "t") });
+        let (id, labels) = (
+            number.to_string(),
+            format!(r#"{{"even":"{}","'\"$":"x"}}"#, number % 2 == 0),
+        );
+        add(
+            &served,
+            &NewJob {
+                labels: &labels,
+                name: Some("n"),
+                ..new(&id, "t")
+            },
+        );
     }
     let ids = |filter: JobFilter| {
         let mut found = String::new();
@@ -375,17 +677,57 @@ fn lists_are_filtered_and_paged() {
             }
         }
     };
-    let all = JobFilter { tenant: Some("t".into()), limit: 9, ..JobFilter::default() };
+    let all = JobFilter {
+        tenant: Some("t".into()),
+        limit: 9,
+        ..JobFilter::default()
+    };
     assert_eq!(ids(all.clone()), "43210");
-    assert_eq!(ids(JobFilter { limit: 2, before: Some(4), ..all.clone() }), "21");
-    assert_eq!(ids(JobFilter { label: Some(("even".into(), "true".into())), ..all.clone() }), "420");
-    assert_eq!(ids(JobFilter { label: Some(("'\"$".into(), "x".into())), limit: 1, ..all.clone() }), "4");
     assert_eq!(
-        ids(JobFilter { name: Some("n".into()), status: Some("queued".into()), ..all.clone() }),
+        ids(JobFilter {
+            limit: 2,
+            before: Some(4),
+            ..all.clone()
+        }),
+        "21"
+    );
+    assert_eq!(
+        ids(JobFilter {
+            label: Some(("even".into(), "true".into())),
+            ..all.clone()
+        }),
+        "420"
+    );
+    assert_eq!(
+        ids(JobFilter {
+            label: Some(("'\"$".into(), "x".into())),
+            limit: 1,
+            ..all.clone()
+        }),
+        "4"
+    );
+    assert_eq!(
+        ids(JobFilter {
+            name: Some("n".into()),
+            status: Some("queued".into()),
+            ..all.clone()
+        }),
         "43210"
     );
-    assert_eq!(ids(JobFilter { name: Some("m".into()), ..all.clone() }), "");
-    assert_eq!(ids(JobFilter { tenant: Some("other".into()), ..all }), "");
+    assert_eq!(
+        ids(JobFilter {
+            name: Some("m".into()),
+            ..all.clone()
+        }),
+        ""
+    );
+    assert_eq!(
+        ids(JobFilter {
+            tenant: Some("other".into()),
+            ..all
+        }),
+        ""
+    );
 }
 
 #[test]
@@ -396,19 +738,30 @@ fn no_look_of_the_scheduler_reads_what_waits() {
         let explain = format!("EXPLAIN QUERY PLAN {query}");
         let rows = served.jobs.read(|connection| {
             let mut rows = connection.prepare(&explain)?;
-            rows.query_map(rusqlite::params_from_iter(values), |row| row.get::<_, String>(3))?
-                .collect::<Result<Vec<_>, _>>()
+            rows.query_map(rusqlite::params_from_iter(values), |row| {
+                row.get::<_, String>(3)
+            })?
+            .collect::<Result<Vec<_>, _>>()
         });
         rows.unwrap().join("; ")
     };
     let next = plan(read::NEXT, &["t", "1"]);
-    assert!(next.contains("job_turn (tenant=?)") && !next.contains("TEMP B-TREE"), "{next}");
+    assert!(
+        next.contains("job_turn (tenant=?)") && !next.contains("TEMP B-TREE"),
+        "{next}"
+    );
     let active = plan(read::ACTIVE, &[]);
     assert!(active.contains("job_tenant_turn"), "{active}");
     let due = plan(read::DUE, &[]);
     assert!(due.contains("job_time"), "{due}");
-    let naive = plan("SELECT id FROM job WHERE tenant = ? ORDER BY priority DESC, n LIMIT ?", &["t", "1"]);
-    assert!(naive.contains("TEMP B-TREE"), "the positive control: {naive}");
+    let naive = plan(
+        "SELECT id FROM job WHERE tenant = ? ORDER BY priority DESC, n LIMIT ?",
+        &["t", "1"],
+    );
+    assert!(
+        naive.contains("TEMP B-TREE"),
+        "the positive control: {naive}"
+    );
 }
 
 #[test]
@@ -416,13 +769,24 @@ fn what_is_in_vain_at_birth_is_told_like_any_other_end() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
     add(&served, &new("a", "t"));
-    served.together(|writing| writing.cancel_job("a", 2000)).unwrap();
+    served
+        .together(|writing| writing.cancel_job("a", 2000))
+        .unwrap();
     let after = ["a".to_owned()];
-    let Added::InVain(changes) = add(&served, &NewJob { after: &after, webhook: Some("w"), ..new("b", "t") })
-    else {
+    let Added::InVain(changes) = add(
+        &served,
+        &NewJob {
+            after: &after,
+            webhook: Some("w"),
+            ..new("b", "t")
+        },
+    ) else {
         panic!("it is over")
     };
-    let told: Vec<_> = changes.iter().map(|change| (change.id.as_str(), change.status.as_str())).collect();
+    let told: Vec<_> = changes
+        .iter()
+        .map(|change| (change.id.as_str(), change.status.as_str()))
+        .collect();
     assert_eq!(told, [("b", "cancelled")]);
     assert_eq!(changes[0].webhook.as_deref(), Some("w"));
 }
@@ -431,11 +795,29 @@ fn what_is_in_vain_at_birth_is_told_like_any_other_end() {
 fn a_retry_waits_for_its_time_and_has_no_result() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
-    add(&served, &NewJob { not_before_ms: Some(9000), ..new("a", "t") });
-    served.together(|writing| writing.cancel_job("a", 2000)).unwrap();
-    let retry = |id: &str| served.together(|writing| writing.retry_job(id, 3000, &ROOM)).unwrap();
+    add(
+        &served,
+        &NewJob {
+            not_before_ms: Some(9000),
+            ..new("a", "t")
+        },
+    );
+    served
+        .together(|writing| writing.cancel_job("a", 2000))
+        .unwrap();
+    let retry = |id: &str| {
+        served
+            .together(|writing| writing.retry_job(id, 3000, &ROOM))
+            .unwrap()
+    };
     assert_eq!(retry("a"), Retried::Queued);
-    assert_eq!((served.next_jobs("t", 9).unwrap(), served.next_due().unwrap()), (vec![], Some(9000)));
+    assert_eq!(
+        (
+            served.next_jobs("t", 9).unwrap(),
+            served.next_due().unwrap()
+        ),
+        (vec![], Some(9000))
+    );
     add(&served, &new("b", "t"));
     start(&served, "b", "r", "boot");
     end(&served, "r", "succeeded", 2500);
@@ -449,18 +831,36 @@ fn a_retry_waits_for_its_time_and_has_no_result() {
 fn nobody_takes_more_than_half_of_what_the_others_leave() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
-    let room = JobRoom { queued: 8, queued_of_one: 8, bytes: 1 << 30, ..ROOM };
+    let room = JobRoom {
+        queued: 8,
+        queued_of_one: 8,
+        bytes: 1 << 30,
+        ..ROOM
+    };
     let fill = |tenant: &str, room: &JobRoom| {
         (0..20)
             .take_while(|number| {
                 let id = format!("{tenant}{number}");
-                served.together(|writing| writing.add_job(&new(&id, tenant), room)).unwrap() == Added::New
+                served
+                    .together(|writing| writing.add_job(&new(&id, tenant), room))
+                    .unwrap()
+                    == Added::New
             })
             .count()
     };
-    assert_eq!(["a", "b", "c", "d", "e"].map(|tenant| fill(tenant, &room)), [4, 2, 1, 1, 0]);
-    let room = JobRoom { bytes: 16 + 32, ..ROOM };
-    assert_eq!(["f", "g"].map(|tenant| fill(tenant, &room)), [8, 4], "two bytes each");
+    assert_eq!(
+        ["a", "b", "c", "d", "e"].map(|tenant| fill(tenant, &room)),
+        [4, 2, 1, 1, 0]
+    );
+    let room = JobRoom {
+        bytes: 16 + 32,
+        ..ROOM
+    };
+    assert_eq!(
+        ["f", "g"].map(|tenant| fill(tenant, &room)),
+        [8, 4],
+        "two bytes each"
+    );
 }
 
 #[test]
@@ -468,11 +868,21 @@ fn what_waits_does_not_push_out_what_has_ended() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
     add(&served, &new("old", "small"));
-    served.together(|writing| writing.cancel_job("old", 2000)).unwrap();
+    served
+        .together(|writing| writing.cancel_job("old", 2000))
+        .unwrap();
     let order = "x".repeat(1000);
-    add(&served, &NewJob { order: &order, ..new("waits", "large") });
+    add(
+        &served,
+        &NewJob {
+            order: &order,
+            ..new("waits", "large")
+        },
+    );
     assert_eq!(served.prune_jobs(3000, 100, 100).unwrap(), 0);
-    served.together(|writing| writing.cancel_job("waits", 2000)).unwrap();
+    served
+        .together(|writing| writing.cancel_job("waits", 2000))
+        .unwrap();
     assert_eq!(served.prune_jobs(3000, 100, 100).unwrap(), 1, "the control");
     assert_eq!(status(&served, "old"), "cancelled");
 }
@@ -483,14 +893,33 @@ fn only_so_many_come_right_after_one() {
     let served = Served::open(&folder.0).unwrap();
     add(&served, &new("a", "t"));
     let after = ["a".to_owned()];
-    let room = JobRoom { queued: 1 << 20, queued_of_one: 1 << 20, ..ROOM };
+    let room = JobRoom {
+        queued: 1 << 20,
+        queued_of_one: 1 << 20,
+        ..ROOM
+    };
     let many = |writing: &crate::served::Writing<'_>| {
         for number in 0..MOST_BEHIND {
             let id = number.to_string();
-            assert_eq!(writing.add_job(&NewJob { after: &after, ..new(&id, "t") }, &room)?, Added::New);
+            assert_eq!(
+                writing.add_job(
+                    &NewJob {
+                        after: &after,
+                        ..new(&id, "t")
+                    },
+                    &room
+                )?,
+                Added::New
+            );
         }
-        let more = NewJob { after: &after, ..new("more", "t") };
-        assert_eq!(writing.add_job(&more, &room)?, Added::Full(WhichBound::Behind));
+        let more = NewJob {
+            after: &after,
+            ..new("more", "t")
+        };
+        assert_eq!(
+            writing.add_job(&more, &room)?,
+            Added::Full(WhichBound::Behind)
+        );
         Ok::<_, DatabaseError>(())
     };
     served.together(many).unwrap();
@@ -499,7 +928,11 @@ fn only_so_many_come_right_after_one() {
 /// What may happen to jobs, in any order.
 #[derive(Clone, Debug)]
 enum Step {
-    Submit { after: Vec<usize>, rerun: bool, retries: u32 },
+    Submit {
+        after: Vec<usize>,
+        rerun: bool,
+        retries: u32,
+    },
     Start,
     End(usize, &'static str),
     Cancel(usize),
@@ -509,8 +942,18 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let submit = (prop::collection::vec(any::<usize>(), 0..3), any::<bool>(), 0u32..3);
-    let ends = prop::sample::select(vec!["succeeded", "failed", "timed_out", "cancelled", "not_started"]);
+    let submit = (
+        prop::collection::vec(any::<usize>(), 0..3),
+        any::<bool>(),
+        0u32..3,
+    );
+    let ends = prop::sample::select(vec![
+        "succeeded",
+        "failed",
+        "timed_out",
+        "cancelled",
+        "not_started",
+    ]);
     prop_oneof![
         4 => submit.prop_map(|(after, rerun, retries)| Step::Submit { after, rerun, retries }),
         4 => Just(Step::Start),
@@ -542,15 +985,32 @@ impl World {
         let folder = Folder::new();
         let served = Served::open(&folder.0).unwrap();
         let (jobs, live, finals) = (Vec::new(), BTreeMap::new(), HashMap::new());
-        World { folder, served, boot: 1, runs: 0, jobs, live, finals, succeeded: HashSet::new() }
+        World {
+            folder,
+            served,
+            boot: 1,
+            runs: 0,
+            jobs,
+            live,
+            finals,
+            succeeded: HashSet::new(),
+        }
     }
 
     fn apply(&mut self, step: Step) {
         match step {
-            Step::Submit { after, rerun, retries } => self.submit(&after, rerun, retries),
+            Step::Submit {
+                after,
+                rerun,
+                retries,
+            } => self.submit(&after, rerun, retries),
             Step::Start => self.start(),
             Step::End(which, status) => {
-                let chosen = self.live.keys().nth(which % self.live.len().max(1)).cloned();
+                let chosen = self
+                    .live
+                    .keys()
+                    .nth(which % self.live.len().max(1))
+                    .cloned();
                 if let Some(run) = chosen {
                     self.live.remove(&run);
                     let changes = end(&self.served, &run, status, 3000);
@@ -560,21 +1020,33 @@ impl World {
             }
             Step::Cancel(which) => {
                 let Some(id) = self.chosen(which) else { return };
-                let cancelled = self.served.together(|writing| writing.cancel_job(&id, 3000)).unwrap();
+                let cancelled = self
+                    .served
+                    .together(|writing| writing.cancel_job(&id, 3000))
+                    .unwrap();
                 if let Cancelled::Queued(changes) = cancelled {
                     self.note(&changes);
                 }
             }
             Step::Retry(which) => {
                 let Some(id) = self.chosen(which) else { return };
-                if self.served.together(|writing| writing.retry_job(&id, 3000, &ROOM)).unwrap()
+                if self
+                    .served
+                    .together(|writing| writing.retry_job(&id, 3000, &ROOM))
+                    .unwrap()
                     == Retried::Queued
                 {
-                    assert!(self.finals.remove(&id).is_some(), "only what was final is retried");
+                    assert!(
+                        self.finals.remove(&id).is_some(),
+                        "only what was final is retried"
+                    );
                 }
             }
             Step::Follow => {
-                let changes = self.served.together(|writing| writing.follow_jobs(3000)).unwrap();
+                let changes = self
+                    .served
+                    .together(|writing| writing.follow_jobs(3000))
+                    .unwrap();
                 self.note(&changes);
             }
             Step::Crash => self.crash(),
@@ -588,7 +1060,10 @@ impl World {
 
     fn submit(&mut self, after: &[usize], rerun: bool, retries: u32) {
         let id = format!("j{}", self.jobs.len());
-        let mut after: Vec<_> = after.iter().filter_map(|which| self.chosen(*which)).collect();
+        let mut after: Vec<_> = after
+            .iter()
+            .filter_map(|which| self.chosen(*which))
+            .collect();
         after.sort();
         after.dedup();
         let job = NewJob {
@@ -599,7 +1074,11 @@ impl World {
             ..new(&id, "t")
         };
         let added = add(&self.served, &job);
-        assert_eq!(matches!(added, Added::InVain(_)), status(&self.served, &id) == "cancelled", "{added:?}");
+        assert_eq!(
+            matches!(added, Added::InVain(_)),
+            status(&self.served, &id) == "cancelled",
+            "{added:?}"
+        );
         if status(&self.served, &id) == "cancelled" {
             self.finals.insert(id.clone(), "cancelled".into());
         }
@@ -607,15 +1086,25 @@ impl World {
     }
 
     fn start(&mut self) {
-        self.served.together(|writing| writing.due_jobs(u64::MAX >> 1, 1000)).unwrap();
-        let Some(id) = self.served.next_jobs("t", 1).unwrap().pop() else { return };
+        self.served
+            .together(|writing| writing.due_jobs(u64::MAX >> 1, 1000))
+            .unwrap();
+        let Some(id) = self.served.next_jobs("t", 1).unwrap().pop() else {
+            return;
+        };
         self.runs += 1;
         let run = format!("r{}", self.runs);
         assert!(start(&self.served, &id, &run, &self.boot.to_string()));
-        assert!(!self.live.values().any(|job| *job == id), "{id} runs twice at once");
+        assert!(
+            !self.live.values().any(|job| *job == id),
+            "{id} runs twice at once"
+        );
         let row = self.served.job(&id).unwrap().unwrap();
         for needed in &row.after {
-            assert!(self.succeeded.contains(needed), "{id} started before {needed} succeeded");
+            assert!(
+                self.succeeded.contains(needed),
+                "{id} started before {needed} succeeded"
+            );
         }
         self.live.insert(run, id);
     }
@@ -626,7 +1115,12 @@ impl World {
         self.served = Served::open(&self.folder.0).unwrap();
         self.boot += 1;
         let runs = self.served.unfinished().unwrap();
-        let lost = End { status: "lost", result: None, error: None, at_ms: 3000 };
+        let lost = End {
+            status: "lost",
+            result: None,
+            error: None,
+            at_ms: 3000,
+        };
         let settle = |writing: &crate::served::Writing<'_>| {
             let mut changes = Vec::new();
             for run in &runs {
@@ -637,11 +1131,19 @@ impl World {
         };
         let changes = self.served.together_durably(settle).unwrap();
         self.note(&changes);
-        assert!(self.served.abandoned_jobs(&self.boot.to_string()).unwrap().is_empty());
+        assert!(
+            self.served
+                .abandoned_jobs(&self.boot.to_string())
+                .unwrap()
+                .is_empty()
+        );
     }
 
     fn note(&mut self, changes: &[Change]) {
-        for change in changes.iter().filter(|change| change.status != "queued" && !change.moved) {
+        for change in changes
+            .iter()
+            .filter(|change| change.status != "queued" && !change.moved)
+        {
             let before = self.finals.insert(change.id.clone(), change.status.clone());
             assert_eq!(before, None, "{} ended twice", change.id);
             if change.status == "succeeded" {
@@ -651,7 +1153,10 @@ impl World {
     }
 
     fn check(&self) {
-        let all = JobFilter { limit: 200, ..JobFilter::default() };
+        let all = JobFilter {
+            limit: 200,
+            ..JobFilter::default()
+        };
         let rows = self.served.list_jobs(&all).unwrap().rows;
         assert_eq!(rows.len(), self.jobs.len(), "none is dropped");
         let followed: HashSet<String> = self
@@ -662,18 +1167,36 @@ impl World {
                 rows.query_map([], |row| row.get(0))?.collect()
             })
             .unwrap();
-        let mut counts = Counts { bytes: self.served.job_counts(None).unwrap().bytes, ..Counts::default() };
+        let mut counts = Counts {
+            bytes: self.served.job_counts(None).unwrap().bytes,
+            ..Counts::default()
+        };
         for row in &rows {
-            assert_eq!(row.is_final(), self.finals.contains_key(&row.id), "{}", row.id);
-            let runs = self.live.iter().any(|(run, job)| *job == row.id && Some(run) == row.run.as_ref());
+            assert_eq!(
+                row.is_final(),
+                self.finals.contains_key(&row.id),
+                "{}",
+                row.id
+            );
+            let runs = self
+                .live
+                .iter()
+                .any(|(run, job)| *job == row.id && Some(run) == row.run.as_ref());
             assert_eq!(row.status == "running", runs, "{}", row.id);
             if row.waits_for.as_deref() == Some("jobs") {
                 // What it waits for may have ended, if it is about to follow.
                 let follows = |id: &String| followed.contains(id);
                 let goes_on = |id: &String| !self.finals.contains_key(id) || follows(id);
-                assert!(row.after.iter().any(goes_on), "{} waits for nothing", row.id);
+                assert!(
+                    row.after.iter().any(goes_on),
+                    "{} waits for nothing",
+                    row.id
+                );
                 let in_vain = |id: &String| {
-                    self.finals.get(id).is_some_and(|status| status != "succeeded") && !follows(id)
+                    self.finals
+                        .get(id)
+                        .is_some_and(|status| status != "succeeded")
+                        && !follows(id)
                 };
                 assert!(!row.after.iter().any(in_vain), "{} waits in vain", row.id);
             }
@@ -682,7 +1205,11 @@ impl World {
             counts.running += u64::from(row.status == "running");
             counts.ended += u64::from(row.is_final());
         }
-        assert_eq!(self.served.job_counts(None).unwrap(), counts, "the counters are right");
+        assert_eq!(
+            self.served.job_counts(None).unwrap(),
+            counts,
+            "the counters are right"
+        );
     }
 }
 

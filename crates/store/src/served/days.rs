@@ -17,13 +17,24 @@ pub struct DayUse {
 
 impl DayUse {
     /// A run was begun.
-    pub const RUN: DayUse = DayUse { runs: 1, sandboxes: 0, cpu_ms: 0 };
+    pub const RUN: DayUse = DayUse {
+        runs: 1,
+        sandboxes: 0,
+        cpu_ms: 0,
+    };
     /// A sandbox was begun.
-    pub const SANDBOX: DayUse = DayUse { runs: 0, sandboxes: 1, cpu_ms: 0 };
+    pub const SANDBOX: DayUse = DayUse {
+        runs: 0,
+        sandboxes: 1,
+        cpu_ms: 0,
+    };
 
     /// So much CPU time was used.
     pub fn cpu(cpu_ms: u64) -> DayUse {
-        DayUse { cpu_ms, ..DayUse::default() }
+        DayUse {
+            cpu_ms,
+            ..DayUse::default()
+        }
     }
 }
 
@@ -33,13 +44,24 @@ impl Writing<'_> {
         if more == DayUse::default() {
             return Ok(());
         }
-        let add = "INSERT INTO tenant_day (tenant, day, runs, sandboxes, cpu_ms) VALUES (?, ?, ?, ?, ?)
+        let add =
+            "INSERT INTO tenant_day (tenant, day, runs, sandboxes, cpu_ms) VALUES (?, ?, ?, ?, ?)
              ON CONFLICT (tenant, day) DO UPDATE SET runs = runs + excluded.runs,
                  sandboxes = sandboxes + excluded.sandboxes, cpu_ms = cpu_ms + excluded.cpu_ms";
-        let row =
-            params![tenant, number(day.0), number(more.runs), number(more.sandboxes), number(more.cpu_ms)];
-        let added = self.transaction.prepare_cached(add).and_then(|mut add| add.execute(row));
-        added.map(|_| ()).map_err(|source| self.database.failed(source))
+        let row = params![
+            tenant,
+            number(day.0),
+            number(more.runs),
+            number(more.sandboxes),
+            number(more.cpu_ms)
+        ];
+        let added = self
+            .transaction
+            .prepare_cached(add)
+            .and_then(|mut add| add.execute(row));
+        added
+            .map(|_| ())
+            .map_err(|source| self.database.failed(source))
     }
 }
 
@@ -51,8 +73,11 @@ impl Served {
             let mut rows = connection.prepare_cached(question)?;
             let all = rows.query_map([number(day.0)], |row| {
                 let count = |name: &str| row.get::<_, i64>(name).map(back);
-                let used =
-                    DayUse { runs: count("runs")?, sandboxes: count("sandboxes")?, cpu_ms: count("cpu_ms")? };
+                let used = DayUse {
+                    runs: count("runs")?,
+                    sandboxes: count("sandboxes")?,
+                    cpu_ms: count("cpu_ms")?,
+                };
                 Ok((row.get("tenant")?, used))
             })?;
             all.collect()

@@ -44,9 +44,29 @@ impl Writing<'_> {
                  body = excluded.body, ended_ms = NULL, reason = NULL
              WHERE gateway_sandbox.ended_ms IS NOT NULL";
         let (promise, body) = row.promise.clone().unzip();
-        let SandboxRow { id, owner, labels, backend, profile, created_ms, .. } = row;
-        let row = params![id, owner, labels, backend, profile, number(*created_ms), promise, body];
-        let added = self.transaction.prepare_cached(add).and_then(|mut add| add.execute(row));
+        let SandboxRow {
+            id,
+            owner,
+            labels,
+            backend,
+            profile,
+            created_ms,
+            ..
+        } = row;
+        let row = params![
+            id,
+            owner,
+            labels,
+            backend,
+            profile,
+            number(*created_ms),
+            promise,
+            body
+        ];
+        let added = self
+            .transaction
+            .prepare_cached(add)
+            .and_then(|mut add| add.execute(row));
         self.done(added.map(|count| count == 1))
     }
 
@@ -59,7 +79,11 @@ impl Writing<'_> {
     /// Writes an end down.
     pub fn end_sandbox(&self, id: &str, reason: &str, now_ms: u64) -> Result<(), DatabaseError> {
         let end = "UPDATE gateway_sandbox SET ended_ms = ?2, reason = ?3 WHERE id = ?1 AND ended_ms IS NULL";
-        self.done(self.transaction.execute(end, params![id, number(now_ms), reason]).map(|_| ()))
+        self.done(
+            self.transaction
+                .execute(end, params![id, number(now_ms), reason])
+                .map(|_| ()),
+        )
     }
 
     /// Forgets ended ones that are too old or too many.
@@ -69,7 +93,12 @@ impl Writing<'_> {
 }
 
 fn forget(transaction: &Transaction<'_>, remembered: &Remembered) -> rusqlite::Result<()> {
-    let Remembered { since_ms, promised_since_ms, of_one, of_all } = *remembered;
+    let Remembered {
+        since_ms,
+        promised_since_ms,
+        of_one,
+        of_all,
+    } = *remembered;
     let old = "DELETE FROM gateway_sandbox WHERE ended_ms < CASE WHEN promise IS NULL THEN ?1 ELSE ?2 END";
     transaction.execute(old, params![number(since_ms), number(promised_since_ms)])?;
     // The newest of everybody, then the second of everybody, and so on: whoever has the most loses first.
@@ -90,10 +119,12 @@ impl Served {
         remembered: &Remembered,
     ) -> Result<Vec<SandboxRow>, DatabaseError> {
         self.runs.write(|transaction| {
-            let lose = "UPDATE gateway_sandbox SET ended_ms = ?, reason = 'lost' WHERE ended_ms IS NULL";
+            let lose =
+                "UPDATE gateway_sandbox SET ended_ms = ?, reason = 'lost' WHERE ended_ms IS NULL";
             transaction.execute(lose, [number(now_ms)])?;
             forget(transaction, remembered)?;
-            let mut rows = transaction.prepare("SELECT * FROM gateway_sandbox ORDER BY created_ms, id")?;
+            let mut rows =
+                transaction.prepare("SELECT * FROM gateway_sandbox ORDER BY created_ms, id")?;
             rows.query_map([], sandbox_row)?.collect()
         })
     }

@@ -120,7 +120,8 @@ pub struct LogFilter {
 
 impl Writing<'_> {
     fn telemetry(&self, done: rusqlite::Result<usize>) -> Result<(), DatabaseError> {
-        done.map(drop).map_err(|source| self.database.failed(source))
+        done.map(drop)
+            .map_err(|source| self.database.failed(source))
     }
 
     /// Writes a container down. A name that was used before is another's from now on.
@@ -128,9 +129,33 @@ impl Writing<'_> {
         let add = "INSERT OR REPLACE INTO container_inventory
             (id, owner, kind, runtime, image, task, job, labels, trace, status, created_ms)
             VALUES (?, ?, 'sandbox', ?, ?, ?, ?, ?, ?, 'created', ?)";
-        let NewContainer { id, owner, runtime, image, task, job, labels, trace, at_ms } = new;
-        let row = params![id, owner, runtime, image, task, job, labels, trace, number(*at_ms)];
-        self.telemetry(self.transaction.prepare_cached(add).and_then(|mut add| add.execute(row)))
+        let NewContainer {
+            id,
+            owner,
+            runtime,
+            image,
+            task,
+            job,
+            labels,
+            trace,
+            at_ms,
+        } = new;
+        let row = params![
+            id,
+            owner,
+            runtime,
+            image,
+            task,
+            job,
+            labels,
+            trace,
+            number(*at_ms)
+        ];
+        self.telemetry(
+            self.transaction
+                .prepare_cached(add)
+                .and_then(|mut add| add.execute(row)),
+        )
     }
 
     /// Writes down that its program runs, unless it is over by now.
@@ -145,31 +170,77 @@ impl Writing<'_> {
     pub fn end_container(&self, id: &str, end: &ContainerEnd<'_>) -> Result<(), DatabaseError> {
         let finish = "UPDATE container_inventory SET status = ?2, exit_code = ?3, started_ms = coalesce(started_ms, ?4),
             stopped_ms = ?5, removed_ms = ?6 WHERE id = ?1 AND stopped_ms IS NULL";
-        let ContainerEnd { status, exit_code, started_ms, stopped_ms, removed_ms } = end;
-        let row =
-            params![id, status, exit_code, started_ms.map(number), number(*stopped_ms), number(*removed_ms)];
-        self.telemetry(self.transaction.prepare_cached(finish).and_then(|mut finish| finish.execute(row)))
+        let ContainerEnd {
+            status,
+            exit_code,
+            started_ms,
+            stopped_ms,
+            removed_ms,
+        } = end;
+        let row = params![
+            id,
+            status,
+            exit_code,
+            started_ms.map(number),
+            number(*stopped_ms),
+            number(*removed_ms)
+        ];
+        self.telemetry(
+            self.transaction
+                .prepare_cached(finish)
+                .and_then(|mut finish| finish.execute(row)),
+        )
     }
 
     /// Forgets one that could not be made.
     pub fn drop_container(&self, id: &str) -> Result<(), DatabaseError> {
-        self.telemetry(self.transaction.execute("DELETE FROM container_inventory WHERE id = ?", [id]))
+        self.telemetry(
+            self.transaction
+                .execute("DELETE FROM container_inventory WHERE id = ?", [id]),
+        )
     }
 
     /// Writes lines down.
     pub fn add_log(&self, row: &LogRow) -> Result<(), DatabaseError> {
-        let add = "INSERT INTO log_event (at_ms, source_kind, source_name, owner, stream, bytes, lines)
+        let add =
+            "INSERT INTO log_event (at_ms, source_kind, source_name, owner, stream, bytes, lines)
             VALUES (?, ?, ?, ?, ?, ?, ?)";
-        let LogRow { at_ms, source_kind, source_name, owner, stream, lines, .. } = row;
+        let LogRow {
+            at_ms,
+            source_kind,
+            source_name,
+            owner,
+            stream,
+            lines,
+            ..
+        } = row;
         let bytes = number(lines.len() as u64);
-        let row = params![number(*at_ms), source_kind, source_name, owner, stream, bytes, lines];
-        self.telemetry(self.transaction.prepare_cached(add).and_then(|mut add| add.execute(row)))
+        let row = params![
+            number(*at_ms),
+            source_kind,
+            source_name,
+            owner,
+            stream,
+            bytes,
+            lines
+        ];
+        self.telemetry(
+            self.transaction
+                .prepare_cached(add)
+                .and_then(|mut add| add.execute(row)),
+        )
     }
 }
 
 impl Served {
     /// Writes a start down; what a server before left open was lost. Which start this is.
-    pub fn boot(&self, version: &str, kernel: &str, pid: u32, now_ms: u64) -> Result<i64, DatabaseError> {
+    pub fn boot(
+        &self,
+        version: &str,
+        kernel: &str,
+        pid: u32,
+        now_ms: u64,
+    ) -> Result<i64, DatabaseError> {
         self.runs.write(|transaction| {
             let now = number(now_ms);
             let lost = "UPDATE node_boot SET ended_ms = ?, outcome = 'killed' WHERE ended_ms IS NULL";
@@ -185,20 +256,27 @@ impl Served {
     /// Writes the end of a start down.
     pub fn shut_down(&self, boot: i64, outcome: &str, now_ms: u64) -> Result<(), DatabaseError> {
         let end = "UPDATE node_boot SET ended_ms = ?2, outcome = ?3 WHERE n = ?1";
-        self.runs.write(|transaction| transaction.execute(end, params![boot, number(now_ms), outcome]))?;
+        self.runs.write(|transaction| {
+            transaction.execute(end, params![boot, number(now_ms), outcome])
+        })?;
         Ok(())
     }
 
     /// How the start before this one ended, if there was one.
     pub fn ended_before(&self, boot: i64) -> Result<Option<String>, DatabaseError> {
         let last = "SELECT outcome FROM node_boot WHERE n < ? ORDER BY n DESC LIMIT 1";
-        self.reading.read(|connection| connection.query_row(last, [boot], |row| row.get(0)).optional())
+        self.reading.read(|connection| {
+            connection
+                .query_row(last, [boot], |row| row.get(0))
+                .optional()
+        })
     }
 
     /// The container of that name.
     pub fn container(&self, id: &str) -> Result<Option<ContainerRow>, DatabaseError> {
         self.telemetry.read(|connection| {
-            let mut find = connection.prepare_cached("SELECT * FROM container_inventory WHERE id = ?")?;
+            let mut find =
+                connection.prepare_cached("SELECT * FROM container_inventory WHERE id = ?")?;
             find.query_row([id], container_row).optional()
         })
     }
@@ -207,9 +285,21 @@ impl Served {
     pub fn containers(&self, filter: &ContainerFilter) -> Result<Vec<ContainerRow>, DatabaseError> {
         self.telemetry.read(|connection| {
             let mut rows = connection.prepare_cached(&containers_query(filter))?;
-            let ContainerFilter { owner, kind, status, task, job, before, limit } = filter;
+            let ContainerFilter {
+                owner,
+                kind,
+                status,
+                task,
+                job,
+                before,
+                limit,
+            } = filter;
             let before = before.unwrap_or(i64::MAX);
-            rows.query_map(params![owner, kind, status, task, job, before, limit], container_row)?.collect()
+            rows.query_map(
+                params![owner, kind, status, task, job, before, limit],
+                container_row,
+            )?
+            .collect()
         })
     }
 
@@ -225,10 +315,25 @@ impl Served {
                  AND (?4 IS NULL OR owner = ?4) AND (?5 IS NULL OR stream = ?5)
                  AND (?6 IS NULL OR at_ms >= ?6) AND (?7 IS NULL OR at_ms < ?7) ORDER BY n",
             )?;
-            let LogFilter { source_kind, source_name, owner, stream, since_ms, until_ms, from } = filter;
+            let LogFilter {
+                source_kind,
+                source_name,
+                owner,
+                stream,
+                since_ms,
+                until_ms,
+                from,
+            } = filter;
             let (since, until) = (since_ms.map(number), until_ms.map(number));
-            let mut rows =
-                find.query(params![source_kind, source_name, from, owner, stream, since, until])?;
+            let mut rows = find.query(params![
+                source_kind,
+                source_name,
+                from,
+                owner,
+                stream,
+                since,
+                until
+            ])?;
             while let Some(row) = rows.next()? {
                 if !visit(log_row(row)?) {
                     break;
@@ -268,7 +373,9 @@ impl Served {
     fn in_pieces(&self, delete: &str, bound: i64) -> Result<usize, DatabaseError> {
         let mut gone = 0;
         loop {
-            let now = self.runs.write(|transaction| transaction.execute(delete, [bound]))?;
+            let now = self
+                .runs
+                .write(|transaction| transaction.execute(delete, [bound]))?;
             gone += now;
             if now < TOGETHER as usize {
                 return Ok(gone);
@@ -282,23 +389,32 @@ impl Served {
             let all = "SELECT owner, sum(bytes) + count(*) * ?1 FROM log_event GROUP BY owner";
             let mut rows = connection.prepare(all)?;
             let size = |row: &Row<'_>| Ok((row.get(0)?, back(row.get(1)?)));
-            rows.query_map([number(ROW_BYTES)], size)?.collect::<Result<Vec<(String, u64)>, _>>()
+            rows.query_map([number(ROW_BYTES)], size)?
+                .collect::<Result<Vec<(String, u64)>, _>>()
         })?;
-        let mut over: Vec<_> = sizes.iter().map(|(owner, size)| (owner.clone(), *size)).collect();
+        let mut over: Vec<_> = sizes
+            .iter()
+            .map(|(owner, size)| (owner.clone(), *size))
+            .collect();
         let shares = shares(sizes, most);
         over.retain(|(owner, size)| shares.get(owner).is_some_and(|share| size > share));
         if over.is_empty() {
             return Ok(0);
         }
-        let mut left: HashMap<_, _> =
-            over.iter().map(|(owner, size)| (owner.as_str(), size - shares[owner.as_str()])).collect();
+        let mut left: HashMap<_, _> = over
+            .iter()
+            .map(|(owner, size)| (owner.as_str(), size - shares[owner.as_str()]))
+            .collect();
         let old = self.telemetry.read(|connection| {
             let mut old = Vec::new();
-            let mut oldest = connection.prepare("SELECT n, owner, bytes FROM log_event ORDER BY n")?;
+            let mut oldest =
+                connection.prepare("SELECT n, owner, bytes FROM log_event ORDER BY n")?;
             let mut rows = oldest.query([])?;
             while let Some(row) = rows.next()?.filter(|_| !left.is_empty()) {
                 let owner: String = row.get(1)?;
-                let Some(too_much) = left.get_mut(owner.as_str()) else { continue };
+                let Some(too_much) = left.get_mut(owner.as_str()) else {
+                    continue;
+                };
                 *too_much = too_much.saturating_sub(back(row.get(2)?) + ROW_BYTES);
                 if *too_much == 0 {
                     left.remove(owner.as_str());
@@ -340,7 +456,11 @@ impl Served {
 
 /// By its owner's index, or by number: what is asked for in both ways at once is found by no index.
 fn containers_query(filter: &ContainerFilter) -> String {
-    let whose = if filter.owner.is_some() { "owner = ?1" } else { "?1 IS NULL" };
+    let whose = if filter.owner.is_some() {
+        "owner = ?1"
+    } else {
+        "?1 IS NULL"
+    };
     format!(
         "SELECT * FROM container_inventory WHERE {whose} AND n < ?6 AND (?2 IS NULL OR kind = ?2)
          AND (?3 IS NULL OR status = ?3) AND (?4 IS NULL OR task = ?4) AND (?5 IS NULL OR job = ?5)

@@ -5,7 +5,8 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("airlock-telemetry-{}-{name}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-telemetry-{}-{name}", std::process::id()));
         _ = std::fs::remove_dir_all(&path);
         Folder(path)
     }
@@ -42,11 +43,21 @@ fn log(name: &str, at_ms: u64, lines: &str) -> LogRow {
 
 fn end(stopped_ms: u64) -> ContainerEnd<'static> {
     let (started_ms, removed_ms) = (Some(stopped_ms - 1), stopped_ms);
-    ContainerEnd { status: "exited", exit_code: Some(0), started_ms, stopped_ms, removed_ms }
+    ContainerEnd {
+        status: "exited",
+        exit_code: Some(0),
+        started_ms,
+        stopped_ms,
+        removed_ms,
+    }
 }
 
-const ALL: Kept =
-    Kept { logs_since_ms: 0, containers_since_ms: 0, log_bytes: u64::MAX, containers: u32::MAX };
+const ALL: Kept = Kept {
+    logs_since_ms: 0,
+    containers_since_ms: 0,
+    log_bytes: u64::MAX,
+    containers: u32::MAX,
+};
 
 #[test]
 fn a_container_has_four_moments_and_what_was_open_at_a_start_is_lost() {
@@ -65,9 +76,15 @@ fn a_container_has_four_moments_and_what_was_open_at_a_start_is_lost() {
         .unwrap();
     let a = served.container("a").unwrap().unwrap();
     let moments = (a.created_ms, a.started_ms, a.stopped_ms, a.removed_ms);
-    assert_eq!((a.status.as_str(), moments), ("exited", (10, Some(11), Some(20), Some(20))));
+    assert_eq!(
+        (a.status.as_str(), moments),
+        ("exited", (10, Some(11), Some(20), Some(20)))
+    );
     let next = served.boot("1", "k", 2, 40).unwrap();
-    assert_eq!(served.ended_before(next).unwrap().as_deref(), Some("killed"));
+    assert_eq!(
+        served.ended_before(next).unwrap().as_deref(),
+        Some("killed")
+    );
     assert_eq!(served.container("b").unwrap().unwrap().status, "lost");
     assert_eq!(served.container("a").unwrap().unwrap().status, "exited");
     served.shut_down(next, "clean", 50).unwrap();
@@ -82,7 +99,12 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
     let served = Served::open(&folder.0).unwrap();
     served
         .together(|writing| {
-            for (id, owner, at) in [("a", "one", 10), ("b", "one", 20), ("c", "one", 30), ("d", "two", 5)] {
+            for (id, owner, at) in [
+                ("a", "one", 10),
+                ("b", "one", 20),
+                ("c", "one", 30),
+                ("d", "two", 5),
+            ] {
                 writing.add_container(&container(id, owner, at))?;
                 writing.end_container(id, &end(at + 1))?;
             }
@@ -91,14 +113,20 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
         })
         .unwrap();
     let names = || {
-        let filter = ContainerFilter { limit: 100, ..ContainerFilter::default() };
+        let filter = ContainerFilter {
+            limit: 100,
+            ..ContainerFilter::default()
+        };
         let rows = served.containers(&filter).unwrap();
         rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
     let times = || {
         let mut times = Vec::new();
-        let filter =
-            LogFilter { source_kind: "container".into(), source_name: "a".into(), ..LogFilter::default() };
+        let filter = LogFilter {
+            source_kind: "container".into(),
+            source_name: "a".into(),
+            ..LogFilter::default()
+        };
         served
             .logs(&filter, |row| {
                 times.push(row.at_ms);
@@ -108,13 +136,31 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
         times
     };
     assert_eq!(served.prune_telemetry(&ALL).unwrap(), 0);
-    served.prune_telemetry(&Kept { logs_since_ms: 1, containers_since_ms: 10, ..ALL }).unwrap();
+    served
+        .prune_telemetry(&Kept {
+            logs_since_ms: 1,
+            containers_since_ms: 10,
+            ..ALL
+        })
+        .unwrap();
     assert_eq!(
         (names(), times()),
-        (vec!["open".into(), "c".into(), "b".into(), "a".into()], vec![1, 2, 3, 4])
+        (
+            vec!["open".into(), "c".into(), "b".into(), "a".into()],
+            vec![1, 2, 3, 4]
+        )
     );
-    served.prune_telemetry(&Kept { log_bytes: 4 * 250, containers: 2, ..ALL }).unwrap();
-    assert_eq!((names(), times()), (vec!["open".into(), "c".into(), "b".into()], vec![3, 4]));
+    served
+        .prune_telemetry(&Kept {
+            log_bytes: 4 * 250,
+            containers: 2,
+            ..ALL
+        })
+        .unwrap();
+    assert_eq!(
+        (names(), times()),
+        (vec!["open".into(), "c".into(), "b".into()], vec![3, 4])
+    );
 }
 
 #[test]
@@ -132,9 +178,16 @@ fn whoever_has_the_most_containers_loses_the_oldest_first() {
             })
         })
         .unwrap();
-    served.prune_telemetry(&Kept { containers: 3, ..ALL }).unwrap();
+    served
+        .prune_telemetry(&Kept {
+            containers: 3,
+            ..ALL
+        })
+        .unwrap();
     assert!(served.container("hers").unwrap().is_some());
-    assert!(served.container("his49").unwrap().is_some() && served.container("his0").unwrap().is_none());
+    assert!(
+        served.container("his49").unwrap().is_some() && served.container("his0").unwrap().is_none()
+    );
 }
 
 #[test]
@@ -142,8 +195,15 @@ fn pages_without_use_are_given_back() {
     let folder = Folder::new("vacuum");
     let served = Served::open(&folder.0).unwrap();
     let text = "x".repeat(4000);
-    served.together(|writing| (0..500).try_for_each(|at| writing.add_log(&log("a", at, &text)))).unwrap();
-    served.prune_telemetry(&Kept { logs_since_ms: 1000, ..ALL }).unwrap();
+    served
+        .together(|writing| (0..500).try_for_each(|at| writing.add_log(&log("a", at, &text))))
+        .unwrap();
+    served
+        .prune_telemetry(&Kept {
+            logs_since_ms: 1000,
+            ..ALL
+        })
+        .unwrap();
     let mut left = vec![served.vacuum().unwrap()];
     while left.last() != Some(&0) && left.len() < 100 {
         left.push(served.vacuum().unwrap());
@@ -156,7 +216,10 @@ fn pages_without_use_are_given_back() {
 fn a_flood_costs_only_whoever_made_it_and_the_nodes_own_lines_stay() {
     let folder = Folder::new("flood");
     let served = Served::open(&folder.0).unwrap();
-    let of = |owner: &str, name: &str, at| LogRow { owner: owner.to_owned(), ..log(name, at, "0123456789") };
+    let of = |owner: &str, name: &str, at| LogRow {
+        owner: owner.to_owned(),
+        ..log(name, at, "0123456789")
+    };
     served
         .together(|writing| {
             writing.add_log(&of("", "node", 1))?;
@@ -164,11 +227,20 @@ fn a_flood_costs_only_whoever_made_it_and_the_nodes_own_lines_stay() {
             (0..100).try_for_each(|at| writing.add_log(&of("noisy", "his", 10 + at)))
         })
         .unwrap();
-    served.prune_telemetry(&Kept { log_bytes: 40 * 110, ..ALL }).unwrap();
+    served
+        .prune_telemetry(&Kept {
+            log_bytes: 40 * 110,
+            ..ALL
+        })
+        .unwrap();
     let times = |name: &str| {
         let (source_kind, source_name) = ("container".to_owned(), name.to_owned());
         let mut times = Vec::new();
-        let filter = LogFilter { source_kind, source_name, ..LogFilter::default() };
+        let filter = LogFilter {
+            source_kind,
+            source_name,
+            ..LogFilter::default()
+        };
         served
             .logs(&filter, |row| {
                 times.push(row.at_ms);
@@ -178,16 +250,33 @@ fn a_flood_costs_only_whoever_made_it_and_the_nodes_own_lines_stay() {
         times
     };
     assert_eq!((times("node"), times("hers")), (vec![1], vec![1]));
-    assert_eq!(times("his"), (100..110).collect::<Vec<_>>(), "a quarter, the newest");
+    assert_eq!(
+        times("his"),
+        (100..110).collect::<Vec<_>>(),
+        "a quarter, the newest"
+    );
 }
 
 #[test]
 fn whoever_has_most_loses_first() {
-    let sizes = [("", 900), ("a", 10), ("b", 60), ("c", 500), ("d", 90), ("e", 90)];
-    let shares = shares(sizes.map(|(owner, size)| (owner.to_owned(), size)).to_vec(), 400);
+    let sizes = [
+        ("", 900),
+        ("a", 10),
+        ("b", 60),
+        ("c", 500),
+        ("d", 90),
+        ("e", 90),
+    ];
+    let shares = shares(
+        sizes.map(|(owner, size)| (owner.to_owned(), size)).to_vec(),
+        400,
+    );
     let of = |owner: &str| shares[owner];
     assert_eq!((of(""), of("a"), of("b")), (100, 10, 60));
-    assert_eq!((of("c"), of("d"), of("e")), (77, 76, 76).max((of("c"), of("d"), of("e"))));
+    assert_eq!(
+        (of("c"), of("d"), of("e")),
+        (77, 76, 76).max((of("c"), of("d"), of("e")))
+    );
     assert!(of("c") + of("d") + of("e") + 70 <= 300 && of("c") >= 76);
 }
 
@@ -207,14 +296,20 @@ fn a_tenants_list_is_read_by_his_own_index() {
         });
         plan.unwrap()
     };
-    let his =
-        plan(&containers_query(&ContainerFilter { owner: Some("t".into()), ..ContainerFilter::default() }));
+    let his = plan(&containers_query(&ContainerFilter {
+        owner: Some("t".into()),
+        ..ContainerFilter::default()
+    }));
     assert!(
         his.contains("container_inventory_owner (owner=? AND n<?)") && !his.contains("TEMP B-TREE"),
         "{his}"
     );
     let all = plan(&containers_query(&ContainerFilter::default()));
-    assert!(all.contains("rowid<?") && !all.contains("TEMP B-TREE"), "{all}");
-    let naive = plan("SELECT * FROM container_inventory WHERE (?1 IS NULL OR owner = ?1) ORDER BY n DESC");
+    assert!(
+        all.contains("rowid<?") && !all.contains("TEMP B-TREE"),
+        "{all}"
+    );
+    let naive =
+        plan("SELECT * FROM container_inventory WHERE (?1 IS NULL OR owner = ?1) ORDER BY n DESC");
     assert!(naive.contains("SCAN"), "the positive control: {naive}");
 }

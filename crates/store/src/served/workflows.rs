@@ -81,7 +81,11 @@ impl Writing<'_> {
     }
 
     /// Writes down how far it has come, and holds it for longer.
-    pub fn checkpoint_workflow(&self, wanted: &NewLease, checkpoint: &str) -> Result<Taking, DatabaseError> {
+    pub fn checkpoint_workflow(
+        &self,
+        wanted: &NewLease,
+        checkpoint: &str,
+    ) -> Result<Taking, DatabaseError> {
         self.worked((|| {
             let before = match find(self.transaction, &wanted.owner, &wanted.task)? {
                 None => return Ok(Taking::Unknown),
@@ -92,7 +96,8 @@ impl Writing<'_> {
                 return Ok(Taking::TooMuch);
             }
             let write = "UPDATE workflow SET checkpoint = ?3 WHERE owner = ?1 AND task = ?2";
-            self.transaction.execute(write, params![wanted.owner, wanted.task, checkpoint])?;
+            self.transaction
+                .execute(write, params![wanted.owner, wanted.task, checkpoint])?;
             renew(self.transaction, wanted, before).map(Taking::AlreadyHis)
         })())
     }
@@ -103,12 +108,19 @@ impl Writing<'_> {
     }
 
     /// Gives it back, with how far it had come. False if it is somebody else's, also if his time is over.
-    pub fn release_workflow(&self, owner: &str, task: &str, holder: &str) -> Result<bool, DatabaseError> {
+    pub fn release_workflow(
+        &self,
+        owner: &str,
+        task: &str,
+        holder: &str,
+    ) -> Result<bool, DatabaseError> {
         self.worked((|| match find(self.transaction, owner, task)? {
             Some(lease) if lease.holder != holder => Ok(false),
             Some(_) => {
                 let release = "DELETE FROM workflow WHERE owner = ? AND task = ?";
-                self.transaction.execute(release, params![owner, task]).map(|_| true)
+                self.transaction
+                    .execute(release, params![owner, task])
+                    .map(|_| true)
             }
             None => Ok(true),
         })())
@@ -119,7 +131,8 @@ impl Served {
     /// The lease on a task, whether or not its time is over.
     pub fn workflow(&self, owner: &str, task: &str) -> Result<Option<Lease>, DatabaseError> {
         let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
-        self.reading.read(|connection| connection.query_row(find, [owner, task], lease).optional())
+        self.reading
+            .read(|connection| connection.query_row(find, [owner, task], lease).optional())
     }
 }
 
@@ -130,7 +143,11 @@ fn start(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<T
             // The same request again, whose answer was lost.
             let again = before.idempotency.is_some() && before.idempotency == wanted.idempotency;
             let lease = renew(transaction, wanted, before)?;
-            Ok(if again { Taking::Started(lease) } else { Taking::AlreadyHis(lease) })
+            Ok(if again {
+                Taking::Started(lease)
+            } else {
+                Taking::AlreadyHis(lease)
+            })
         }
         Some(before) if before.expires_ms > wanted.now_ms => Ok(Taking::Held),
         before => {
@@ -171,20 +188,39 @@ fn forget(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize>
 }
 
 /// Whether the owner would have more written down than he may. Lengths are known without reading the texts.
-fn is_too_much(transaction: &Transaction<'_>, wanted: &NewLease, checkpoint: &str) -> rusqlite::Result<bool> {
+fn is_too_much(
+    transaction: &Transaction<'_>,
+    wanted: &NewLease,
+    checkpoint: &str,
+) -> rusqlite::Result<bool> {
     let sum = "SELECT coalesce(sum(octet_length(checkpoint)), 0) FROM workflow WHERE owner = ? AND task <> ?";
     let row = params![wanted.owner, wanted.task];
-    let others: i64 = transaction.prepare_cached(sum)?.query_row(row, |row| row.get(0))?;
+    let others: i64 = transaction
+        .prepare_cached(sum)?
+        .query_row(row, |row| row.get(0))?;
     Ok(back(others).saturating_add(checkpoint.len() as u64) > MOST_CHECKPOINTS)
 }
 
-fn renew(transaction: &Transaction<'_>, wanted: &NewLease, before: Lease) -> rusqlite::Result<Lease> {
+fn renew(
+    transaction: &Transaction<'_>,
+    wanted: &NewLease,
+    before: Lease,
+) -> rusqlite::Result<Lease> {
     let lease_ms = wanted.lease_ms.unwrap_or(before.lease_ms);
     let expires_ms = wanted.now_ms.saturating_add(lease_ms);
     let renew = "UPDATE workflow SET lease_ms = ?3, expires_ms = ?4 WHERE owner = ?1 AND task = ?2";
-    let row = params![wanted.owner, wanted.task, number(lease_ms), number(expires_ms)];
+    let row = params![
+        wanted.owner,
+        wanted.task,
+        number(lease_ms),
+        number(expires_ms)
+    ];
     transaction.execute(renew, row)?;
-    Ok(Lease { lease_ms, expires_ms, ..before })
+    Ok(Lease {
+        lease_ms,
+        expires_ms,
+        ..before
+    })
 }
 
 fn write(
@@ -193,7 +229,15 @@ fn write(
     run: &str,
     checkpoint: Option<&str>,
 ) -> rusqlite::Result<Lease> {
-    let NewLease { owner, task, holder, idempotency, lease_ms, now_ms, .. } = wanted;
+    let NewLease {
+        owner,
+        task,
+        holder,
+        idempotency,
+        lease_ms,
+        now_ms,
+        ..
+    } = wanted;
     let lease_ms = lease_ms.unwrap_or(USUAL_MS);
     let expires_ms = now_ms.saturating_add(lease_ms);
     transaction.execute(
@@ -213,7 +257,10 @@ fn write(
 
 fn find(transaction: &Transaction<'_>, owner: &str, task: &str) -> rusqlite::Result<Option<Lease>> {
     let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
-    transaction.prepare_cached(find)?.query_row([owner, task], lease).optional()
+    transaction
+        .prepare_cached(find)?
+        .query_row([owner, task], lease)
+        .optional()
 }
 
 fn lease(row: &Row<'_>) -> rusqlite::Result<Lease> {

@@ -20,14 +20,20 @@ pub(crate) fn open(
     mode: u32,
 ) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) { Mode::from_raw_mode(mode) } else { Mode::empty() };
+    let mode = if flags.contains(OFlags::CREATE) {
+        Mode::from_raw_mode(mode)
+    } else {
+        Mode::empty()
+    };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..DISTURBED {
         match rustix::fs::openat2(folder, path.as_ref(), flags, mode, resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             // A last part that is a link is told as the second when a folder was asked for.
             Err(Errno::LOOP) => return Err(io::Error::other("a symbolic link is in the way")),
-            Err(Errno::NOTDIR) => return Err(io::Error::other("a symbolic link or a file is in the way")),
+            Err(Errno::NOTDIR) => {
+                return Err(io::Error::other("a symbolic link or a file is in the way"));
+            }
             opened => return Ok(opened?),
         }
     }
@@ -41,7 +47,12 @@ pub(crate) fn read(folder: &OwnedFd, path: impl AsRef<Path>) -> io::Result<Owned
 
 /// Makes a file that is not there yet.
 pub(crate) fn create(folder: &OwnedFd, path: impl AsRef<Path>, mode: u32) -> io::Result<OwnedFd> {
-    open(folder, path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode)
+    open(
+        folder,
+        path,
+        OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+        mode,
+    )
 }
 
 /// Opens the folder `path` beneath `folder`.
@@ -69,8 +80,11 @@ pub(crate) fn own_folder(folder: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
         Err(source) => return Err(source.into()),
     }
     let own = open_folder(folder, name)?;
-    let refused =
-        || io::Error::other(format!("`{name}` in it is not ours alone: see who made it, and remove it"));
+    let refused = || {
+        io::Error::other(format!(
+            "`{name}` in it is not ours alone: see who made it, and remove it"
+        ))
+    };
     let trial = unique()?;
     let ours = rustix::fs::fstat(create(&own, &trial, 0o600)?)?.st_uid;
     remove(&own, &trial, AtFlags::empty())?;
@@ -107,7 +121,12 @@ pub(crate) fn remove(folder: &OwnedFd, name: &str, how: AtFlags) -> io::Result<(
 }
 
 /// Moves a file to a name that nothing has.
-pub(crate) fn move_new(from: &OwnedFd, old: &str, to: &OwnedFd, new: &str) -> rustix::io::Result<()> {
+pub(crate) fn move_new(
+    from: &OwnedFd,
+    old: &str,
+    to: &OwnedFd,
+    new: &str,
+) -> rustix::io::Result<()> {
     match rustix::fs::renameat_with(from, old, to, new, RenameFlags::NOREPLACE) {
         // Some file systems (NFS) lack the flag; a link replaces nothing either.
         Err(Errno::INVAL | Errno::NOSYS) => {

@@ -70,7 +70,11 @@ impl Bucket {
         if store.kind == Kind::Gcs {
             _ = exclusive.set(true);
         }
-        Bucket { store, exclusive, turns: Turns::default() }
+        Bucket {
+            store,
+            exclusive,
+            turns: Turns::default(),
+        }
     }
 
     /// What this store does not hold to, if it is known.
@@ -97,16 +101,29 @@ impl Bucket {
         let (number, found) = self.find(names, version, false).await?;
         let said = |name: &'static str| found.attributes.get(&Attribute::Metadata(name.into()));
         if ELSEWHERE.into_iter().any(|name| said(name).is_some()) {
-            return Err(Failed("it only names something that is elsewhere".to_owned()));
+            return Err(Failed(
+                "it only names something that is elsewhere".to_owned(),
+            ));
         }
-        let mime_type = found.attributes.get(&Attribute::ContentType).map(|value| value.as_ref());
+        let mime_type = found
+            .attributes
+            .get(&Attribute::ContentType)
+            .map(|value| value.as_ref());
         let mime_type = names::mime_type_or_any(mime_type);
         let bytes = whole(found, most).await?;
-        Ok(Version { version: number, mime_type, bytes })
+        Ok(Version {
+            version: number,
+            mime_type,
+            bytes,
+        })
     }
 
     /// Which version it is, and how large, without its bytes.
-    pub(super) async fn size(&self, names: &Names<'_>, version: Option<i64>) -> Result<(i64, u64), Failed> {
+    pub(super) async fn size(
+        &self,
+        names: &Names<'_>,
+        version: Option<i64>,
+    ) -> Result<(i64, u64), Failed> {
         let (number, found) = self.find(names, version, true).await?;
         Ok((number, found.meta.size))
     }
@@ -122,7 +139,10 @@ impl Bucket {
             Some(version) => version,
             None => self.latest(&key).await?.ok_or_else(|| missing(None))?,
         };
-        let options = GetOptions { head, ..GetOptions::default() };
+        let options = GetOptions {
+            head,
+            ..GetOptions::default()
+        };
         match self.store.get(&format!("{key}/{number}"), options).await {
             Err(Error::NotFound { .. }) => Err(missing(Some(number))),
             found => Ok((number, found.map_err(failed)?)),
@@ -180,7 +200,15 @@ impl Bucket {
             Some(true) | None => PutMode::Create,
         };
         self.store
-            .put(at, bytes.clone().into(), PutOptions { mode, attributes, ..PutOptions::default() })
+            .put(
+                at,
+                bytes.clone().into(),
+                PutOptions {
+                    mode,
+                    attributes,
+                    ..PutOptions::default()
+                },
+            )
             .await
     }
 
@@ -191,13 +219,20 @@ impl Bucket {
         }
         match self.put(at, bytes, attributes, None).await {
             Ok(()) => _ = self.exclusive.set(false),
-            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => _ = self.exclusive.set(true),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                _ = self.exclusive.set(true)
+            }
             // Whatever else it is: it is still not known.
             Err(_) => {}
         }
     }
 
-    fn attributes(&self, names: &Names<'_>, mime_type: &str, number: i64) -> Result<Attributes, Failed> {
+    fn attributes(
+        &self,
+        names: &Names<'_>,
+        mime_type: &str,
+        number: i64,
+    ) -> Result<Attributes, Failed> {
         let mut attributes = Attributes::new();
         attributes.insert(Attribute::ContentType, mime_type.to_owned().into());
         if self.store.kind == Kind::S3 {
@@ -214,7 +249,10 @@ impl Bucket {
             latest = latest.max(version_number(rest));
             true
         };
-        self.store.list(key, MOST_LISTED, ANSWER, &mut each).await.map_err(failed)?;
+        self.store
+            .list(key, MOST_LISTED, ANSWER, &mut each)
+            .await
+            .map_err(failed)?;
         Ok(latest)
     }
 }
@@ -225,7 +263,8 @@ fn failed(error: Error) -> Failed {
 
 /// `NotImplemented`, as a client or a server says it.
 fn cannot_create(error: &Error) -> bool {
-    matches!(error, Error::NotImplemented { .. }) || error.to_string().contains("501 Not Implemented")
+    matches!(error, Error::NotImplemented { .. })
+        || error.to_string().contains("501 Not Implemented")
 }
 
 /// All of an object, if it is not larger than that, whatever its server says.

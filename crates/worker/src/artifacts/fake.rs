@@ -64,16 +64,24 @@ impl Fake {
             bucket: "bucket".to_owned(),
             region: "us-east-1".to_owned(),
             endpoint: Some(self.address.clone()),
-            credentials: Credentials::Keys { key: "k".to_owned(), secret: "s".to_owned(), token: None },
+            credentials: Credentials::Keys {
+                key: "k".to_owned(),
+                secret: "s".to_owned(),
+                token: None,
+            },
         }
     }
 
     /// The same, in the manner of GCS, whose lists are alike. Its service account needs no token.
     pub(crate) fn google(&self) -> Remote {
-        let account =
-            r#"{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}"#;
+        let account = r#"{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}"#;
         let credentials = Credentials::ServiceAccount(account.to_owned());
-        Remote { kind: Kind::Gcs, region: String::new(), credentials, ..self.remote() }
+        Remote {
+            kind: Kind::Gcs,
+            region: String::new(),
+            credentials,
+            ..self.remote()
+        }
     }
 
     /// How many have come.
@@ -94,19 +102,36 @@ pub(crate) fn bucket(objects: &BTreeMap<String, String>, asked: &Asked) -> Does 
 }
 
 fn page(objects: &BTreeMap<String, String>, query: &BTreeMap<String, String>) -> String {
-    let after = query.get("continuation-token").or(query.get("start-after")).cloned().unwrap_or_default();
-    let most = query.get("max-keys").map_or(PAGE, |most| most.parse().unwrap());
-    let mut rest = objects.iter().filter(|(key, _)| key.starts_with(&query["prefix"]) && **key > after);
+    let after = query
+        .get("continuation-token")
+        .or(query.get("start-after"))
+        .cloned()
+        .unwrap_or_default();
+    let most = query
+        .get("max-keys")
+        .map_or(PAGE, |most| most.parse().unwrap());
+    let mut rest = objects
+        .iter()
+        .filter(|(key, _)| key.starts_with(&query["prefix"]) && **key > after);
     let mut text = "<ListBucketResult>".to_owned();
     let mut last = None;
     for (key, bytes) in rest.by_ref().take(most) {
         let (size, date) = (bytes.len(), "2026-01-01T00:00:00.000Z");
-        let entry = format!("<Key>{key}</Key><Size>{size}</Size><LastModified>{date}</LastModified>");
-        write!(text, "<Contents>{entry}<ETag>&quot;e&quot;</ETag></Contents>").unwrap();
+        let entry =
+            format!("<Key>{key}</Key><Size>{size}</Size><LastModified>{date}</LastModified>");
+        write!(
+            text,
+            "<Contents>{entry}<ETag>&quot;e&quot;</ETag></Contents>"
+        )
+        .unwrap();
         last = Some(key);
     }
     if let (Some(last), Some(_)) = (last, rest.next()) {
-        write!(text, "<NextContinuationToken>{last}</NextContinuationToken>").unwrap();
+        write!(
+            text,
+            "<NextContinuationToken>{last}</NextContinuationToken>"
+        )
+        .unwrap();
     }
     text + "</ListBucketResult>"
 }
@@ -133,24 +158,36 @@ fn answer(stream: TcpStream, does: &dyn Fn(&Asked) -> Does) -> std::io::Result<(
             std::thread::park();
         },
         Does::Stop => {
-            write!(stream, "HTTP/1.1 200 OK\r\n{common}\r\ncontent-length: 5\r\n\r\n")?;
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\n{common}\r\ncontent-length: 5\r\n\r\n"
+            )?;
             loop {
                 std::thread::park();
             }
         }
         Does::Rave => {
-            write!(stream, "HTTP/1.1 200 OK\r\n{common}\r\n\r\n<ListBucketResult>")?;
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\n{common}\r\n\r\n<ListBucketResult>"
+            )?;
             loop {
                 stream.write_all(&[b' '; 65536])?;
             }
         }
         Does::Redirect(status, to) => {
-            write!(stream, "HTTP/1.1 {status} Go\r\n{common}\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n")
+            write!(
+                stream,
+                "HTTP/1.1 {status} Go\r\n{common}\r\nlocation: {to}\r\ncontent-length: 0\r\n\r\n"
+            )
         }
         Does::Answer(status, body) => {
             let length = body.len();
             let body = if is_head { "" } else { &body };
-            write!(stream, "HTTP/1.1 {status} So\r\n{common}\r\ncontent-length: {length}\r\n\r\n{body}")
+            write!(
+                stream,
+                "HTTP/1.1 {status} So\r\n{common}\r\ncontent-length: {length}\r\n\r\n{body}"
+            )
         }
     }
 }
@@ -160,8 +197,14 @@ fn asked(first: &str) -> Asked {
     let (method, target) = (words.next().unwrap().to_owned(), words.next().unwrap());
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let query = pairs.map(|(name, value)| (name.to_owned(), decoded(value))).collect();
-    Asked { method, path: decoded(path), query }
+    let query = pairs
+        .map(|(name, value)| (name.to_owned(), decoded(value)))
+        .collect();
+    Asked {
+        method,
+        path: decoded(path),
+        query,
+    }
 }
 
 fn decoded(text: &str) -> String {

@@ -59,28 +59,45 @@ impl Folder {
         let (folder, number) = self.find(place, version)?;
         let mime_type = mime_type(opened(&folder, number, META)?)?;
         let bytes = whole(opened(&folder, number, "")?, most)?;
-        Ok(Version { version: number, mime_type, bytes: bytes.into() })
+        Ok(Version {
+            version: number,
+            mime_type,
+            bytes: bytes.into(),
+        })
     }
 
     /// Which version it is, and how large, without its bytes.
-    pub(super) fn size(&self, place: &[String; 4], version: Option<i64>) -> Result<(i64, u64), Failed> {
+    pub(super) fn size(
+        &self,
+        place: &[String; 4],
+        version: Option<i64>,
+    ) -> Result<(i64, u64), Failed> {
         let (folder, number) = self.find(place, version)?;
         Ok((number, opened(&folder, number, "")?.metadata()?.len()))
     }
 
     fn find(&self, place: &[String; 4], version: Option<i64>) -> Result<(OwnedFd, i64), Failed> {
         let folder = match beneath::open_folder(&self.base, place.join("/")) {
-            Err(absent) if absent.kind() == io::ErrorKind::NotFound => return Err(missing(version)),
+            Err(absent) if absent.kind() == io::ErrorKind::NotFound => {
+                return Err(missing(version));
+            }
             folder => folder?,
         };
         let number = match version {
             Some(version) => version,
-            None => Numbers::of(&folder)?.latest().ok_or_else(|| missing(None))?,
+            None => Numbers::of(&folder)?
+                .latest()
+                .ok_or_else(|| missing(None))?,
         };
         Ok((folder, number))
     }
 
-    pub(super) fn save(&self, place: &[String; 4], mime_type: &str, bytes: &[u8]) -> Result<i64, Failed> {
+    pub(super) fn save(
+        &self,
+        place: &[String; 4],
+        mime_type: &str,
+        bytes: &[u8],
+    ) -> Result<i64, Failed> {
         let mut folder = beneath::make_folder(&self.base, &place[0])?;
         for name in &place[1..] {
             folder = beneath::make_folder(&folder, name)?;
@@ -110,7 +127,11 @@ impl Folder {
         for _ in 0..TRIES {
             let name = beneath::unique()?;
             let file = File::from(beneath::create(&self.drafts, &name, beneath::FILE)?);
-            let mut draft = Draft { drafts: &self.drafts, name, file };
+            let mut draft = Draft {
+                drafts: &self.drafts,
+                name,
+                file,
+            };
             rustix::fs::flock(&draft.file, FlockOperation::LockExclusive)?;
             // A sweep may have been faster than the lock.
             if rustix::fs::fstat(&draft.file)?.st_nlink > 0 {
@@ -139,7 +160,8 @@ impl Draft<'_> {
             moved => moved.map_err(io::Error::from)?,
         }
         let written = rustix::fs::fstat(&self.file).map_err(io::Error::from)?;
-        let kept = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(io::Error::from)?;
+        let kept =
+            rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(io::Error::from)?;
         match (kept.st_dev, kept.st_ino) == (written.st_dev, written.st_ino) {
             true => Ok(true),
             false => Err(Failed("somebody put another file in its place".to_owned())),
@@ -166,7 +188,9 @@ fn sweep(drafts: &OwnedFd) -> io::Result<()> {
     for name in beneath::names(drafts)?.take(MOST_ENTRIES) {
         let name = name?;
         let Ok(name) = name.to_str() else { continue };
-        let Ok(file) = beneath::read(drafts, name) else { continue };
+        let Ok(file) = beneath::read(drafts, name) else {
+            continue;
+        };
         if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             // Its writer may have moved it away meanwhile: then there is nothing to remove, as names are never used twice.
             beneath::remove(drafts, name, AtFlags::empty())?;
@@ -187,7 +211,10 @@ impl Numbers {
         let mut numbers = Numbers::default();
         for (count, name) in beneath::names(folder)?.enumerate() {
             if count >= MOST_ENTRIES {
-                return Err(Failed(format!("it has more than {} versions", MOST_ENTRIES / 2)));
+                return Err(Failed(format!(
+                    "it has more than {} versions",
+                    MOST_ENTRIES / 2
+                )));
             }
             let name = name?;
             let Ok(name) = name.to_str() else { continue };
@@ -201,7 +228,11 @@ impl Numbers {
 
     /// The latest that is whole: one without its other half is still being written, or never will be.
     fn latest(&self) -> Option<i64> {
-        self.bytes.iter().rev().find(|number| self.metas.contains(number)).copied()
+        self.bytes
+            .iter()
+            .rev()
+            .find(|number| self.metas.contains(number))
+            .copied()
     }
 
     fn next(&self) -> Result<i64, Failed> {
@@ -216,7 +247,9 @@ fn mime_type(file: File) -> Result<String, Failed> {
     let text = whole(file, LONGEST_META).map_err(|_| damaged())?;
     let meta: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&text).map_err(|_| damaged())?;
-    Ok(names::mime_type_or_any(meta.get("mime_type").and_then(serde_json::Value::as_str)))
+    Ok(names::mime_type_or_any(
+        meta.get("mime_type").and_then(serde_json::Value::as_str),
+    ))
 }
 
 /// All of a regular file, if it is not larger than that, nor becomes so.

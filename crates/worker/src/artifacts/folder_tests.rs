@@ -19,11 +19,18 @@ impl Base {
 
     fn open(&self) -> Shelf {
         let sharing = Sharing::Namespace("myorg/dev".to_owned());
-        Shelf::open(Settings { place: Place::Folder(self.0.clone()), sharing }).unwrap()
+        Shelf::open(Settings {
+            place: Place::Folder(self.0.clone()),
+            sharing,
+        })
+        .unwrap()
     }
 
     fn drafts(&self) -> PathBuf {
-        self.0.join(format!(".airlock-drafts-{}", rustix::process::geteuid().as_raw()))
+        self.0.join(format!(
+            ".airlock-drafts-{}",
+            rustix::process::geteuid().as_raw()
+        ))
     }
 
     fn count_drafts(&self) -> usize {
@@ -39,11 +46,18 @@ impl Drop for Base {
 }
 
 fn ana() -> Scope {
-    Scope { app: "agent".to_owned(), user: "ana".to_owned(), session: "s".to_owned() }
+    Scope {
+        app: "agent".to_owned(),
+        user: "ana".to_owned(),
+        session: "s".to_owned(),
+    }
 }
 
 async fn save(shelf: &Shelf, name: &str, bytes: &'static [u8]) -> i64 {
-    shelf.save(&ana(), name, "text/plain", Bytes::from_static(bytes)).await.unwrap()
+    shelf
+        .save(&ana(), name, "text/plain", Bytes::from_static(bytes))
+        .await
+        .unwrap()
 }
 
 async fn why(shelf: &Shelf, name: &str, version: Option<i64>, most: u64) -> String {
@@ -60,18 +74,36 @@ async fn files_lie_where_agents_look_for_them() {
     let at = base.0.join("dev/ana/s/a.txt");
     assert_eq!(fs::read(at.join("0")).unwrap(), b"one");
     assert_eq!(fs::read(at.join("1")).unwrap(), b"two");
-    assert_eq!(fs::read_to_string(at.join("1.meta")).unwrap(), "{\"mime_type\": \"text/plain\"}");
-    assert_eq!(fs::read(base.0.join("dev/ana/user/b.txt/0")).unwrap(), b"three");
+    assert_eq!(
+        fs::read_to_string(at.join("1.meta")).unwrap(),
+        "{\"mime_type\": \"text/plain\"}"
+    );
+    assert_eq!(
+        fs::read(base.0.join("dev/ana/user/b.txt/0")).unwrap(),
+        b"three"
+    );
     let latest = shelf.load(&ana(), "a.txt", None, 3).await.unwrap();
-    let expected =
-        Version { version: 1, mime_type: "text/plain".to_owned(), bytes: Bytes::from_static(b"two") };
+    let expected = Version {
+        version: 1,
+        mime_type: "text/plain".to_owned(),
+        bytes: Bytes::from_static(b"two"),
+    };
     assert_eq!(latest, expected);
-    assert_eq!(shelf.load(&ana(), "a.txt", Some(0), 3).await.unwrap().bytes, "one");
+    assert_eq!(
+        shelf.load(&ana(), "a.txt", Some(0), 3).await.unwrap().bytes,
+        "one"
+    );
     assert_eq!(base.count_drafts(), 0);
     // Agents may run as somebody else; only the mask of this process says who may read.
     let mode = fs::metadata(at.join("0")).unwrap().permissions().mode();
     fs::write(base.0.join("plain"), "").unwrap();
-    assert_eq!(mode, fs::metadata(base.0.join("plain")).unwrap().permissions().mode());
+    assert_eq!(
+        mode,
+        fs::metadata(base.0.join("plain"))
+            .unwrap()
+            .permissions()
+            .mode()
+    );
 }
 
 #[tokio::test]
@@ -79,23 +111,52 @@ async fn what_is_missing_too_large_or_half_is_said() {
     let base = Base::new();
     let shelf = base.open();
     save(&shelf, "a.txt", b"four").await;
-    assert_eq!(why(&shelf, "b.txt", None, 9).await, "`b.txt` cannot be read: there is no such file");
-    assert_eq!(why(&shelf, "a.txt", Some(7), 9).await, "`a.txt` cannot be read: there is no version 7 of it");
-    assert!(why(&shelf, "a.txt", Some(-1), 9).await.contains("they count from 0"));
-    assert!(why(&shelf, "a.txt", None, 3).await.contains("4 bytes, and at most 3"));
+    assert_eq!(
+        why(&shelf, "b.txt", None, 9).await,
+        "`b.txt` cannot be read: there is no such file"
+    );
+    assert_eq!(
+        why(&shelf, "a.txt", Some(7), 9).await,
+        "`a.txt` cannot be read: there is no version 7 of it"
+    );
+    assert!(
+        why(&shelf, "a.txt", Some(-1), 9)
+            .await
+            .contains("they count from 0")
+    );
+    assert!(
+        why(&shelf, "a.txt", None, 3)
+            .await
+            .contains("4 bytes, and at most 3")
+    );
     let at = base.0.join("dev/ana/s/a.txt");
     fs::write(at.join("1"), "no meta").unwrap();
     fs::write(at.join("2.meta"), "{\"mime_type\": \"x/y\"}").unwrap();
-    assert_eq!(shelf.load(&ana(), "a.txt", None, 9).await.unwrap().version, 0, "the latest that is whole");
-    assert!(why(&shelf, "a.txt", Some(1), 9).await.contains("no version 1"));
-    assert_eq!(save(&shelf, "a.txt", b"next").await, 3, "halves have their numbers");
+    assert_eq!(
+        shelf.load(&ana(), "a.txt", None, 9).await.unwrap().version,
+        0,
+        "the latest that is whole"
+    );
+    assert!(
+        why(&shelf, "a.txt", Some(1), 9)
+            .await
+            .contains("no version 1")
+    );
+    assert_eq!(
+        save(&shelf, "a.txt", b"next").await,
+        3,
+        "halves have their numbers"
+    );
     fs::write(at.join("3.meta"), "[1]").unwrap();
     assert!(why(&shelf, "a.txt", None, 9).await.contains("damaged"));
     fs::write(at.join("3.meta"), "{\"mime_type\": null}").unwrap();
     let odd = shelf.load(&ana(), "a.txt", None, 9).await.unwrap();
     assert_eq!(odd.mime_type, "application/octet-stream");
     fs::write(at.join(i64::MAX.to_string()), "planted").unwrap();
-    let full = shelf.save(&ana(), "a.txt", "x/y", Bytes::new()).await.unwrap_err();
+    let full = shelf
+        .save(&ana(), "a.txt", "x/y", Bytes::new())
+        .await
+        .unwrap_err();
     assert!(full.0.contains("highest number"), "{full}");
 }
 
@@ -109,14 +170,27 @@ async fn no_two_writers_get_the_same_version() {
         let shelf = shelves[count % 2].clone();
         let bytes = Bytes::from(count.to_string());
         writers.push(tokio::spawn(async move {
-            (shelf.save(&ana(), "a", "text/plain", bytes.clone()).await.unwrap(), bytes)
+            (
+                shelf
+                    .save(&ana(), "a", "text/plain", bytes.clone())
+                    .await
+                    .unwrap(),
+                bytes,
+            )
         }));
     }
     let mut versions = BTreeSet::new();
     for writer in writers {
         let (version, bytes) = writer.await.unwrap();
         assert!(versions.insert(version), "{version} twice");
-        assert_eq!(shelves[0].load(&ana(), "a", Some(version), 9).await.unwrap().bytes, bytes);
+        assert_eq!(
+            shelves[0]
+                .load(&ana(), "a", Some(version), 9)
+                .await
+                .unwrap()
+                .bytes,
+            bytes
+        );
     }
     assert_eq!(versions.len(), 64);
     assert_eq!(base.count_drafts(), 0);
@@ -139,12 +213,21 @@ async fn what_a_crash_leaves_is_swept_and_what_is_being_written_is_not() {
 #[tokio::test]
 #[ignore = "a child of the test below"]
 async fn writes_until_it_is_killed() {
-    let Some(base) = std::env::var_os("AIRLOCK_TEST_BASE") else { return };
+    let Some(base) = std::env::var_os("AIRLOCK_TEST_BASE") else {
+        return;
+    };
     let sharing = Sharing::Namespace("myorg/dev".to_owned());
-    let shelf = Shelf::open(Settings { place: Place::Folder(base.into()), sharing }).unwrap();
+    let shelf = Shelf::open(Settings {
+        place: Place::Folder(base.into()),
+        sharing,
+    })
+    .unwrap();
     loop {
         let bytes = vec![7; 100_000].into();
-        println!("saved {}", shelf.save(&ana(), "a", "text/plain", bytes).await.unwrap());
+        println!(
+            "saved {}",
+            shelf.save(&ana(), "a", "text/plain", bytes).await.unwrap()
+        );
     }
 }
 
@@ -164,9 +247,13 @@ async fn a_writer_that_is_killed_leaves_whole_versions_and_nothing_else() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let saved =
-            output.filter_map(|line| line.split_once("saved ").map(|(_, number)| number.parse().unwrap()));
+        let output = BufReader::new(child.stdout.take().unwrap())
+            .lines()
+            .map(Result::unwrap);
+        let saved = output.filter_map(|line| {
+            line.split_once("saved ")
+                .map(|(_, number)| number.parse().unwrap())
+        });
         let saved: Vec<i64> = saved.take(lines).collect();
         child.kill().unwrap();
         child.wait().unwrap();
@@ -178,12 +265,22 @@ async fn a_writer_that_is_killed_leaves_whole_versions_and_nothing_else() {
     let shelf = base.open();
     assert_eq!(base.count_drafts(), 0, "swept");
     for number in &told {
-        let kept = shelf.load(&ana(), "a", Some(*number), 100_000).await.unwrap();
+        let kept = shelf
+            .load(&ana(), "a", Some(*number), 100_000)
+            .await
+            .unwrap();
         assert_eq!(kept.bytes.len(), 100_000, "what was told is there");
     }
     for entry in fs::read_dir(base.0.join("dev/ana/s/a")).unwrap() {
-        let (name, size) = (entry.as_ref().unwrap().file_name(), entry.unwrap().metadata().unwrap().len());
-        let whole = if name.to_str().unwrap().ends_with(".meta") { 27 } else { 100_000 };
+        let (name, size) = (
+            entry.as_ref().unwrap().file_name(),
+            entry.unwrap().metadata().unwrap().len(),
+        );
+        let whole = if name.to_str().unwrap().ends_with(".meta") {
+            27
+        } else {
+            100_000
+        };
         assert_eq!(size, whole, "{name:?}");
     }
 }
@@ -201,16 +298,44 @@ async fn planted_links_pipes_and_folders_are_not_followed() {
     // The file itself, with the positive control that the same link to nothing of ours is what fails.
     symlink(outside.0.join("s/a/0"), at.join("1")).unwrap();
     fs::write(at.join("1.meta"), "{}").unwrap();
-    assert_eq!(fs::read(at.join("1")).unwrap(), b"secret", "the link leads there");
+    assert_eq!(
+        fs::read(at.join("1")).unwrap(),
+        b"secret",
+        "the link leads there"
+    );
     assert!(why(&shelf, "a", None, 99).await.contains("symbolic link"));
-    assert_eq!(shelf.load(&ana(), "a", Some(0), 99).await.unwrap().bytes, "mine");
-    assert_eq!(save(&shelf, "a", b"next").await, 2, "beside the link, not through it");
+    assert_eq!(
+        shelf.load(&ana(), "a", Some(0), 99).await.unwrap().bytes,
+        "mine"
+    );
+    assert_eq!(
+        save(&shelf, "a", b"next").await,
+        2,
+        "beside the link, not through it"
+    );
 
     // A folder on the way.
     symlink(outside.0.join("s"), base.0.join("dev/ana/linked")).unwrap();
-    let linked = Scope { session: "linked".to_owned(), ..ana() };
-    assert!(shelf.load(&linked, "a", Some(0), 99).await.unwrap_err().0.contains("symbolic link"));
-    assert!(shelf.save(&linked, "b", "x/y", Bytes::new()).await.unwrap_err().0.contains("symbolic link"));
+    let linked = Scope {
+        session: "linked".to_owned(),
+        ..ana()
+    };
+    assert!(
+        shelf
+            .load(&linked, "a", Some(0), 99)
+            .await
+            .unwrap_err()
+            .0
+            .contains("symbolic link")
+    );
+    assert!(
+        shelf
+            .save(&linked, "b", "x/y", Bytes::new())
+            .await
+            .unwrap_err()
+            .0
+            .contains("symbolic link")
+    );
     assert!(!outside.0.join("s/b").exists());
 
     // What is no file.
@@ -246,8 +371,14 @@ with open(os.path.join(at, f"{version}.meta"), "w") as meta:
 async fn agents_and_we_read_each_others_files() {
     let base = Base::new();
     let shelf = base.open();
-    for name in ["plain.txt", "ﬁle Ａ\u{202f}é.txt", "user:of ana.txt", "deep/er.txt", "a%20#?.txt", "…"]
-    {
+    for name in [
+        "plain.txt",
+        "ﬁle Ａ\u{202f}é.txt",
+        "user:of ana.txt",
+        "deep/er.txt",
+        "a%20#?.txt",
+        "…",
+    ] {
         let agent = || {
             let python = Command::new("/usr/bin/python3")
                 .args(["-c", AGENT])
@@ -255,19 +386,38 @@ async fn agents_and_we_read_each_others_files() {
                 .args(["myorg/dev", "ana", "s", name])
                 .output()
                 .unwrap();
-            assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
+            assert!(
+                python.status.success(),
+                "{}",
+                String::from_utf8_lossy(&python.stderr)
+            );
             String::from_utf8(python.stdout).unwrap()
         };
         assert_eq!(agent(), "", "{name}");
         let theirs = shelf.load(&ana(), name, None, 99).await.unwrap();
         let expected = ("of the agent".into(), "text/x-agent".to_owned(), 0);
-        assert_eq!((theirs.bytes, theirs.mime_type, theirs.version), expected, "{name}");
+        assert_eq!(
+            (theirs.bytes, theirs.mime_type, theirs.version),
+            expected,
+            "{name}"
+        );
         let mime = "text/\"quoted\\";
-        let ours = shelf.save(&ana(), name, mime, Bytes::from_static(b"ours")).await.unwrap();
+        let ours = shelf
+            .save(&ana(), name, mime, Bytes::from_static(b"ours"))
+            .await
+            .unwrap();
         assert_eq!(ours, 1, "{name}");
         let read = agent();
-        assert_eq!(read, format!("0 of the agent text/x-agent\n1 ours {mime}\n"), "{name}");
-        assert_eq!(shelf.load(&ana(), name, None, 99).await.unwrap().version, 2, "{name}");
+        assert_eq!(
+            read,
+            format!("0 of the agent text/x-agent\n1 ours {mime}\n"),
+            "{name}"
+        );
+        assert_eq!(
+            shelf.load(&ana(), name, None, 99).await.unwrap().version,
+            2,
+            "{name}"
+        );
     }
 }
 
@@ -287,7 +437,9 @@ json.dump(places, sys.stdout)
 fn names_of_all_kinds_have_the_place_that_python_gives_them() {
     // Every character, alone among plain ones and beside one that may combine with it.
     let letters = (1..=0x2_ffff_u32).filter_map(char::from_u32);
-    let names: Vec<String> = letters.map(|letter| format!("a{letter}b{letter}\u{301}")).collect();
+    let names: Vec<String> = letters
+        .map(|letter| format!("a{letter}b{letter}\u{301}"))
+        .collect();
     let mut python = Command::new("/usr/bin/python3")
         .args(["-c", PLACES])
         .stdin(Stdio::piped())
@@ -301,7 +453,12 @@ fn names_of_all_kinds_have_the_place_that_python_gives_them() {
     let (sharing, scope) = (Sharing::Namespace("myorg/dev".to_owned()), ana());
     let mut compared = 0;
     for (filename, place) in names.iter().zip(places) {
-        let ours = names::Names { sharing: &sharing, scope: &scope, filename }.folder();
+        let ours = names::Names {
+            sharing: &sharing,
+            scope: &scope,
+            filename,
+        }
+        .folder();
         if let (Some(place), Ok(ours)) = (place, ours) {
             assert_eq!(ours.join("/"), place, "{filename:?}");
             compared += 1;
@@ -315,7 +472,10 @@ async fn a_planted_folder_of_drafts_is_refused() {
     let base = Base::new();
     let settings = || {
         let sharing = Sharing::Namespace("dev".to_owned());
-        Settings { place: Place::Folder(base.0.clone()), sharing }
+        Settings {
+            place: Place::Folder(base.0.clone()),
+            sharing,
+        }
     };
     let planted = |mode: u32, owner: Option<u32>| {
         // Not there the first time.
@@ -328,9 +488,15 @@ async fn a_planted_folder_of_drafts_is_refused() {
     // Ours, and opened to others since: closed again.
     for mode in [0o777, 0o2770, 0o702] {
         planted(mode, None).unwrap();
-        assert_eq!(fs::metadata(base.drafts()).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(base.drafts()).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
     }
-    for mode in [0o700, 0o777].into_iter().filter(|_| rustix::process::geteuid().is_root()) {
+    for mode in [0o700, 0o777]
+        .into_iter()
+        .filter(|_| rustix::process::geteuid().is_root())
+    {
         let why = planted(mode, Some(12_345)).unwrap_err().0;
         assert!(why.contains("not ours alone"), "{why}");
     }
@@ -349,6 +515,12 @@ fn what_was_exchanged_on_its_way_is_not_kept() {
     fs::write(base.drafts().join(&draft.name), "theirs").unwrap();
     let Failed(why) = draft.became(&there, "0").unwrap_err();
     assert!(why.contains("another file"), "{why}");
-    assert!(folder.draft(b"ours").unwrap().became(&there, "1").unwrap(), "the control");
-    assert!(!folder.draft(b"ours").unwrap().became(&there, "1").unwrap(), "the name is taken");
+    assert!(
+        folder.draft(b"ours").unwrap().became(&there, "1").unwrap(),
+        "the control"
+    );
+    assert!(
+        !folder.draft(b"ours").unwrap().became(&there, "1").unwrap(),
+        "the name is taken"
+    );
 }

@@ -49,27 +49,34 @@ pub(super) fn flaw_of_aws(found: &AwsCredential) -> Option<&'static str> {
 
 /// Of GCS.
 pub(super) fn flaw_of_google(found: &GcpCredential) -> Option<&'static str> {
-    (!is_word(&found.bearer)).then_some("its access token has a line break or another letter that none has")
+    (!is_word(&found.bearer))
+        .then_some("its access token has a line break or another letter that none has")
 }
 
 /// What a metadata service answered, or why it cannot be used.
 pub(super) fn answer(path: &str, said: Bytes) -> std::result::Result<Bytes, HttpError> {
     // With S3's, the one becomes a header of what is asked next, the other a part of its address.
-    let is_asked_with = path.ends_with("/latest/api/token") || path.ends_with("/security-credentials/");
-    let fits =
-        |text: &str| text.len() <= LONGEST_WORD && is_word(text) && format!("/{text}").parse::<Uri>().is_ok();
+    let is_asked_with =
+        path.ends_with("/latest/api/token") || path.ends_with("/security-credentials/");
+    let fits = |text: &str| {
+        text.len() <= LONGEST_WORD && is_word(text) && format!("/{text}").parse::<Uri>().is_ok()
+    };
     let flaw = match str::from_utf8(&said) {
         Ok(text) if is_asked_with && !fits(text) => Some(
             "what the metadata service says has a line break or another letter that none has, or is too long",
         ),
-        Ok(_) if lives_for_ever(&said) => Some("they are said to hold for longer than a hundred years"),
+        Ok(_) if lives_for_ever(&said) => {
+            Some("they are said to hold for longer than a hundred years")
+        }
         // The client would take the fields of a document from it, by their order.
         Ok(text) if text.trim_start().starts_with('[') => Some("they are said as a list"),
         Ok(_) => None,
         // The client looks only at what it needs, and may find it.
         Err(_) => Some("what says them is no text"),
     };
-    flaw.map_or(Ok(said), |flaw| Err(HttpError::new(HttpErrorKind::Decode, Unfit(flaw))))
+    flaw.map_or(Ok(said), |flaw| {
+        Err(HttpError::new(HttpErrorKind::Decode, Unfit(flaw)))
+    })
 }
 
 fn lives_for_ever(said: &[u8]) -> bool {
@@ -97,9 +104,16 @@ impl<C> fmt::Debug for Checked<C> {
 
 impl<C> Checked<C> {
     async fn give(&self) -> Result<Arc<C>> {
-        let unfit = |flaw| Error::Generic { store: "bucket", source: Unfit(flaw).into() };
+        let unfit = |flaw| Error::Generic {
+            store: "bucket",
+            source: Unfit(flaw).into(),
+        };
         let length = |file: &String| std::fs::metadata(file).map_or(0, |about| about.len());
-        if self.file.as_ref().is_some_and(|file| length(file) > LONGEST_TOKEN) {
+        if self
+            .file
+            .as_ref()
+            .is_some_and(|file| length(file) > LONGEST_TOKEN)
+        {
             return Err(unfit("the file with its web identity token is too long"));
         }
         let found = self.from.get_credential().await?;

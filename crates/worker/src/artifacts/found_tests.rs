@@ -26,10 +26,18 @@ async fn asked(said: [&str; 5]) -> std::result::Result<Bytes, String> {
         };
         Does::Answer(200, answer)
     });
-    let machine = Remote { credentials: Credentials::Machine, ..fake.remote() };
-    let builder = remote::s3(&machine).unwrap().with_metadata_endpoint(&fake.address);
+    let machine = Remote {
+        credentials: Credentials::Machine,
+        ..fake.remote()
+    };
+    let builder = remote::s3(&machine)
+        .unwrap()
+        .with_metadata_endpoint(&fake.address);
     let store = remote::s3_of(builder).unwrap();
-    let found = store.get("a", GetOptions::default()).await.map_err(|error| cause(&error))?;
+    let found = store
+        .get("a", GetOptions::default())
+        .await
+        .map_err(|error| cause(&error))?;
     found.bytes().await.map_err(|error| cause(&error))
 }
 
@@ -56,24 +64,34 @@ async fn what_a_metadata_service_says_does_not_end_us() {
         let mut said = good;
         said[place] = bad;
         let why = asked(said).await.unwrap_err();
-        assert!(why.starts_with("its credentials cannot be used: "), "{place}: {why}");
+        assert!(
+            why.starts_with("its credentials cannot be used: "),
+            "{place}: {why}"
+        );
         assert!(!why.contains("SECRET"), "{why}");
     }
 }
 
 #[tokio::test]
 async fn a_time_that_no_clock_can_tell_does_not_end_us() {
-    let client = Line::Credentials.connect(&ClientOptions::new().with_allow_http(true)).unwrap();
+    let client = Line::Credentials
+        .connect(&ClientOptions::new().with_allow_http(true))
+        .unwrap();
     let asked = async |expires: u64| {
         let token = json!({"access_token": "t", "expires_in": expires}).to_string();
         let fake = Fake::serve(move |_| Does::Answer(200, token.clone()));
         let mut request = HttpRequest::new(String::new().into());
-        *request.uri_mut() = format!("{}/computeMetadata/v1/token", fake.address).parse().unwrap();
+        *request.uri_mut() = format!("{}/computeMetadata/v1/token", fake.address)
+            .parse()
+            .unwrap();
         client
             .execute(request)
             .await
             .map(drop)
-            .map_err(|error| Error::Generic { store: "", source: error.into() })
+            .map_err(|error| Error::Generic {
+                store: "",
+                source: error.into(),
+            })
     };
     assert!(asked(3600).await.is_ok(), "the control");
     let why = cause(&asked(u64::MAX).await.unwrap_err());
@@ -83,7 +101,10 @@ async fn a_time_that_no_clock_can_tell_does_not_end_us() {
 #[test]
 fn what_is_not_read_as_the_client_would_is_refused() {
     let said = |text: &'static [u8]| answer("/computeMetadata/v1/token", text.into());
-    assert!(said(br#" {"access_token":"t","expires_in":3600,"x":"\u00ff"}"#).is_ok(), "the control");
+    assert!(
+        said(br#" {"access_token":"t","expires_in":3600,"x":"\u00ff"}"#).is_ok(),
+        "the control"
+    );
     for odd in [
         &br#"["t",18446744073709551615,null]"#[..],
         b" [",
@@ -101,22 +122,47 @@ async fn what_opens_a_bucket_is_looked_at_whoever_gives_it() {
         file: Option<String>,
     ) -> std::result::Result<Arc<C>, String> {
         let from = Arc::new(StaticCredentialProvider::new(credential));
-        Checked { from, flaw, file }.get_credential().await.map_err(|error| cause(&error))
+        Checked { from, flaw, file }
+            .get_credential()
+            .await
+            .map_err(|error| cause(&error))
     }
-    let google =
-        async |bearer: &str| given(GcpCredential { bearer: bearer.to_owned() }, flaw_of_google, None).await;
+    let google = async |bearer: &str| {
+        given(
+            GcpCredential {
+                bearer: bearer.to_owned(),
+            },
+            flaw_of_google,
+            None,
+        )
+        .await
+    };
     assert!(google("ya29.good").await.is_ok(), "the control");
     assert!(
-        google("SECRET\n").await.is_err_and(|why| why.contains("access token") && !why.contains("SECRET"))
+        google("SECRET\n")
+            .await
+            .is_err_and(|why| why.contains("access token") && !why.contains("SECRET"))
     );
     let aws = async |token: &str, file| {
         let [key_id, secret_key, token] = ["k", "s", token].map(str::to_owned);
-        given(AwsCredential { key_id, secret_key, token: Some(token) }, flaw_of_aws, file).await
+        given(
+            AwsCredential {
+                key_id,
+                secret_key,
+                token: Some(token),
+            },
+            flaw_of_aws,
+            file,
+        )
+        .await
     };
     let file = std::env::temp_dir().join(format!("airlock-identity-{}", std::process::id()));
     for (letters, fits) in [(9_000, true), (70_000, false)] {
         std::fs::write(&file, "x".repeat(letters)).unwrap();
-        assert_eq!(aws("good", Some(file.display().to_string())).await.is_ok(), fits);
+        assert_eq!(
+            aws("good", Some(file.display().to_string())).await.is_ok(),
+            fits
+        );
     }
     std::fs::remove_file(file).unwrap();
     assert!(

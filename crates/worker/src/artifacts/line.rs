@@ -10,8 +10,8 @@ use http_body_util::{BodyExt, Limited};
 use object_store::{
     ClientConfigKey, ClientOptions, Error,
     client::{
-        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
-        HttpService,
+        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+        HttpResponseBody, HttpService,
     },
 };
 use std::{io, pin::Pin, time::Duration};
@@ -38,15 +38,24 @@ impl HttpConnector for Line {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         // Another part of the program may have been first.
         _ = rustls::crypto::ring::default_provider().install_default();
-        let plain = options.get_config_value(&ClientConfigKey::AllowHttp).as_deref() == Some("true");
+        let plain = options
+            .get_config_value(&ClientConfigKey::AllowHttp)
+            .as_deref()
+            == Some("true");
         let client = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .https_only(!plain)
             .connect_timeout(CONNECT)
             .user_agent("airlock")
             .build()
-            .map_err(|error| Error::Generic { store: "bucket", source: error.into() })?;
-        Ok(HttpClient::new(Stays { client, line: *self }))
+            .map_err(|error| Error::Generic {
+                store: "bucket",
+                source: error.into(),
+            })?;
+        Ok(HttpClient::new(Stays {
+            client,
+            line: *self,
+        }))
     }
 }
 
@@ -66,13 +75,18 @@ impl HttpService for Stays {
     {
         Box::pin(async move {
             let uri = request.uri().clone();
-            let is_page = uri.query().is_some_and(|query| query.contains("list-type="));
+            let is_page = uri
+                .query()
+                .is_some_and(|query| query.contains("list-type="));
             let is_object = self.line == Line::Bucket && request.method() == "GET" && !is_page;
             let answer = self.client.call(request).await?;
             let status = answer.status();
             // 304 sends nobody anywhere.
             if status.is_redirection() && status != 304 {
-                return Err(HttpError::new(HttpErrorKind::Unknown, elsewhere(status.as_u16())));
+                return Err(HttpError::new(
+                    HttpErrorKind::Unknown,
+                    elsewhere(status.as_u16()),
+                ));
             }
             if is_object && status.is_success() {
                 return Ok(answer);
@@ -98,7 +112,9 @@ fn elsewhere(status: u16) -> io::Error {
 
 fn bounded(body: HttpResponseBody) -> HttpResponseBody {
     let too_long = |_| {
-        let why = io::Error::other(format!("it says more than {LONGEST_WORD} bytes, or stops in the middle"));
+        let why = io::Error::other(format!(
+            "it says more than {LONGEST_WORD} bytes, or stops in the middle"
+        ));
         HttpError::new(HttpErrorKind::Decode, why)
     };
     HttpResponseBody::new(Limited::new(body, LONGEST_WORD).map_err(too_long))
@@ -156,11 +172,15 @@ fn without_controls(part: &str) -> String {
     let mut whole = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let number = piece.split_once(';').and_then(|(number, rest)| {
-            let hexadecimal = number.strip_prefix(['x', 'X']).map(|digits| u8::from_str_radix(digits, 16));
+            let hexadecimal = number
+                .strip_prefix(['x', 'X'])
+                .map(|digits| u8::from_str_radix(digits, 16));
             Some((hexadecimal.unwrap_or_else(|| number.parse()).ok()?, rest))
         });
         match number {
-            Some((number, rest)) if number.is_ascii_control() => whole.extend([&ODD.to_string(), rest]),
+            Some((number, rest)) if number.is_ascii_control() => {
+                whole.extend([&ODD.to_string(), rest])
+            }
             _ => whole.extend(["&#", piece]),
         }
     }
@@ -175,7 +195,8 @@ mod tests {
 
     #[test]
     fn keys_that_cannot_be_named_are_marked_and_others_left() {
-        let plain = "<A><Key>a/b.c/&#34;&amp;&#x27;é/</Key><Key>...</Key><Key><![CDATA[a]]></Key></A>";
+        let plain =
+            "<A><Key>a/b.c/&#34;&amp;&#x27;é/</Key><Key>...</Key><Key><![CDATA[a]]></Key></A>";
         assert_eq!(nameable(plain), plain);
         for (odd, told) in [
             ("a//b", "a/\u{80}/b"),
@@ -183,7 +204,10 @@ mod tests {
             ("../x/.", "..\u{80}/x/.\u{80}"),
             ("a&#10;b&#xD;&#x7f;\t", "a\u{80}b\u{80}\u{80}\u{80}"),
         ] {
-            assert_eq!(nameable(&format!("<Key>{odd}</Key>")), format!("<Key>{told}</Key>"));
+            assert_eq!(
+                nameable(&format!("<Key>{odd}</Key>")),
+                format!("<Key>{told}</Key>")
+            );
         }
         for broken in ["", "<Key>", "<Key>a", "<Key>a&#", "<Key>a&#;</Key><Key"] {
             assert_eq!(nameable(broken).replace(ODD, ""), broken);
@@ -194,10 +218,17 @@ mod tests {
     async fn what_is_no_text_is_no_listing() {
         let told = async |remark: &[u8]| {
             let listing = [b"<ListBucketResult>", remark, b"</ListBucketResult>"].concat();
-            page(listing.into()).await.map(drop).map_err(|error| format!("{error:?}"))
+            page(listing.into())
+                .await
+                .map(drop)
+                .map_err(|error| format!("{error:?}"))
         };
         assert_eq!(told(b"<Name>bucket</Name>").await, Ok(()), "the control");
-        assert!(told(b"<Name>\xff</Name>").await.is_err_and(|why| why.contains("is no text")));
+        assert!(
+            told(b"<Name>\xff</Name>")
+                .await
+                .is_err_and(|why| why.contains("is no text"))
+        );
     }
 
     proptest! {

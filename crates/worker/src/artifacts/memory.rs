@@ -53,16 +53,29 @@ struct User {
 /// Without what they hold.
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Held {{ files: {}, weight: {} }}", self.files.len(), self.weight)
+        write!(
+            f,
+            "Held {{ files: {}, weight: {} }}",
+            self.files.len(),
+            self.weight
+        )
     }
 }
 
 impl Memory {
     pub(super) fn new(most: u64) -> Memory {
-        Memory { most, held: Mutex::default() }
+        Memory {
+            most,
+            held: Mutex::default(),
+        }
     }
 
-    pub(super) fn load(&self, key: &str, version: Option<i64>, most: u64) -> Result<Version, Failed> {
+    pub(super) fn load(
+        &self,
+        key: &str,
+        version: Option<i64>,
+        most: u64,
+    ) -> Result<Version, Failed> {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let versions = held.files.get(key).ok_or_else(|| missing(None))?;
         let found = match version {
@@ -72,7 +85,11 @@ impl Memory {
         let (number, (mime_type, bytes)) = found.ok_or_else(|| missing(version))?;
         match bytes.len() as u64 {
             size if size > most => Err(too_large(size, most)),
-            _ => Ok(Version { version: *number, mime_type: mime_type.clone(), bytes: bytes.clone() }),
+            _ => Ok(Version {
+                version: *number,
+                mime_type: mime_type.clone(),
+                bytes: bytes.clone(),
+            }),
         }
     }
 
@@ -86,15 +103,24 @@ impl Memory {
         let weight = (key.len() + mime_type.len() + bytes.len()) as u64 + APIECE;
         let share = self.share();
         if weight > share {
-            return Err(Failed(format!("of the memory for artifacts one user has at most {share} bytes")));
+            return Err(Failed(format!(
+                "of the memory for artifacts one user has at most {share} bytes"
+            )));
         }
         let user = user(&key).to_owned();
-        while held.users.get(&user).is_some_and(|user| user.weight + weight > share) {
+        while held
+            .users
+            .get(&user)
+            .is_some_and(|user| user.weight + weight > share)
+        {
             held.forget_oldest(&user);
         }
         while held.weight + weight > self.most {
-            let heaviest =
-                held.users.iter().max_by_key(|(_, user)| user.weight).map(|(name, _)| name.clone());
+            let heaviest = held
+                .users
+                .iter()
+                .max_by_key(|(_, user)| user.weight)
+                .map(|(name, _)| name.clone());
             held.forget_oldest(&heaviest.unwrap_or_default());
         }
         Ok(held.add(user, key, (mime_type, bytes), weight))
@@ -107,12 +133,21 @@ impl Memory {
 
     /// Whether anything was ever forgotten.
     pub(super) fn has_forgotten(&self) -> bool {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).has_forgotten
+        self.held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .has_forgotten
     }
 }
 
 impl Held {
-    fn add(&mut self, name: String, key: String, (mime_type, bytes): (String, Bytes), weight: u64) -> i64 {
+    fn add(
+        &mut self,
+        name: String,
+        key: String,
+        (mime_type, bytes): (String, Bytes),
+        weight: u64,
+    ) -> i64 {
         let versions = self.files.entry(key.clone()).or_default();
         let last = versions.last_key_value().map(|(last, _)| last + 1);
         let number = last.unwrap_or_else(|| self.gone.take(&key));
@@ -126,7 +161,9 @@ impl Held {
     }
 
     fn forget_oldest(&mut self, name: &str) {
-        let Some(user) = self.users.get_mut(name) else { return };
+        let Some(user) = self.users.get_mut(name) else {
+            return;
+        };
         if let Some((key, number, weight)) = user.oldest_first.pop_front() {
             user.weight -= weight;
             self.weight -= weight;
@@ -148,12 +185,18 @@ impl Held {
 impl Gone {
     /// The number of a key's next version.
     fn take(&mut self, key: &str) -> i64 {
-        self.next.remove(&self.digests.hash_one(key)).unwrap_or(self.others)
+        self.next
+            .remove(&self.digests.hash_one(key))
+            .unwrap_or(self.others)
     }
 
     fn put(&mut self, key: &str, next: i64) {
         if self.next.len() >= MOST_GONE {
-            self.others = self.next.drain().map(|(_, next)| next).fold(self.others, i64::max);
+            self.others = self
+                .next
+                .drain()
+                .map(|(_, next)| next)
+                .fold(self.others, i64::max);
         }
         self.next.insert(self.digests.hash_one(key), next);
     }
@@ -171,15 +214,25 @@ mod tests {
     #[test]
     fn a_number_that_was_forgotten_is_not_given_to_other_bytes() {
         let memory = Memory::new(20_000);
-        let save =
-            |key: &str, size| memory.save(key.to_owned(), "x/y".to_owned(), vec![1; size].into()).unwrap();
+        let save = |key: &str, size| {
+            memory
+                .save(key.to_owned(), "x/y".to_owned(), vec![1; size].into())
+                .unwrap()
+        };
         assert_eq!([save("a/u/s/x", 1), save("a/u/s/x", 1)], [0, 1]);
         assert!(memory.load("a/u/s/x", Some(0), 9).is_ok(), "the control");
         save("a/u/s/large", 9500);
-        assert!(memory.load("a/u/s/x", None, 9).is_err(), "both are forgotten");
+        assert!(
+            memory.load("a/u/s/x", None, 9).is_err(),
+            "both are forgotten"
+        );
         assert_eq!([save("a/u/s/x", 2), save("a/u/s/x", 3)], [2, 3]);
         assert!(memory.load("a/u/s/x", Some(0), 9).is_err());
-        assert_eq!([save("a/u/s/new", 1), save("a/other/s/x", 1)], [0, 0], "others begin as ever");
+        assert_eq!(
+            [save("a/u/s/new", 1), save("a/other/s/x", 1)],
+            [0, 0],
+            "others begin as ever"
+        );
     }
 
     #[test]
@@ -193,6 +246,13 @@ mod tests {
         gone.put("1", 1);
         gone.put("one more", 2);
         assert!(gone.next.len() <= MOST_GONE);
-        assert_eq!((gone.take("one more"), gone.take("first"), gone.take("other")), (2, 7, 7));
+        assert_eq!(
+            (
+                gone.take("one more"),
+                gone.take("first"),
+                gone.take("other")
+            ),
+            (2, 7, 7)
+        );
     }
 }

@@ -99,12 +99,18 @@ impl Sharing {
         match (scope, value.filter(|value| !value.is_empty())) {
             ("namespace", value) => Ok(Sharing::Namespace(value.unwrap_or(namespace).to_owned())),
             ("custom", Some(value)) => Ok(Sharing::Namespace(value.to_owned())),
-            ("custom", None) => Err(ShelfError("the artifact scope `custom` needs a value".to_owned())),
+            ("custom", None) => Err(ShelfError(
+                "the artifact scope `custom` needs a value".to_owned(),
+            )),
             ("app", None) => Ok(Sharing::App),
-            ("app", Some(_)) => Err(ShelfError("the artifact scope `app` takes no value".to_owned())),
+            ("app", Some(_)) => Err(ShelfError(
+                "the artifact scope `app` takes no value".to_owned(),
+            )),
             (other, _) => {
                 let other = names::shown(other);
-                Err(ShelfError(format!("the artifact scope {other} is none of `namespace`, `app`, `custom`")))
+                Err(ShelfError(format!(
+                    "the artifact scope {other} is none of `namespace`, `app`, `custom`"
+                )))
             }
         }
     }
@@ -140,7 +146,10 @@ impl Shelf {
             }
             Place::Bucket(remote) => Kept::Bucket(Arc::new(Bucket::new(Store::open(&remote)?))),
         };
-        let shelf = Shelf { kept, sharing: Arc::new(settings.sharing) };
+        let shelf = Shelf {
+            kept,
+            sharing: Arc::new(settings.sharing),
+        };
         shelf.check_sharing()?;
         Ok(shelf)
     }
@@ -148,7 +157,10 @@ impl Shelf {
     /// One in memory, of the usual size, that each agent has to itself.
     pub fn memory() -> Shelf {
         let memory = Memory::new(MEMORY_BYTES);
-        Shelf { kept: Kept::Memory(Arc::new(memory)), sharing: Arc::new(Sharing::App) }
+        Shelf {
+            kept: Kept::Memory(Arc::new(memory)),
+            sharing: Arc::new(Sharing::App),
+        }
     }
 
     /// What the store turned out not to hold to, for the log: known after the first save at the earliest.
@@ -180,7 +192,9 @@ impl Shelf {
             }
             Kept::Bucket(bucket) => bucket.load(&names, version, most).await,
         };
-        loaded.map_err(|Failed(why)| ShelfError(format!("{} cannot be read: {why}", names::shown(filename))))
+        loaded.map_err(|Failed(why)| {
+            ShelfError(format!("{} cannot be read: {why}", names::shown(filename)))
+        })
     }
 
     /// Which version it would load, and of how many bytes: to make room before.
@@ -200,7 +214,9 @@ impl Shelf {
             }
             Kept::Bucket(bucket) => bucket.size(&names, version).await,
         };
-        looked.map_err(|Failed(why)| ShelfError(format!("{} cannot be read: {why}", names::shown(filename))))
+        looked.map_err(|Failed(why)| {
+            ShelfError(format!("{} cannot be read: {why}", names::shown(filename)))
+        })
     }
 
     /// Keeps it as the next version, and tells which that is: no two writers get the same.
@@ -211,7 +227,8 @@ impl Shelf {
         mime_type: &str,
         bytes: bytes::Bytes,
     ) -> Result<i64, ShelfError> {
-        self.save_telling(scope, filename, mime_type, bytes, &AtomicBool::new(false)).await
+        self.save_telling(scope, filename, mime_type, bytes, &AtomicBool::new(false))
+            .await
     }
 
     /// The same. Whoever does not wait for its end knows by `has_begun` whether any of it may be there.
@@ -234,7 +251,9 @@ impl Shelf {
             }
             Kept::Bucket(bucket) => bucket.save(&names, &mime_type, bytes, has_begun).await,
         };
-        saved.map_err(|Failed(why)| ShelfError(format!("{} cannot be kept: {why}", names::shown(filename))))
+        saved.map_err(|Failed(why)| {
+            ShelfError(format!("{} cannot be kept: {why}", names::shown(filename)))
+        })
     }
 
     /// What all files of one user may have there, if that is bounded: older ones are forgotten for newer ones.
@@ -257,12 +276,20 @@ impl Shelf {
     }
 
     fn names<'a>(&'a self, scope: &'a Scope, filename: &'a str) -> Names<'a> {
-        Names { sharing: &self.sharing, scope, filename }
+        Names {
+            sharing: &self.sharing,
+            scope,
+            filename,
+        }
     }
 
     /// What every name begins with must be usable: said at the start, not at the first call.
     fn check_sharing(&self) -> Result<(), ShelfError> {
-        let scope = Scope { app: "app".to_owned(), user: "user".to_owned(), session: "session".to_owned() };
+        let scope = Scope {
+            app: "app".to_owned(),
+            user: "user".to_owned(),
+            session: "session".to_owned(),
+        };
         let names = self.names(&scope, "name");
         match &self.kept {
             Kept::Memory(_) => names.s3().map(drop),
@@ -292,7 +319,9 @@ fn counts_from_zero(filename: &str, version: Option<i64>) -> Result<(), ShelfErr
     match version.filter(|version| *version < 0) {
         Some(version) => {
             let name = names::shown(filename);
-            Err(ShelfError(format!("{name} has no version {version}: they count from 0")))
+            Err(ShelfError(format!(
+                "{name} has no version {version}: they count from 0"
+            )))
         }
         None => Ok(()),
     }

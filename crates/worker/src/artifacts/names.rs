@@ -46,7 +46,11 @@ impl Names<'_> {
         };
         segment("the scope", app)?;
         if app.starts_with(OURS) {
-            return Err(refused("the scope", app, "is a name that the store needs itself"));
+            return Err(refused(
+                "the scope",
+                app,
+                "is a name that the store needs itself",
+            ));
         }
         let normal = normalized(self.filename)?;
         let (session, name) = match normal.strip_prefix(USERS) {
@@ -75,15 +79,25 @@ impl Names<'_> {
         };
         // Some agents strip it, others do not.
         if session.trim() != session {
-            return Err(refused("the session", session, "begins or ends with a space"));
+            return Err(refused(
+                "the session",
+                session,
+                "begins or ends with a space",
+            ));
         }
         self.key(self.app()?, session, self.filename)
     }
 
     /// As metadata of an object: for people, and only where it is not too long for the store.
-    pub(super) fn described(&self, version: i64) -> Result<[(&'static str, String); 4], ShelfError> {
+    pub(super) fn described(
+        &self,
+        version: i64,
+    ) -> Result<[(&'static str, String); 4], ShelfError> {
         Ok([
-            ("original_filename", ascii(&normalized(self.filename)?, 1000)),
+            (
+                "original_filename",
+                ascii(&normalized(self.filename)?, 1000),
+            ),
             ("user_id", ascii(&self.scope.user, 400)),
             ("session_id", ascii(&self.scope.session, 400)),
             ("version", version.to_string()),
@@ -94,14 +108,22 @@ impl Names<'_> {
         segments("the scope", app)?;
         segment("the file name", name)?;
         let user = self.user()?;
-        for (what, part) in [("the user", user), ("the session", session), ("the file name", name)] {
+        for (what, part) in [
+            ("the user", user),
+            ("the session", session),
+            ("the file name", name),
+        ] {
             if part == TOOLS {
                 return Err(refused(what, part, "is called like the place of tools"));
             }
         }
         let key = format!("{app}/{user}/{session}/{name}");
         match key.len() + LONGEST_VERSION > LONGEST_KEY {
-            true => Err(refused("the file name", name, "is too long for the store, with whose it is")),
+            true => Err(refused(
+                "the file name",
+                name,
+                "is too long for the store, with whose it is",
+            )),
             false => Ok(key),
         }
     }
@@ -132,13 +154,19 @@ pub(super) fn version_number(text: &str) -> Option<i64> {
 pub(super) fn mime_type(text: &str) -> Result<&str, ShelfError> {
     match is_mime_type(text) {
         true => Ok(text),
-        false => Err(refused("the MIME type", text, "is empty, too long or has characters that none has")),
+        false => Err(refused(
+            "the MIME type",
+            text,
+            "is empty, too long or has characters that none has",
+        )),
     }
 }
 
 /// What somebody else wrote down, if it is one.
 pub(super) fn mime_type_or_any(text: Option<&str>) -> String {
-    text.filter(|text| is_mime_type(text)).unwrap_or("application/octet-stream").to_owned()
+    text.filter(|text| is_mime_type(text))
+        .unwrap_or("application/octet-stream")
+        .to_owned()
 }
 
 fn is_mime_type(text: &str) -> bool {

@@ -56,9 +56,9 @@ impl Kind {
         match name {
             "s3" => Ok(Kind::S3),
             "gcs" => Ok(Kind::Gcs),
-            "azure" => {
-                Err(ShelfError("object storage of Azure is not spoken to here: use `s3` or `gcs`".to_owned()))
-            }
+            "azure" => Err(ShelfError(
+                "object storage of Azure is not spoken to here: use `s3` or `gcs`".to_owned(),
+            )),
             other => Err(ShelfError(format!(
                 "object storage of the kind {} is not known: use `s3` or `gcs`",
                 names::shown(other)
@@ -72,7 +72,11 @@ impl Kind {
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Credentials {
     /// Keys of S3.
-    Keys { key: String, secret: String, token: Option<String> },
+    Keys {
+        key: String,
+        secret: String,
+        token: Option<String>,
+    },
     /// A role of S3, for a token that the platform writes into a file.
     WebIdentity { role: String, token_file: String },
     /// A service account of GCS: its JSON.
@@ -86,7 +90,13 @@ pub enum Credentials {
 /// Without what would open the bucket.
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Remote { kind, bucket, region, endpoint, credentials } = self;
+        let Remote {
+            kind,
+            bucket,
+            region,
+            endpoint,
+            credentials,
+        } = self;
         f.debug_struct("Remote")
             .field("kind", kind)
             .field("bucket", bucket)
@@ -128,11 +138,18 @@ impl Store {
     /// Checks what can be checked without asking the server.
     pub(crate) fn open(remote: &Remote) -> Result<Store, ShelfError> {
         let named = names::shown(&remote.bucket);
-        let bad = |why: &str| Err(ShelfError(format!("the bucket {named} cannot be used: {why}")));
+        let bad = |why: &str| {
+            Err(ShelfError(format!(
+                "the bucket {named} cannot be used: {why}"
+            )))
+        };
         if remote.bucket.is_empty() {
             return bad("it has no name");
         }
-        if let Some(flaw) = remote.endpoint.as_deref().and_then(|endpoint| flaw_of_address(remote, endpoint))
+        if let Some(flaw) = remote
+            .endpoint
+            .as_deref()
+            .and_then(|endpoint| flaw_of_address(remote, endpoint))
         {
             return bad(flaw);
         }
@@ -146,19 +163,26 @@ impl Store {
         match built {
             Ok(store) => Ok(store),
             // What the client says may quote what it was given.
-            Err(_) => {
-                bad("its settings do not fit together, or its credentials are not of the kind that it takes")
-            }
+            Err(_) => bad(
+                "its settings do not fit together, or its credentials are not of the kind that it takes",
+            ),
         }
     }
 
     /// Any other store, in the manner of S3.
     #[cfg(test)]
     pub(crate) fn of(inner: Arc<dyn ObjectStore>) -> Store {
-        Store { kind: Kind::S3, inner }
+        Store {
+            kind: Kind::S3,
+            inner,
+        }
     }
 
-    pub(crate) async fn get(&self, key: &str, options: GetOptions) -> object_store::Result<GetResult> {
+    pub(crate) async fn get(
+        &self,
+        key: &str,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
         let key = Path::parse(key)?;
         within(ANSWER, self.inner.get_opts(&key, options)).await
     }
@@ -170,7 +194,9 @@ impl Store {
         how: PutOptions,
     ) -> object_store::Result<()> {
         let (key, patience) = (Path::parse(key)?, carrying(payload.content_length() as u64));
-        within(patience, self.inner.put_opts(&key, payload, how)).await.map(drop)
+        within(patience, self.inner.put_opts(&key, payload, how))
+            .await
+            .map(drop)
     }
 
     /// Calls `each` with what is under `below/`, by its rest of the key, until it says that it is enough. Whatever the server
@@ -185,13 +211,19 @@ impl Store {
         let mut all = self.inner.list(Some(&Path::parse(below)?));
         let mut count = 0;
         within(patience, async {
-            while let Some(found) = std::future::poll_fn(|context| all.as_mut().poll_next(context)).await {
+            while let Some(found) =
+                std::future::poll_fn(|context| all.as_mut().poll_next(context)).await
+            {
                 let meta = found?;
                 count += 1;
                 if count > most {
                     return Err(unusable(format!("it lists more than {most} objects")));
                 }
-                let rest = meta.location.as_ref().strip_prefix(below).and_then(|rest| rest.strip_prefix('/'));
+                let rest = meta
+                    .location
+                    .as_ref()
+                    .strip_prefix(below)
+                    .and_then(|rest| rest.strip_prefix('/'));
                 if rest.is_some_and(|rest| !each(rest, &meta)) {
                     break;
                 }
@@ -220,12 +252,22 @@ async fn within<T>(
     patience: Duration,
     work: impl Future<Output = object_store::Result<T>>,
 ) -> object_store::Result<T> {
-    let late = |_| Err(unusable(format!("it is not done within {} seconds", patience.as_secs())));
-    tokio::time::timeout(patience, work).await.unwrap_or_else(late)
+    let late = |_| {
+        Err(unusable(format!(
+            "it is not done within {} seconds",
+            patience.as_secs()
+        )))
+    };
+    tokio::time::timeout(patience, work)
+        .await
+        .unwrap_or_else(late)
 }
 
 fn unusable(why: String) -> Error {
-    Error::Generic { store: "bucket", source: why.into() }
+    Error::Generic {
+        store: "bucket",
+        source: why.into(),
+    }
 }
 
 /// What went wrong, in a few words: without addresses, keys and whatever else a client may say.
@@ -245,7 +287,9 @@ pub(crate) fn cause(error: &Error) -> String {
 /// What a server answered: the word for it that S3 and GCS have, else the innermost reason.
 fn said(error: &Error) -> String {
     let whole = error.to_string();
-    let code = whole.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    let code = whole
+        .split_once("<Code>")
+        .and_then(|(_, rest)| rest.split_once("</Code>"));
     let said = match code {
         Some(("NoSuchBucket", _)) => return "there is no such bucket".to_owned(),
         Some((code, _)) => code.to_owned(),
@@ -259,10 +303,18 @@ fn said(error: &Error) -> String {
             }
             // What follows is the server's own document.
             let last = last.to_string();
-            last.split('<').next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+            last.split('<')
+                .next()
+                .unwrap_or_default()
+                .split_whitespace()
+                .collect::<Vec<_>>()
+                .join(" ")
         }
     };
-    format!("the store does not answer as it should: {}", names::shown(&said))
+    format!(
+        "the store does not answer as it should: {}",
+        names::shown(&said)
+    )
 }
 
 /// Why an address cannot be used.
@@ -285,14 +337,20 @@ fn flaw_of_address(remote: &Remote, endpoint: &str) -> Option<&'static str> {
 /// As the client reads it, twice: it does not survive one of which it thinks differently.
 fn is_address(whole: &str) -> bool {
     Url::parse(whole).is_ok_and(|url| url.has_host())
-        && whole.parse::<Uri>().is_ok_and(|uri| uri.authority().is_some())
-        && whole.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#\\".contains(&byte))
+        && whole
+            .parse::<Uri>()
+            .is_ok_and(|uri| uri.authority().is_some())
+        && whole
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && !b"?#\\".contains(&byte))
 }
 
 /// Why it cannot be asked for anything: the client does not survive what cannot be part of an address or of a header.
 fn flaw_of_words(remote: &Remote) -> Option<&'static str> {
-    let is_name =
-        |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    let is_name = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    };
     if !is_name(&remote.bucket) {
         return Some("its name has a letter that no bucket has");
     }
@@ -300,7 +358,9 @@ fn flaw_of_words(remote: &Remote) -> Option<&'static str> {
         return Some("its region has a letter that no region has");
     }
     match &remote.credentials {
-        Credentials::Keys { key, secret, token } => found::flaw_of_keys(key, secret, token.as_deref()),
+        Credentials::Keys { key, secret, token } => {
+            found::flaw_of_keys(key, secret, token.as_deref())
+        }
         Credentials::WebIdentity { role, .. } => {
             (role.len() > LONGEST_ROLE).then_some("its role has a name that is longer than any has")
         }
@@ -324,13 +384,20 @@ fn is_loopback(rest: &str) -> bool {
 }
 
 fn client(remote: &Remote) -> ClientOptions {
-    let plain = remote.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let plain = remote
+        .endpoint
+        .as_deref()
+        .is_some_and(|endpoint| endpoint.starts_with("http://"));
     ClientOptions::new().with_allow_http(plain)
 }
 
 /// A server that is away is said to be so within seconds.
 fn patience() -> RetryConfig {
-    RetryConfig { max_retries: 3, retry_timeout: Duration::from_secs(20), ..RetryConfig::default() }
+    RetryConfig {
+        max_retries: 3,
+        retry_timeout: Duration::from_secs(20),
+        ..RetryConfig::default()
+    }
 }
 
 fn unfit() -> Error {
@@ -345,7 +412,9 @@ pub(super) fn s3(remote: &Remote) -> object_store::Result<AmazonS3Builder> {
         .with_retry(patience());
     match &remote.credentials {
         Credentials::Keys { key, secret, token } => {
-            builder = builder.with_access_key_id(key).with_secret_access_key(secret);
+            builder = builder
+                .with_access_key_id(key)
+                .with_secret_access_key(secret);
             if let Some(token) = token {
                 builder = builder.with_token(token);
             }
@@ -359,24 +428,38 @@ pub(super) fn s3(remote: &Remote) -> object_store::Result<AmazonS3Builder> {
     }
     if let Some(endpoint) = &remote.endpoint {
         let plain = endpoint.starts_with("http://");
-        builder = builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(plain);
+        builder = builder
+            .with_endpoint(endpoint.trim_end_matches('/'))
+            .with_allow_http(plain);
     }
     Ok(builder)
 }
 
 /// What the client finds its credentials with, it is given back with a guard before it.
 pub(super) fn s3_of(builder: AmazonS3Builder) -> object_store::Result<Store> {
-    let finds = builder.clone().with_http_connector(Line::Credentials).build()?;
+    let finds = builder
+        .clone()
+        .with_http_connector(Line::Credentials)
+        .build()?;
     let (from, flaw) = (finds.credentials().clone(), found::flaw_of_aws);
     let file = builder.get_config_value(&AmazonS3ConfigKey::WebIdentityTokenFile);
     let builder = builder.with_credentials(Arc::new(Checked { from, flaw, file }));
-    Ok(Store { kind: Kind::S3, inner: Arc::new(builder.with_http_connector(Line::Bucket).build()?) })
+    Ok(Store {
+        kind: Kind::S3,
+        inner: Arc::new(builder.with_http_connector(Line::Bucket).build()?),
+    })
 }
 
 fn gcs(remote: &Remote) -> object_store::Result<Store> {
     let mut builder = GoogleCloudStorageBuilder::new()
         .with_bucket_name(&remote.bucket)
-        .with_base_url(remote.endpoint.as_deref().unwrap_or(GOOGLE).trim_end_matches('/'))
+        .with_base_url(
+            remote
+                .endpoint
+                .as_deref()
+                .unwrap_or(GOOGLE)
+                .trim_end_matches('/'),
+        )
         .with_client_options(client(remote))
         .with_retry(patience());
     builder = match &remote.credentials {
@@ -385,10 +468,16 @@ fn gcs(remote: &Remote) -> object_store::Result<Store> {
         Credentials::Machine => builder,
         Credentials::Keys { .. } | Credentials::WebIdentity { .. } => return Err(unfit()),
     };
-    let finds = builder.clone().with_http_connector(Line::Credentials).build()?;
+    let finds = builder
+        .clone()
+        .with_http_connector(Line::Credentials)
+        .build()?;
     let (from, flaw, file) = (finds.credentials().clone(), found::flaw_of_google, None);
     let builder = builder.with_credentials(Arc::new(Checked { from, flaw, file }));
-    Ok(Store { kind: Kind::Gcs, inner: Arc::new(builder.with_http_connector(Line::Bucket).build()?) })
+    Ok(Store {
+        kind: Kind::Gcs,
+        inner: Arc::new(builder.with_http_connector(Line::Bucket).build()?),
+    })
 }
 
 #[cfg(test)]

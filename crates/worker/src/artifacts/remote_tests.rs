@@ -15,7 +15,11 @@ fn remote(kind: Kind, endpoint: Option<&str>, credentials: Credentials) -> Remot
 
 fn keys() -> Credentials {
     let (key, secret) = ("AKIDSECRET".to_owned(), "hushSECRET".to_owned());
-    Credentials::Keys { key, secret, token: Some("tokenSECRET".to_owned()) }
+    Credentials::Keys {
+        key,
+        secret,
+        token: Some("tokenSECRET".to_owned()),
+    }
 }
 
 #[test]
@@ -23,7 +27,11 @@ fn nothing_that_opens_a_bucket_is_printed() {
     let broken = "{\"private_key\": \"hushSECRET\", \"client_email\": 7}";
     let all = [
         remote(Kind::S3, None, keys()),
-        remote(Kind::Gcs, None, Credentials::ServiceAccount(broken.to_owned())),
+        remote(
+            Kind::Gcs,
+            None,
+            Credentials::ServiceAccount(broken.to_owned()),
+        ),
         remote(Kind::S3, Some("https://me:hushSECRET@host"), keys()),
     ];
     let [good, account, address] = all.each_ref().map(Store::open);
@@ -32,7 +40,10 @@ fn nothing_that_opens_a_bucket_is_printed() {
     assert!(!printed.contains("SECRET"), "{printed}");
     for refused in [account, address] {
         let why = refused.unwrap_err().0;
-        assert!(!why.contains("SECRET") && why.starts_with("the bucket `bucket` cannot be used"), "{why}");
+        assert!(
+            !why.contains("SECRET") && why.starts_with("the bucket `bucket` cannot be used"),
+            "{why}"
+        );
     }
 }
 
@@ -48,7 +59,10 @@ fn addresses_and_credentials_must_fit() {
         remote(Kind::S3, Some("ftp://host"), keys()),
         remote(Kind::Gcs, None, keys()),
         remote(Kind::S3, None, Credentials::File("/nothing".to_owned())),
-        Remote { bucket: String::new(), ..remote(Kind::S3, None, keys()) },
+        Remote {
+            bucket: String::new(),
+            ..remote(Kind::S3, None, keys())
+        },
     ];
     for bad in bad {
         assert!(Store::open(&bad).is_err(), "{bad:?}");
@@ -59,7 +73,15 @@ fn addresses_and_credentials_must_fit() {
 async fn what_the_client_would_not_survive_is_refused_at_the_start() {
     let keys = |key: &str, secret: &str, token: &str| {
         let [key, secret, token] = [key, secret, token].map(str::to_owned);
-        remote(Kind::S3, Some("http://127.0.0.1:1"), Credentials::Keys { key, secret, token: Some(token) })
+        remote(
+            Kind::S3,
+            Some("http://127.0.0.1:1"),
+            Credentials::Keys {
+                key,
+                secret,
+                token: Some(token),
+            },
+        )
     };
     let good = keys("AKID", "s/+= ü", "t/+=");
     assert!(Store::open(&good).is_ok(), "the control");
@@ -69,9 +91,18 @@ async fn what_the_client_would_not_survive_is_refused_at_the_start() {
         keys("AKID", "s\n", "t"),
         keys("AKID", "s", "t\nx"),
         keys("AKID", "s", "t\u{fffd}"),
-        Remote { bucket: "a b".to_owned(), ..good.clone() },
-        Remote { bucket: "a/../b".to_owned(), ..good.clone() },
-        Remote { region: "a\nb".to_owned(), ..good.clone() },
+        Remote {
+            bucket: "a b".to_owned(),
+            ..good.clone()
+        },
+        Remote {
+            bucket: "a/../b".to_owned(),
+            ..good.clone()
+        },
+        Remote {
+            region: "a\nb".to_owned(),
+            ..good.clone()
+        },
         remote(Kind::S3, None, {
             let (role, token_file) = ("r".repeat(70_000), "/nothing".to_owned());
             Credentials::WebIdentity { role, token_file }
@@ -92,7 +123,10 @@ async fn what_the_client_would_not_survive_is_refused_at_the_start() {
         "http://h#x",
         "http://1.2.3.999",
     ];
-    let with = |address: &str| Remote { endpoint: Some(address.to_owned()), ..good.clone() };
+    let with = |address: &str| Remote {
+        endpoint: Some(address.to_owned()),
+        ..good.clone()
+    };
     bad.extend(addresses.map(with));
     for bad in &bad {
         assert!(Store::open(bad).is_err(), "{bad:?}");
@@ -106,7 +140,10 @@ async fn what_the_client_would_not_survive_is_refused_at_the_start() {
         "http://LOCALHOST:1",
     ] {
         let store = Store::open(&with(fine)).unwrap();
-        assert!(store.get("a", GetOptions::default()).await.is_err(), "{fine}: nobody is there");
+        assert!(
+            store.get("a", GetOptions::default()).await.is_err(),
+            "{fine}: nobody is there"
+        );
     }
 }
 
@@ -114,23 +151,45 @@ async fn what_the_client_would_not_survive_is_refused_at_the_start() {
 fn kinds_have_names_and_azure_is_refused() {
     assert_eq!(Kind::named("s3"), Ok(Kind::S3));
     assert_eq!(Kind::named("gcs"), Ok(Kind::Gcs));
-    assert!(Kind::named("azure").unwrap_err().0.contains("Azure is not spoken to"));
+    assert!(
+        Kind::named("azure")
+            .unwrap_err()
+            .0
+            .contains("Azure is not spoken to")
+    );
     assert!(Kind::named("S3").is_err());
 }
 
 #[tokio::test]
 async fn a_server_that_is_away_is_said_to_be_so_without_its_address() {
     // Nobody listens on a port that was just given back.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let store = Store::open(&remote(Kind::S3, Some(&format!("http://127.0.0.1:{port}")), keys())).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let store = Store::open(&remote(
+        Kind::S3,
+        Some(&format!("http://127.0.0.1:{port}")),
+        keys(),
+    ))
+    .unwrap();
     let error = store.get("a", GetOptions::default()).await.unwrap_err();
     let told = cause(&error);
-    assert!(told.contains("does not answer") && told.contains("refused"), "{told}");
-    assert!(!told.contains("SECRET") && !told.contains(&port.to_string()), "{told}");
+    assert!(
+        told.contains("does not answer") && told.contains("refused"),
+        "{told}"
+    );
+    assert!(
+        !told.contains("SECRET") && !told.contains(&port.to_string()),
+        "{told}"
+    );
 }
 
 fn objects(keys: &[&str]) -> BTreeMap<String, String> {
-    keys.iter().map(|key| ((*key).to_owned(), "bytes".to_owned())).collect()
+    keys.iter()
+        .map(|key| ((*key).to_owned(), "bytes".to_owned()))
+        .collect()
 }
 
 /// What is beneath `a`.
@@ -141,7 +200,10 @@ async fn listed(fake: &Fake, most: usize, patience: Duration) -> Result<Vec<Stri
         found.push(rest.to_owned());
         true
     };
-    store.list("a", most, patience, &mut each).await.map_err(|error| cause(&error))?;
+    store
+        .list("a", most, patience, &mut each)
+        .await
+        .map_err(|error| cause(&error))?;
     Ok(found)
 }
 
@@ -149,7 +211,10 @@ async fn listed(fake: &Fake, most: usize, patience: Duration) -> Result<Vec<Stri
 async fn a_server_cannot_send_us_elsewhere() {
     for status in [301, 302, 303, 307, 308] {
         let inside = Fake::serve(|_| Does::Answer(200, "of the inside".to_owned()));
-        let (to, here) = (format!("{}/latest/meta-data", inside.address), objects(&["a/plain"]));
+        let (to, here) = (
+            format!("{}/latest/meta-data", inside.address),
+            objects(&["a/plain"]),
+        );
         let fake = Fake::serve(move |asked| match asked.path.ends_with("plain") {
             true => fake::bucket(&here, asked),
             false => Does::Redirect(status, to.clone()),
@@ -157,17 +222,31 @@ async fn a_server_cannot_send_us_elsewhere() {
         let store = Store::open(&fake.remote()).unwrap();
         let plain = store.get("a/plain", GetOptions::default()).await.unwrap();
         assert_eq!(plain.bytes().await.unwrap(), "bytes", "the control");
-        let head = GetOptions { head: true, ..GetOptions::default() };
+        let head = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
         let put = store.put("a/moved", "ours".into(), PutOptions::default());
         let all = [
-            store.get("a/moved", GetOptions::default()).await.map(drop).map_err(|error| cause(&error)),
-            store.get("a/moved", head).await.map(drop).map_err(|error| cause(&error)),
+            store
+                .get("a/moved", GetOptions::default())
+                .await
+                .map(drop)
+                .map_err(|error| cause(&error)),
+            store
+                .get("a/moved", head)
+                .await
+                .map(drop)
+                .map_err(|error| cause(&error)),
             put.await.map_err(|error| cause(&error)),
             listed(&fake, 9, ANSWER).await.map(drop),
         ];
         for told in all {
             let told = told.unwrap_err();
-            assert!(told.contains(&format!("sends us elsewhere (status {status})")), "{told}");
+            assert!(
+                told.contains(&format!("sends us elsewhere (status {status})")),
+                "{told}"
+            );
         }
         assert_eq!(inside.count(), 0, "nobody went there");
     }
@@ -179,10 +258,13 @@ async fn keys_that_cannot_be_named_are_gone_around() {
     let good: BTreeSet<String> = (0..100).map(|count| format!("k{count:02}")).collect();
     let many = (0..100).map(|count| format!("k{count:02}//odd"));
     let all = odd.into_iter().chain(good.iter().cloned()).chain(many);
-    let here = all.map(|rest| (format!("a/{rest}"), String::new())).collect();
+    let here = all
+        .map(|rest| (format!("a/{rest}"), String::new()))
+        .collect();
     let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
     let found = listed(&fake, 1000, ANSWER).await.unwrap();
-    let (odd, plain): (BTreeSet<_>, BTreeSet<_>) = found.into_iter().partition(|rest| rest.contains(ODD));
+    let (odd, plain): (BTreeSet<_>, BTreeSet<_>) =
+        found.into_iter().partition(|rest| rest.contains(ODD));
     assert_eq!((odd.len(), plain), (106, good));
 }
 
@@ -203,22 +285,48 @@ async fn a_listing_ends_whatever_the_server_says() {
     let told = listed(&elsewhere, 5000, patience).await.unwrap_err();
     assert!(told.contains("more than 5000 objects"), "{told}");
     let long = "x".repeat(70_000);
-    for next in [long.clone(), format!("<![CDATA[{}]]>", long.replace("xxxx", "x<x>")), "x<!-- -->".repeat(9)]
-    {
+    for next in [
+        long.clone(),
+        format!("<![CDATA[{}]]>", long.replace("xxxx", "x<x>")),
+        "x<!-- -->".repeat(9),
+    ] {
         let next = format!("<NextContinuationToken>{next}</NextContinuationToken>");
         let text = format!("<ListBucketResult>{next}</ListBucketResult>");
-        let told = listed(&Fake::serve(move |_| Does::Answer(200, text.clone())), 9, patience).await;
-        assert!(told.as_ref().is_err_and(|why| why.contains("its listing has a piece")), "{told:?}");
+        let told = listed(
+            &Fake::serve(move |_| Does::Answer(200, text.clone())),
+            9,
+            patience,
+        )
+        .await;
+        assert!(
+            told.as_ref()
+                .is_err_and(|why| why.contains("its listing has a piece")),
+            "{told:?}"
+        );
     }
-    let told = listed(&page(""), 5000, Duration::from_millis(500)).await.unwrap_err();
+    let told = listed(&page(""), 5000, Duration::from_millis(500))
+        .await
+        .unwrap_err();
     assert!(told.contains("not done within"), "{told}");
-    let told = listed(&Fake::serve(|_| Does::Rave), 5000, patience).await.unwrap_err();
+    let told = listed(&Fake::serve(|_| Does::Rave), 5000, patience)
+        .await
+        .unwrap_err();
     assert!(told.contains("says more than"), "{told}");
-    let told = listed(&Fake::serve(|_| Does::Hang), 5000, Duration::from_millis(50)).await.unwrap_err();
+    let told = listed(
+        &Fake::serve(|_| Does::Hang),
+        5000,
+        Duration::from_millis(50),
+    )
+    .await
+    .unwrap_err();
     assert!(told.contains("not done within"), "{told}");
     let here = objects(&["a/x", "a/y"]);
     let fine = Fake::serve(move |asked| fake::bucket(&here, asked));
-    assert_eq!(listed(&fine, 2, patience).await.unwrap(), ["x", "y"], "the control");
+    assert_eq!(
+        listed(&fine, 2, patience).await.unwrap(),
+        ["x", "y"],
+        "the control"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,7 +337,12 @@ async fn a_server_that_says_nothing_is_given_up_in_time() {
     assert!(store.get("a", GetOptions::default()).await.is_err());
     assert!(started.elapsed() <= ANSWER + Duration::from_secs(1));
     let started = tokio::time::Instant::now();
-    assert!(store.put("a", "bytes".into(), PutOptions::default()).await.is_err());
+    assert!(
+        store
+            .put("a", "bytes".into(), PutOptions::default())
+            .await
+            .is_err()
+    );
     assert!(started.elapsed() <= ANSWER + Duration::from_secs(1));
 }
 
@@ -245,7 +358,10 @@ async fn a_body_may_take_long_but_must_not_stop() {
     let stopped = store.get("b", GetOptions::default()).await.unwrap();
     tokio::time::pause();
     let mut pieces = stopped.into_stream();
-    let next = in_motion(std::future::poll_fn(|context| pieces.as_mut().poll_next(context))).await;
+    let next = in_motion(std::future::poll_fn(|context| {
+        pieces.as_mut().poll_next(context)
+    }))
+    .await;
     assert!(next.unwrap_err().to_string().contains("not done within"));
     tokio::time::advance(Duration::from_secs(3600)).await;
     tokio::time::resume();

@@ -43,7 +43,11 @@ pub(crate) fn write(
     if let Value::Object(fields) = &mut rest {
         name(fields, &tool.what);
     }
-    serde_json::to_vec(&Written { args: &invoke.args, tool_config: &invoke.tool_config, rest })
+    serde_json::to_vec(&Written {
+        args: &invoke.args,
+        tool_config: &invoke.tool_config,
+        rest,
+    })
 }
 
 /// What is to be called. An executable knows itself, and its own name for what it shall do.
@@ -62,7 +66,11 @@ fn name(fields: &mut Map<String, Value>, what: &What) {
 }
 
 fn paths(staged: &Staged) -> Map<String, Value> {
-    staged.by_key.iter().map(|(key, file)| (key.clone(), Value::String(file.path()))).collect()
+    staged
+        .by_key
+        .iter()
+        .map(|(key, file)| (key.clone(), Value::String(file.path())))
+        .collect()
 }
 
 fn metadata(staged: &Staged) -> Map<String, Value> {
@@ -74,7 +82,11 @@ fn metadata(staged: &Staged) -> Map<String, Value> {
             "local_path": file.path(),
         })
     };
-    staged.by_key.iter().map(|(key, file)| (key.clone(), one(file))).collect()
+    staged
+        .by_key
+        .iter()
+        .map(|(key, file)| (key.clone(), one(file)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -85,7 +97,11 @@ mod tests {
     fn numbers_and_their_order_are_as_the_request_has_them() {
         let said = r#"{"z":1208925819614629174706176,"a":0.1000000000000000055511151231257827}"#;
         let object: Object = serde_json::from_str(said).unwrap();
-        let written = Written { args: &object, tool_config: &object, rest: json!({"user_id": "u"}) };
+        let written = Written {
+            args: &object,
+            tool_config: &object,
+            rest: json!({"user_id": "u"}),
+        };
         let wanted = format!(r#"{{"args":{said},"tool_config":{said},"user_id":"u"}}"#);
         assert_eq!(serde_json::to_string(&written).unwrap(), wanted);
     }

@@ -41,8 +41,19 @@ pub(super) fn prepare_behind(inner: &Arc<Inner>) {
 /// A box as tools of this profile have it, with its network: shows what is wrong here, tells what holds in it, and compiles the
 /// runner.
 pub(super) async fn prepare(inner: &Inner, profile: Profile) -> Result<Vec<String>, Refusal> {
-    let what = What::Function { module: String::new(), function: String::new() };
-    let room = compile(inner, Kind { profile, what: Some(what), ..asking(&Code::default()) }).await?;
+    let what = What::Function {
+        module: String::new(),
+        function: String::new(),
+    };
+    let room = compile(
+        inner,
+        Kind {
+            profile,
+            what: Some(what),
+            ..asking(&Code::default())
+        },
+    )
+    .await?;
     let barriers = room.state().map(|state| state.barriers).unwrap_or_default();
     let barriers = barriers.iter().map(ToString::to_string);
     Ok(barriers.chain(inner.news_of(&room, profile)).collect())
@@ -56,7 +67,9 @@ async fn compile(inner: &Inner, kind: Kind) -> Result<Room, Refusal> {
     if inner.rooms.compiled.get().is_none() {
         let compiled = places::inside(places::COMPILED);
         let words = [COMPILE, places::RUNNER, &compiled].map(OsString::from);
-        let command = [inner.settings.python.as_os_str().to_owned(), "-c".into()].into_iter().chain(words);
+        let command = [inner.settings.python.as_os_str().to_owned(), "-c".into()]
+            .into_iter()
+            .chain(words);
         let command = room::bare(&kind, command.collect());
         answer_of(inner, &room, command, LONGEST_COMPILING).await?;
         let workspace = room.workspace().map_err(|why| internal(why.to_string()))?;
@@ -72,7 +85,12 @@ async fn compile(inner: &Inner, kind: Kind) -> Result<Room, Refusal> {
 
 /// The box of who asks what a tool is.
 fn asking(code: &Code) -> Kind {
-    Kind { code: code.clone(), profile: Profile::Standard, limits: Default::default(), what: None }
+    Kind {
+        code: code.clone(),
+        profile: Profile::Standard,
+        limits: Default::default(),
+        what: None,
+    }
 }
 
 pub(super) async fn ask(
@@ -88,9 +106,15 @@ pub(super) async fn ask(
         lay_out(&room, files).map_err(|why| internal(why.to_string()))?;
         answer_of(inner, &room, room::bare(&kind, command), time).await
     };
-    let late =
-        || Refusal::new(code::Code::InitError, format!("there was no answer within {} s", time.as_secs()));
-    tokio::time::timeout(time, work).await.unwrap_or_else(|_| Err(late()))
+    let late = || {
+        Refusal::new(
+            code::Code::InitError,
+            format!("there was no answer within {} s", time.as_secs()),
+        )
+    };
+    tokio::time::timeout(time, work)
+        .await
+        .unwrap_or_else(|_| Err(late()))
 }
 
 /// The runner as it was written, and what else is to be there.
@@ -117,7 +141,10 @@ async fn answer_of(
     let bad = |message: String| Refusal::new(code::Code::InitError, message);
     let exec = room.start(command, false).await.map_err(|_| no_room())?;
     let Ok(result) = tokio::time::timeout(time, exec.wait()).await else {
-        return Err(bad(format!("there was no answer within {} s", time.as_secs())));
+        return Err(bad(format!(
+            "there was no answer within {} s",
+            time.as_secs()
+        )));
     };
     if result.status != Status::Succeeded {
         let said = excuse(&printed(&exec, Stream::Stderr), &inner.settings.hidden);
@@ -127,11 +154,15 @@ async fn answer_of(
     }
     let total = exec.output().lengths()[0];
     if total > LARGEST_ANSWER {
-        return Err(bad(format!("the answer has {total} bytes, and may have {LARGEST_ANSWER}")));
+        return Err(bad(format!(
+            "the answer has {total} bytes, and may have {LARGEST_ANSWER}"
+        )));
     }
     let mut said = Vec::new();
     while (said.len() as u64) < total {
-        let piece = exec.output().read(Stream::Stdout, said.len() as u64, 1 << 20);
+        let piece = exec
+            .output()
+            .read(Stream::Stdout, said.len() as u64, 1 << 20);
         if piece.from != said.len() as u64 || piece.bytes.is_empty() {
             return Err(bad("some of the answer is lost".to_owned()));
         }

@@ -34,7 +34,10 @@ impl Budget {
 impl Lease {
     /// Bytes that have it for as long as anybody has them.
     pub(crate) fn over(self, bytes: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Leased { bytes, _lease: self })
+        Bytes::from_owner(Leased {
+            bytes,
+            _lease: self,
+        })
     }
 }
 
@@ -56,7 +59,8 @@ mod tests {
 
     async fn waits(future: impl Future<Output = Lease>) -> bool {
         let mut future = pin!(future);
-        std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
+        std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending()))
+            .await
     }
 
     #[tokio::test]

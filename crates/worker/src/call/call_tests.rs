@@ -43,12 +43,23 @@ impl Place {
             hidden: vec![top.clone()],
         };
         let caller = Caller::new(engine.clone(), shelf.clone(), None, settings);
-        Place { top, caller, engine, shelf }
+        Place {
+            top,
+            caller,
+            engine,
+            shelf,
+        }
     }
 
     fn tool(&self, function: &str) -> Tool {
-        let what = What::Function { module: "tool".to_owned(), function: function.to_owned() };
-        let code = Code { python: Some(self.top.join("tools")), ..Code::default() };
+        let what = What::Function {
+            module: "tool".to_owned(),
+            function: function.to_owned(),
+        };
+        let code = Code {
+            python: Some(self.top.join("tools")),
+            ..Code::default()
+        };
         Tool {
             name: "tool".to_owned(),
             what,
@@ -87,7 +98,11 @@ impl Place {
     /// Ends everything, and looks that nothing is left.
     async fn close(self) {
         self.caller.close().await;
-        assert_eq!(fs::read_dir(self.top.join("state/runs")).unwrap().count(), 0, "no box is left");
+        assert_eq!(
+            fs::read_dir(self.top.join("state/runs")).unwrap().count(),
+            0,
+            "no box is left"
+        );
         drop(self.caller);
         self.engine.close().await;
         fs::remove_dir_all(&self.top).unwrap();
@@ -95,13 +110,19 @@ impl Place {
 }
 
 fn invoke(args: Value) -> Invoke {
-    let Value::Object(args) = args else { panic!("arguments are an object") };
+    let Value::Object(args) = args else {
+        panic!("arguments are an object")
+    };
     Invoke {
         id: "id".to_owned(),
         task_id: "../../escape\n/x".to_owned(),
         tool: "tool".to_owned(),
         args: args.into(),
-        tool_config: json!({"key": "a secret"}).as_object().unwrap().clone().into(),
+        tool_config: json!({"key": "a secret"})
+            .as_object()
+            .unwrap()
+            .clone()
+            .into(),
         app_name: "app".to_owned(),
         user_id: "user".to_owned(),
         session_id: "session".to_owned(),
@@ -116,11 +137,17 @@ fn invoke(args: Value) -> Invoke {
 
 fn success(done: &Done) -> (Value, Vec<String>) {
     match &done.outcome {
-        Outcome::Success { result, artifacts, .. } => {
+        Outcome::Success {
+            result, artifacts, ..
+        } => {
             let names = artifacts.iter().map(|file| file.filename.clone()).collect();
             (Value::Object(result.clone()), names)
         }
-        other => panic!("{other:?} {} {:?}", String::from_utf8_lossy(&done.stderr), done.notes),
+        other => panic!(
+            "{other:?} {} {:?}",
+            String::from_utf8_lossy(&done.stderr),
+            done.notes
+        ),
     }
 }
 
@@ -194,13 +221,31 @@ def tells(how):
 async fn results_of_every_kind_come_back() {
     let place = Place::new("kinds", TOOLS);
     let held = place.caller.prepare(Profile::Restrictive).await.unwrap();
-    assert!(held.contains(&"no_network".to_owned()), "what holds tools in is told: {held:?}");
+    assert!(
+        held.contains(&"no_network".to_owned()),
+        "what holds tools in is told: {held:?}"
+    );
     let held = place.caller.prepare(Profile::Standard).await.unwrap();
-    assert!(!held.is_empty() && !held.contains(&"no_network".to_owned()), "and nothing else: {held:?}");
-    assert_eq!(success(&place.call("echo", json!({"text": "hi"})).await).0, json!({"said": "hi"}));
-    assert_eq!(success(&place.call("number", json!({})).await).0["text"], "7");
-    assert_eq!(success(&place.call("text", json!({})).await).0["text"], "hello");
-    assert_eq!(success(&place.call("nothing", json!({})).await).0["text"], Value::Null);
+    assert!(
+        !held.is_empty() && !held.contains(&"no_network".to_owned()),
+        "and nothing else: {held:?}"
+    );
+    assert_eq!(
+        success(&place.call("echo", json!({"text": "hi"})).await).0,
+        json!({"said": "hi"})
+    );
+    assert_eq!(
+        success(&place.call("number", json!({})).await).0["text"],
+        "7"
+    );
+    assert_eq!(
+        success(&place.call("text", json!({})).await).0["text"],
+        "hello"
+    );
+    assert_eq!(
+        success(&place.call("nothing", json!({})).await).0["text"],
+        Value::Null
+    );
     place.close().await;
 }
 
@@ -209,17 +254,38 @@ async fn what_goes_wrong_is_told_by_its_kind() {
     let place = Place::new("wrong", TOOLS);
     let (code, message) = refused(&place.call("fails", json!({})).await);
     assert_eq!(code, ErrorCode::ToolError);
-    assert!(message.starts_with("Execution error: ") && message.contains("broken on purpose"), "{message}");
-    assert!(!message.contains(place.top.to_str().unwrap()), "no path of this machine: {message}");
+    assert!(
+        message.starts_with("Execution error: ") && message.contains("broken on purpose"),
+        "{message}"
+    );
+    assert!(
+        !message.contains(place.top.to_str().unwrap()),
+        "no path of this machine: {message}"
+    );
     let done = place.call("ends", json!({})).await;
-    let told = (ErrorCode::ExecutionError, "Sandbox execution failed: last words".to_owned());
+    let told = (
+        ErrorCode::ExecutionError,
+        "Sandbox execution failed: last words".to_owned(),
+    );
     assert_eq!(refused(&done), told);
     assert_eq!(done.stderr, b"last words\n");
-    assert_eq!(refused(&place.call("absent", json!({})).await).0, ErrorCode::ToolNotFound);
+    assert_eq!(
+        refused(&place.call("absent", json!({})).await).0,
+        ErrorCode::ToolNotFound
+    );
     let mut order = place.order("echo", json!({}));
-    let what = What::Function { module: "no_such_module".to_owned(), function: "f".to_owned() };
-    order.tool = Arc::new(Tool { what, ..place.tool("echo") });
-    assert_eq!(refused(&place.carry_out(order).await.0).0, ErrorCode::ImportError);
+    let what = What::Function {
+        module: "no_such_module".to_owned(),
+        function: "f".to_owned(),
+    };
+    order.tool = Arc::new(Tool {
+        what,
+        ..place.tool("echo")
+    });
+    assert_eq!(
+        refused(&place.carry_out(order).await.0).0,
+        ErrorCode::ImportError
+    );
     let done = place.call("large", json!({})).await;
     assert_eq!(refused(&done).0, ErrorCode::ExecutionError);
     assert!(refused(&done).1.contains("100000"), "{done:?}");
@@ -235,17 +301,28 @@ async fn where_a_tool_lies_on_this_machine_its_asker_is_not_told() {
         told.to_string().contains(&format!("{top}/tools /tools/")),
         "the control: it can be seen: {told}"
     );
-    for (how, code) in [("raises", ErrorCode::ToolError), ("ends", ErrorCode::ExecutionError)] {
+    for (how, code) in [
+        ("raises", ErrorCode::ToolError),
+        ("ends", ErrorCode::ExecutionError),
+    ] {
         let done = place.call("tells", json!({"how": how})).await;
         let (found, message) = refused(&done);
         assert_eq!(found, code, "{message}");
-        assert!(!message.contains(&top[..8]), "neither it nor its beginning: {message}");
+        assert!(
+            !message.contains(&top[..8]),
+            "neither it nor its beginning: {message}"
+        );
     }
-    let program =
-        "import sys; sys.exit([line for line in open('/proc/self/mountinfo') if ' /tools/' in line][0])";
-    let command = ["/usr/bin/python3", "-c", program].map(OsString::from).to_vec();
+    let program = "import sys; sys.exit([line for line in open('/proc/self/mountinfo') if ' /tools/' in line][0])";
+    let command = ["/usr/bin/python3", "-c", program]
+        .map(OsString::from)
+        .to_vec();
     let code = place.tool("tells").code;
-    let refusal = place.caller.ask(&code, command, Duration::from_secs(30)).await.unwrap_err();
+    let refusal = place
+        .caller
+        .ask(&code, command, Duration::from_secs(30))
+        .await
+        .unwrap_err();
     assert!(
         !refusal.message.contains(&top) && refusal.message.contains("…/tools /tools/"),
         "{}",
@@ -262,33 +339,58 @@ async fn a_tool_that_has_no_code_is_refused_without_a_path() {
     let (code, message) = refused(&done);
     assert_eq!(code, ErrorCode::SandboxFailed);
     assert!(!message.contains(place.top.to_str().unwrap()), "{message}");
-    assert!(done.notes.iter().any(|note| note.contains("tools")), "the log is told: {:?}", done.notes);
+    assert!(
+        done.notes.iter().any(|note| note.contains("tools")),
+        "the log is told: {:?}",
+        done.notes
+    );
     place.close().await;
 }
 
 #[tokio::test]
 async fn nothing_of_the_worker_is_in_the_environment() {
     let place = Place::new("environment", TOOLS);
-    let (_, ours) = std::env::vars().find(|(name, value)| name != "PATH" && value.len() > 4).unwrap();
+    let (_, ours) = std::env::vars()
+        .find(|(name, value)| name != "PATH" && value.len() > 4)
+        .unwrap();
     for profile in [Profile::Restrictive, Profile::Standard, Profile::Permissive] {
-        let order = Order { profile, ..place.order("environment", json!({})) };
+        let order = Order {
+            profile,
+            ..place.order("environment", json!({}))
+        };
         looks_as_promised(&success(&place.carry_out(order).await.0).0, &ours);
     }
     place.close().await;
 }
 
 fn looks_as_promised(found: &Value, ours: &str) {
-    let mut names: Vec<_> = found.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut names: Vec<_> = found
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
     names.retain(|name| !["cwd", "pid1"].contains(name));
     names.sort_unstable();
-    let promised =
-        ["HOME", "LANG", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "TMPDIR", "_SAM_SANDBOX_LIGHT"];
+    let promised = [
+        "HOME",
+        "LANG",
+        "PATH",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONPATH",
+        "TMPDIR",
+        "_SAM_SANDBOX_LIGHT",
+    ];
     // What Python itself sets where the locale is plain.
     names.retain(|name| *name != "LC_CTYPE");
     assert_eq!(names, promised);
     assert_eq!(
         (&found["HOME"], &found["PYTHONPATH"], &found["cwd"]),
-        (&json!("/tmp"), &json!("/tools/python"), &json!("/workspace"))
+        (
+            &json!("/tmp"),
+            &json!("/tools/python"),
+            &json!("/workspace")
+        )
     );
     assert!(!found["pid1"].as_str().unwrap().contains(ours));
 }
@@ -317,7 +419,9 @@ async fn the_numbers_of_a_profile_hold_inside() {
 #[tokio::test]
 async fn all_statuses_go_out_before_the_outcome() {
     let place = Place::new("talks", TOOLS);
-    let (done, said) = place.carry_out(place.order("talks", json!({"count": 40}))).await;
+    let (done, said) = place
+        .carry_out(place.order("talks", json!({"count": 40})))
+        .await;
     success(&done);
     let wanted: Vec<_> = (0..40).map(|number| format!("step {number}")).collect();
     assert_eq!(said, wanted);
@@ -328,13 +432,23 @@ async fn all_statuses_go_out_before_the_outcome() {
 async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
     let place = Place::new("time", TOOLS);
     let began = Instant::now();
-    let order = Order { time: Duration::from_secs(2), ..place.order("sleeps", json!({"mark": 1})) };
+    let order = Order {
+        time: Duration::from_secs(2),
+        ..place.order("sleeps", json!({"mark": 1}))
+    };
     let (done, _) = place.carry_out(order).await;
-    assert!(matches!(done.outcome, Outcome::TimedOut { took } if took >= Duration::from_secs(2)), "{done:?}");
+    assert!(
+        matches!(done.outcome, Outcome::TimedOut { took } if took >= Duration::from_secs(2)),
+        "{done:?}"
+    );
     assert!(began.elapsed() < Duration::from_secs(30));
     let (cancel, cancelled) = watch::channel(false);
     let (statuses, _said) = mpsc::channel(10);
-    let call = place.caller.carry_out(place.order("sleeps", json!({"mark": 1})), cancelled, statuses);
+    let call = place.caller.carry_out(
+        place.order("sleeps", json!({"mark": 1})),
+        cancelled,
+        statuses,
+    );
     let both = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
         cancel.send_replace(true);
@@ -345,8 +459,16 @@ async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
     for time in [300, 60, 20, 5, 1] {
         let (_cancel, cancelled) = watch::channel(false);
         let (statuses, _said) = mpsc::channel(10);
-        let call = place.caller.carry_out(place.order("sleeps", json!({"mark": 1})), cancelled, statuses);
-        assert!(tokio::time::timeout(Duration::from_millis(time), call).await.is_err());
+        let call = place.caller.carry_out(
+            place.order("sleeps", json!({"mark": 1})),
+            cancelled,
+            statuses,
+        );
+        assert!(
+            tokio::time::timeout(Duration::from_millis(time), call)
+                .await
+                .is_err()
+        );
     }
     place.close().await;
 }
@@ -354,7 +476,9 @@ async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
 /// Whether there is a process of this name.
 fn is_running(name: &str) -> bool {
     let names = fs::read_dir("/proc").unwrap().flatten();
-    names.flat_map(|entry| fs::read_to_string(entry.path().join("comm"))).any(|comm| comm.trim() == name)
+    names
+        .flat_map(|entry| fs::read_to_string(entry.path().join("comm")))
+        .any(|comm| comm.trim() == name)
 }
 
 #[tokio::test]
@@ -362,7 +486,10 @@ async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
     let place = Place::new("stubborn", TOOLS);
     let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
     let mark = format!("asked{}", std::process::id());
-    let order = Order { time: Duration::from_secs(6), ..place.order("stubborn", json!({"mark": mark})) };
+    let order = Order {
+        time: Duration::from_secs(6),
+        ..place.order("stubborn", json!({"mark": mark}))
+    };
     let (done, said) = place.carry_out(order).await;
     assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
     assert_eq!(boxes(), 1, "the outcome is there before the box is gone");
@@ -373,9 +500,14 @@ async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), asked).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), asked)
+        .await
+        .unwrap();
     // One that ends by itself when it is asked.
-    let order = Order { time: Duration::from_secs(6), ..place.order("polite", json!({})) };
+    let order = Order {
+        time: Duration::from_secs(6),
+        ..place.order("polite", json!({}))
+    };
     let (done, said) = place.carry_out(order).await;
     assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
     assert_eq!(said.first().map(String::as_str), Some("ready"));
@@ -390,21 +522,29 @@ async fn until(is_so: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), waiting)
+        .await
+        .unwrap();
 }
 
 /// Calls a tool that does not end when it is asked, and cancels that once it runs.
 async fn cancel_stubborn(place: &Place, mark: &str, meanwhile: impl Future<Output = ()>) -> Done {
     let (cancel, cancelled) = watch::channel(false);
     let (statuses, mut said) = mpsc::channel(10);
-    let call = place.caller.carry_out(place.order("stubborn", json!({"mark": mark})), cancelled, statuses);
+    let call = place.caller.carry_out(
+        place.order("stubborn", json!({"mark": mark})),
+        cancelled,
+        statuses,
+    );
     let meanwhile = async {
         assert_eq!(said.recv().await.as_deref(), Some("ready"));
         cancel.send_replace(true);
         meanwhile.await;
     };
     let both = async { tokio::join!(call, meanwhile).0 };
-    tokio::time::timeout(Duration::from_secs(30), both).await.unwrap()
+    tokio::time::timeout(Duration::from_secs(30), both)
+        .await
+        .unwrap()
 }
 
 #[tokio::test]
@@ -413,13 +553,21 @@ async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() 
     let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
     place.caller.prepare(Profile::Restrictive).await.unwrap();
     until(|| boxes() == 0).await;
-    let (mark, rooms) = (format!("ending{}", std::process::id()), &place.caller.0.rooms);
+    let (mark, rooms) = (
+        format!("ending{}", std::process::id()),
+        &place.caller.0.rooms,
+    );
     success(&place.call("number", json!({})).await);
     until(|| boxes() == 0).await;
     // As many end as may at once, and none of them is done.
     let open = async {
         until(|| boxes() == 1).await;
-        rooms.ending.clone().acquire_many_owned(room::MOST_ENDING as u32).await.unwrap()
+        rooms
+            .ending
+            .clone()
+            .acquire_many_owned(room::MOST_ENDING as u32)
+            .await
+            .unwrap()
     };
     let asked = until(|| is_running(&mark));
     let (done, ending) = tokio::join!(cancel_stubborn(&place, &mark, asked), open);
@@ -435,7 +583,12 @@ async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() 
     success(&tokio::join!(place.call("number", json!({})), freed).0);
     until(|| boxes() == 0).await;
     // As many have their grace as may have it at once: others do not wait until those are gone.
-    let graces = rooms.in_grace.clone().acquire_many_owned(room::MOST_IN_GRACE as u32).await.unwrap();
+    let graces = rooms
+        .in_grace
+        .clone()
+        .acquire_many_owned(room::MOST_IN_GRACE as u32)
+        .await
+        .unwrap();
     let done = cancel_stubborn(&place, &mark, async {}).await;
     assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
     until(|| boxes() == 0).await;
@@ -447,7 +600,10 @@ async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() 
 async fn who_floods_the_pipe_ends_with_its_time_and_says_no_more_than_it_may() {
     let place = Place::new("floods", TOOLS);
     for (function, most) in [("floods", 0), ("chatters", 700)] {
-        let order = Order { time: Duration::from_secs(2), ..place.order(function, json!({})) };
+        let order = Order {
+            time: Duration::from_secs(2),
+            ..place.order(function, json!({}))
+        };
         let (done, said) = place.carry_out(order).await;
         assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
         assert!(said.len() <= most, "{}", said.len());
@@ -461,8 +617,16 @@ async fn of_what_a_tool_prints_the_beginning_and_the_end_are_kept() {
     let done = place.call("shouts", json!({})).await;
     success(&done);
     let text = String::from_utf8(done.stdout).unwrap();
-    assert!(text.starts_with("line 000000\n") && text.ends_with("line 019999\n"), "{}", text.len());
-    assert!(text.contains("bytes left out") && text.len() < 40_000, "{}", text.len());
+    assert!(
+        text.starts_with("line 000000\n") && text.ends_with("line 019999\n"),
+        "{}",
+        text.len()
+    );
+    assert!(
+        text.contains("bytes left out") && text.len() < 40_000,
+        "{}",
+        text.len()
+    );
     place.close().await;
 }
 
@@ -526,11 +690,19 @@ async fn files_go_in_and_come_out() {
     order.invoke.preloaded.insert("name".to_owned(), file);
     let (found, _) = success(&place.carry_out(order).await.0);
     assert_eq!(found["content"], "brought");
-    assert_eq!(found["args"]["artifact_paths"], json!({"name": "/workspace/input/sub/in.txt"}));
+    assert_eq!(
+        found["args"]["artifact_paths"],
+        json!({"name": "/workspace/input/sub/in.txt"})
+    );
     assert_eq!(found["args"]["artifact_metadata"]["name"]["version"], 3);
-    assert_eq!(found["args"]["task_id"], "../../escape\n/x", "it is nobody's path");
+    assert_eq!(
+        found["args"]["task_id"], "../../escape\n/x",
+        "it is nobody's path"
+    );
     let done = place.call("writes", json!({})).await;
-    let Outcome::Success { artifacts, .. } = &done.outcome else { panic!("{done:?}") };
+    let Outcome::Success { artifacts, .. } = &done.outcome else {
+        panic!("{done:?}")
+    };
     let told: Vec<_> = artifacts
         .iter()
         .map(|file| {
@@ -543,14 +715,22 @@ async fn files_go_in_and_come_out() {
             )
         })
         .collect();
-    let wanted =
-        [("a.txt", 0, "text/x-own", 4, Some("the first")), ("b.json", 0, "application/json", 2, None)];
+    let wanted = [
+        ("a.txt", 0, "text/x-own", 4, Some("the first")),
+        ("b.json", 0, "application/json", 2, None),
+    ];
     assert_eq!(told, wanted);
     // And in again, by reference.
     let mut order = place.order("reads", json!({"name": "a.txt"}));
-    let reference = crate::wire::request::Reference { filename: "a.txt".to_owned(), version: None };
+    let reference = crate::wire::request::Reference {
+        filename: "a.txt".to_owned(),
+        version: None,
+    };
     order.invoke.references.insert("name".to_owned(), reference);
-    assert_eq!(success(&place.carry_out(order).await.0).0["content"], "made");
+    assert_eq!(
+        success(&place.carry_out(order).await.0).0["content"],
+        "made"
+    );
     place.close().await;
 }
 
@@ -566,12 +746,22 @@ async fn a_call_whose_files_are_missing_or_misnamed_is_not_made() {
             version: 0,
         };
         order.invoke.preloaded.insert("x".to_owned(), file);
-        assert_eq!(refused(&place.carry_out(order).await.0).0, ErrorCode::ArtifactError, "{name}");
+        assert_eq!(
+            refused(&place.carry_out(order).await.0).0,
+            ErrorCode::ArtifactError,
+            "{name}"
+        );
     }
     let mut order = place.order("writes", json!({}));
-    let reference = crate::wire::request::Reference { filename: "absent.txt".to_owned(), version: None };
+    let reference = crate::wire::request::Reference {
+        filename: "absent.txt".to_owned(),
+        version: None,
+    };
     order.invoke.references.insert("x".to_owned(), reference);
-    assert_eq!(refused(&place.carry_out(order).await.0).0, ErrorCode::ArtifactError);
+    assert_eq!(
+        refused(&place.carry_out(order).await.0).0,
+        ErrorCode::ArtifactError
+    );
     place.close().await;
 }
 
@@ -584,12 +774,25 @@ async fn files_of_one_name_and_large_ones_are_put_in_place() {
         session: "session".to_owned(),
     };
     let large = bytes::Bytes::from(vec![b'l'; 9 << 20]);
-    for bytes in [bytes::Bytes::from_static(b"first"), bytes::Bytes::from_static(b"second")] {
-        place.shelf.save(&scope, "same.txt", "text/plain", bytes).await.unwrap();
+    for bytes in [
+        bytes::Bytes::from_static(b"first"),
+        bytes::Bytes::from_static(b"second"),
+    ] {
+        place
+            .shelf
+            .save(&scope, "same.txt", "text/plain", bytes)
+            .await
+            .unwrap();
     }
-    place.shelf.save(&scope, "large.bin", "x/y", large).await.unwrap();
-    let reference =
-        |name: &str, version| crate::wire::request::Reference { filename: name.to_owned(), version };
+    place
+        .shelf
+        .save(&scope, "large.bin", "x/y", large)
+        .await
+        .unwrap();
+    let reference = |name: &str, version| crate::wire::request::Reference {
+        filename: name.to_owned(),
+        version,
+    };
     let mut order = place.order("reads", json!({"name": "same.txt", "large": "large.bin"}));
     let file = Preloaded {
         filename: "same.txt".to_owned(),
@@ -598,13 +801,25 @@ async fn files_of_one_name_and_large_ones_are_put_in_place() {
         version: 7,
     };
     order.invoke.preloaded.insert("z".to_owned(), file);
-    order.invoke.references.insert("a".to_owned(), reference("same.txt", None));
-    order.invoke.references.insert("b".to_owned(), reference("same.txt", Some(0)));
-    order.invoke.references.insert("c".to_owned(), reference("large.bin", None));
+    order
+        .invoke
+        .references
+        .insert("a".to_owned(), reference("same.txt", None));
+    order
+        .invoke
+        .references
+        .insert("b".to_owned(), reference("same.txt", Some(0)));
+    order
+        .invoke
+        .references
+        .insert("c".to_owned(), reference("large.bin", None));
     let (done, _) = place.carry_out(order).await;
     let (found, _) = success(&done);
     assert_eq!(found["content"], "first", "the last of a name");
-    assert_eq!((&found["size"], done.bytes_in), (&json!(9 << 20), (9 << 20) + 5));
+    assert_eq!(
+        (&found["size"], done.bytes_in),
+        (&json!(9 << 20), (9 << 20) + 5)
+    );
     let told = &found["args"]["artifact_metadata"];
     let versions = ["a", "b", "c", "z"].map(|key| told[key]["version"].as_i64().unwrap());
     assert_eq!(versions, [1, 0, 0, 7]);
@@ -619,12 +834,18 @@ async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
     let order = || {
         let mut order = place.order("writes", json!({}));
         order.time = Duration::from_secs(6);
-        order.invoke.references.insert("x".to_owned(), reference("late.txt"));
+        order
+            .invoke
+            .references
+            .insert("x".to_owned(), reference("late.txt"));
         order
     };
     let (code, message) = refused(&place.carry_out(order()).await.0);
     assert_eq!(code, ErrorCode::ArtifactError);
-    assert!(message.contains("files of other calls took the memory for its 4 bytes"), "{message}");
+    assert!(
+        message.contains("files of other calls took the memory for its 4 bytes"),
+        "{message}"
+    );
     drop(held);
     success(&place.carry_out(order()).await.0);
     place.close().await;
@@ -633,27 +854,46 @@ async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
     let place = Place::keeping("no-store", FILES, 0, in_bucket(&store));
     let mut order = place.order("writes", json!({}));
     order.time = Duration::from_secs(3);
-    order.invoke.references.insert("x".to_owned(), reference("late.txt"));
+    order
+        .invoke
+        .references
+        .insert("x".to_owned(), reference("late.txt"));
     let (code, message) = refused(&place.carry_out(order).await.0);
     assert_eq!(code, ErrorCode::ArtifactError);
-    assert!(message.contains("the store did not answer within"), "{message}");
+    assert!(
+        message.contains("the store did not answer within"),
+        "{message}"
+    );
     place.close().await;
 }
 
 fn reference(name: &str) -> crate::wire::request::Reference {
-    crate::wire::request::Reference { filename: name.to_owned(), version: None }
+    crate::wire::request::Reference {
+        filename: name.to_owned(),
+        version: None,
+    }
 }
 
 fn in_bucket(store: &Fake) -> Shelf {
-    let (place, sharing) = (artifacts::Place::Bucket(store.remote()), artifacts::Sharing::App);
+    let (place, sharing) = (
+        artifacts::Place::Bucket(store.remote()),
+        artifacts::Sharing::App,
+    );
     Shelf::open(artifacts::Settings { place, sharing }).unwrap()
 }
 
 /// Puts a file where calls find it.
 async fn keep(place: &Place, name: &str, text: &'static str) {
-    let scope =
-        artifacts::Scope { app: "app".to_owned(), user: "user".to_owned(), session: "session".to_owned() };
-    place.shelf.save(&scope, name, "text/plain", text.into()).await.unwrap();
+    let scope = artifacts::Scope {
+        app: "app".to_owned(),
+        user: "user".to_owned(),
+        session: "session".to_owned(),
+    };
+    place
+        .shelf
+        .save(&scope, name, "text/plain", text.into())
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -663,15 +903,31 @@ async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_
     let order = || {
         let mut order = place.order("reads", json!({"name": "small.txt"}));
         order.time = Duration::from_secs(10);
-        order.invoke.references.insert("x".to_owned(), reference("small.txt"));
+        order
+            .invoke
+            .references
+            .insert("x".to_owned(), reference("small.txt"));
         order
     };
     let held = place.caller.0.inputs.lease(budget::MOST - (64 << 10)).await;
-    assert_eq!(success(&place.carry_out(order()).await.0).0["content"], "small");
+    assert_eq!(
+        success(&place.carry_out(order()).await.0).0["content"],
+        "small"
+    );
     let rest = place.caller.0.inputs.lease(64 << 10).await;
-    assert_eq!(refused(&place.carry_out(order()).await.0).0, ErrorCode::ArtifactError, "the control");
-    let order = Order { time: Duration::from_secs(30), ..place.order("writes", json!({})) };
-    assert_eq!(success(&place.carry_out(order).await.0).1, ["a.txt", "b.json"]);
+    assert_eq!(
+        refused(&place.carry_out(order()).await.0).0,
+        ErrorCode::ArtifactError,
+        "the control"
+    );
+    let order = Order {
+        time: Duration::from_secs(30),
+        ..place.order("writes", json!({}))
+    };
+    assert_eq!(
+        success(&place.carry_out(order).await.0).1,
+        ["a.txt", "b.json"]
+    );
     drop((held, rest));
     place.close().await;
 }
@@ -692,7 +948,9 @@ async fn a_call_is_cancelled_while_its_files_are_kept() {
     let before = store.count();
     let (cancel, cancelled) = watch::channel(false);
     let (statuses, _said) = mpsc::channel(10);
-    let call = place.caller.carry_out(place.order("writes", json!({})), cancelled, statuses);
+    let call = place
+        .caller
+        .carry_out(place.order("writes", json!({})), cancelled, statuses);
     let meanwhile = async {
         until(|| store.count() > before).await;
         cancel.send_replace(true);
@@ -711,14 +969,19 @@ async fn what_is_no_regular_file_is_never_taken_out() {
     for name in ["link", "pipe", "folder", "magic"] {
         assert!(notes.contains(&format!("output/{name}`")), "{notes}");
     }
-    for (function, word) in
-        [("linked", "symbolic link"), ("piped", "FIFO"), ("no_result", "without a result")]
-    {
+    for (function, word) in [
+        ("linked", "symbolic link"),
+        ("piped", "FIFO"),
+        ("no_result", "without a result"),
+    ] {
         let (code, message) = refused(&place.call(function, json!({})).await);
         assert_eq!(code, ErrorCode::InternalError);
         assert!(message.contains(word), "{message}");
     }
-    assert_eq!(success(&place.call("folder_moved", json!({})).await).1, [""; 0]);
+    assert_eq!(
+        success(&place.call("folder_moved", json!({})).await).1,
+        [""; 0]
+    );
     place.close().await;
 }
 
@@ -726,15 +989,24 @@ async fn what_is_no_regular_file_is_never_taken_out() {
 async fn who_is_left_behind_harms_nobody_and_limits_are_named() {
     let place = Place::new("left", FILES);
     let done = place.call("leaves_many", json!({})).await;
-    assert_eq!(success(&done), (json!({"left": true}), vec!["kept.txt".to_owned()]));
+    assert_eq!(
+        success(&done),
+        (json!({"left": true}), vec!["kept.txt".to_owned()])
+    );
     let done = place.call("eats", json!({})).await;
     // Where no cgroup counts for the whole box, each process has its limit, and Python says so itself.
     match refused(&done) {
         (ErrorCode::ExecutionError, message) => {
-            assert!(done.limits_hit.contains(&LimitName::Memory) && message.contains("memory"), "{message}");
+            assert!(
+                done.limits_hit.contains(&LimitName::Memory) && message.contains("memory"),
+                "{message}"
+            );
         }
         (code, message) => {
-            assert!(code == ErrorCode::ToolError && message.contains("MemoryError"), "{message}")
+            assert!(
+                code == ErrorCode::ToolError && message.contains("MemoryError"),
+                "{message}"
+            )
         }
     }
     let done = place.call("bomb", json!({})).await;
@@ -753,19 +1025,50 @@ async fn a_program_is_run_and_asked() {
     fs::write(folder.join("bin/it"), script).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(folder.join("bin/it"), mode).unwrap();
-    let code = Code { folder: Some(folder.clone()), ..Code::default() };
-    let what = What::Executable { path: folder.join("bin/it"), tool: "own_name".to_owned() };
-    let tool = Arc::new(Tool { what, code: code.clone(), ..place.tool("x") });
-    let order = Order { tool, profile: Profile::Standard, ..place.order("x", json!({"a": 1})) };
+    let code = Code {
+        folder: Some(folder.clone()),
+        ..Code::default()
+    };
+    let what = What::Executable {
+        path: folder.join("bin/it"),
+        tool: "own_name".to_owned(),
+    };
+    let tool = Arc::new(Tool {
+        what,
+        code: code.clone(),
+        ..place.tool("x")
+    });
+    let order = Order {
+        tool,
+        profile: Profile::Standard,
+        ..place.order("x", json!({"a": 1}))
+    };
     let (done, _) = place.carry_out(order).await;
     let wanted = json!({"home": "/tmp", "path": "/tools/set/python:/tools/set"});
     assert_eq!(success(&done), (wanted, vec!["args.json".to_owned()]));
     let time = Duration::from_secs(30);
-    let said = place.caller.ask(&code, vec!["/tools/set/bin/it".into(), "--schema".into()], time).await;
+    let said = place
+        .caller
+        .ask(
+            &code,
+            vec!["/tools/set/bin/it".into(), "--schema".into()],
+            time,
+        )
+        .await;
     assert_eq!(said.unwrap(), b"{\"tools\": {}}\n");
-    let failed = place.caller.ask(&code, vec!["/tools/set/bin/other".into()], time).await;
+    let failed = place
+        .caller
+        .ask(&code, vec!["/tools/set/bin/other".into()], time)
+        .await;
     assert_eq!(failed.unwrap_err().code, ErrorCode::InitError);
-    let slow = place.caller.ask(&code, vec!["sleep".into(), "60".into()], Duration::from_secs(1)).await;
+    let slow = place
+        .caller
+        .ask(
+            &code,
+            vec!["sleep".into(), "60".into()],
+            Duration::from_secs(1),
+        )
+        .await;
     assert_eq!(slow.unwrap_err().code, ErrorCode::InitError);
     place.close().await;
 }

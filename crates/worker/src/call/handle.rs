@@ -49,7 +49,10 @@ impl Unread {
 
 impl Workspace {
     pub(crate) fn new(folder: OwnedFd, owner: Option<(u32, u32)>) -> Workspace {
-        Workspace { folder: Arc::new(folder), owner }
+        Workspace {
+            folder: Arc::new(folder),
+            owner,
+        }
     }
 
     /// The folder itself.
@@ -88,7 +91,12 @@ impl Workspace {
         mode: u32,
         bytes: &[u8],
     ) -> io::Result<()> {
-        let made = open(folder, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode)?;
+        let made = open(
+            folder,
+            name,
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
+            mode,
+        )?;
         // Before there is something in it.
         self.give(&made)?;
         File::from(made).write_all(bytes)
@@ -107,11 +115,17 @@ impl Workspace {
 
     /// Only what is ours and new is given away: it may have been replaced by now.
     fn give(&self, made: &OwnedFd) -> io::Result<()> {
-        let Some((user, group)) = self.owner else { return Ok(()) };
+        let Some((user, group)) = self.owner else {
+            return Ok(());
+        };
         if rustix::fs::fstat(made)?.st_uid != rustix::process::geteuid().as_raw() {
             return Ok(());
         }
-        Ok(rustix::fs::fchown(made, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?)
+        Ok(rustix::fs::fchown(
+            made,
+            Some(Uid::from_raw(user)),
+            Some(Gid::from_raw(group)),
+        )?)
     }
 
     /// A folder in it, to be listed.
@@ -120,20 +134,36 @@ impl Workspace {
     }
 
     /// All of a regular file of at most so many bytes. Of one that is written meanwhile, what was there.
-    pub(crate) fn read(&self, folder: BorrowedFd<'_>, name: &str, most: u64) -> Result<Vec<u8>, Unread> {
+    pub(crate) fn read(
+        &self,
+        folder: BorrowedFd<'_>,
+        name: &str,
+        most: u64,
+    ) -> Result<Vec<u8>, Unread> {
         // Decided on a handle that opens nothing: a FIFO would wait, a device could do anything.
         let seen = open(folder, name, OFlags::PATH, 0).map_err(Unread::of)?;
         let found = rustix::fs::fstat(&seen).map_err(Unread::of)?;
         self.check(&found, most)?;
-        let file =
-            open(folder, name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0).map_err(Unread::of)?;
+        let file = open(
+            folder,
+            name,
+            OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY,
+            0,
+        )
+        .map_err(Unread::of)?;
         let opened = rustix::fs::fstat(&file).map_err(Unread::of)?;
         if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino) {
-            return Err(Unread::Other(io::Error::other("it was replaced while it was read")));
+            return Err(Unread::Other(io::Error::other(
+                "it was replaced while it was read",
+            )));
         }
         let size = u64::try_from(opened.st_size).unwrap_or(u64::MAX);
-        let mut bytes = Vec::with_capacity(usize::try_from(size.min(most)).unwrap_or(0).min(1 << 20));
-        File::from(file).take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(Unread::Other)?;
+        let mut bytes =
+            Vec::with_capacity(usize::try_from(size.min(most)).unwrap_or(0).min(1 << 20));
+        File::from(file)
+            .take(most.saturating_add(1))
+            .read_to_end(&mut bytes)
+            .map_err(Unread::Other)?;
         match bytes.len() as u64 {
             size if size > most => Err(Unread::TooLarge { size, most }),
             _ => Ok(bytes),
@@ -145,7 +175,9 @@ impl Workspace {
         if kind(found) != FileType::RegularFile {
             return Err(Unread::Kind(called(kind(found))));
         }
-        let owner = self.owner.map_or_else(|| rustix::process::geteuid().as_raw(), |(user, _)| user);
+        let owner = self
+            .owner
+            .map_or_else(|| rustix::process::geteuid().as_raw(), |(user, _)| user);
         if found.st_uid != owner {
             return Err(Unread::Kind("a stranger's"));
         }
@@ -212,18 +244,42 @@ mod tests {
         fs::write(top.join("secret"), "secret").unwrap();
         let workspace = Workspace::new(File::open(top.join("work")).unwrap().into(), None);
         let folder = workspace.folder();
-        workspace.make_file(folder, "plain", 0o600, b"plain").unwrap();
-        assert_eq!(workspace.read(folder, "plain", 5).unwrap(), b"plain", "the control");
-        assert!(matches!(workspace.read(folder, "plain", 4), Err(Unread::TooLarge { size: 5, most: 4 })));
-        assert!(matches!(workspace.read(folder, "absent", 9), Err(Unread::Missing)));
+        workspace
+            .make_file(folder, "plain", 0o600, b"plain")
+            .unwrap();
+        assert_eq!(
+            workspace.read(folder, "plain", 5).unwrap(),
+            b"plain",
+            "the control"
+        );
+        assert!(matches!(
+            workspace.read(folder, "plain", 4),
+            Err(Unread::TooLarge { size: 5, most: 4 })
+        ));
+        assert!(matches!(
+            workspace.read(folder, "absent", 9),
+            Err(Unread::Missing)
+        ));
         symlink("../secret", top.join("work/link")).unwrap();
-        assert!(matches!(workspace.read(folder, "link", 9), Err(Unread::Kind("a symbolic link"))));
+        assert!(matches!(
+            workspace.read(folder, "link", 9),
+            Err(Unread::Kind("a symbolic link"))
+        ));
         assert!(workspace.read(folder, "../secret", 9).is_err());
         let pipe = workspace.make_pipe("pipe").unwrap();
-        assert!(matches!(workspace.read(folder, "pipe", 9), Err(Unread::Kind("a FIFO"))));
-        assert!(matches!(workspace.read(folder, ".", 9), Err(Unread::Kind("a folder"))));
+        assert!(matches!(
+            workspace.read(folder, "pipe", 9),
+            Err(Unread::Kind("a FIFO"))
+        ));
+        assert!(matches!(
+            workspace.read(folder, ".", 9),
+            Err(Unread::Kind("a folder"))
+        ));
         for name in ["plain", "link", "pipe"] {
-            assert!(workspace.make_file(folder, name, 0o600, b"other").is_err(), "{name}");
+            assert!(
+                workspace.make_file(folder, name, 0o600, b"other").is_err(),
+                "{name}"
+            );
             assert!(workspace.make_folder(folder, name).is_err(), "{name}");
             assert!(workspace.enter_folder(folder, name).is_err(), "{name}");
             assert!(workspace.make_pipe(name).is_err(), "{name}");

@@ -77,8 +77,14 @@ pub struct Order {
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Outcome {
-    Success { result: Map<String, Value>, artifacts: Vec<CreatedArtifact>, took: Duration },
-    TimedOut { took: Duration },
+    Success {
+        result: Map<String, Value>,
+        artifacts: Vec<CreatedArtifact>,
+        took: Duration,
+    },
+    TimedOut {
+        took: Duration,
+    },
     Refused(Refusal),
     Cancelled,
 }
@@ -149,11 +155,17 @@ impl Inner {
     /// What the first box of a profile does not have as it should. Of later ones it is not said again.
     fn news_of(&self, room: &Room, profile: Profile) -> Vec<String> {
         let is_told = self.are_notes_told[profile as usize].swap(true, Ordering::Relaxed);
-        room.state().filter(|_| !is_told).map(|state| state.notes).unwrap_or_default()
+        room.state()
+            .filter(|_| !is_told)
+            .map(|state| state.notes)
+            .unwrap_or_default()
     }
 
     fn hide(&self, refusal: Refusal) -> Refusal {
-        Refusal { message: log::hide(refusal.message, &self.settings.hidden), ..refusal }
+        Refusal {
+            message: log::hide(refusal.message, &self.settings.hidden),
+            ..refusal
+        }
     }
 }
 
@@ -161,8 +173,20 @@ impl Caller {
     /// One that uses these.
     pub fn new(engine: Engine, shelf: Shelf, models: Option<Models>, settings: Settings) -> Caller {
         let rooms = Rooms::new(engine);
-        let Settings { python, parked, parked_bytes, spares, .. } = &settings;
-        let warm = Warm::new(rooms.clone(), python.clone(), models.is_some(), *parked, *parked_bytes);
+        let Settings {
+            python,
+            parked,
+            parked_bytes,
+            spares,
+            ..
+        } = &settings;
+        let warm = Warm::new(
+            rooms.clone(),
+            python.clone(),
+            models.is_some(),
+            *parked,
+            *parked_bytes,
+        );
         let spares = Spares::new(rooms.clone(), *spares);
         Caller(Arc::new(Inner {
             rooms,
@@ -206,7 +230,12 @@ impl Caller {
 
     /// Runs a program of a tool's code in a box without network and gives what it printed: how schemas are asked for
     /// (`--schema`), in at most `time`. Paths in it are those inside; our runner is at [`places::RUNNER`].
-    pub async fn ask(&self, code: &Code, command: Vec<OsString>, time: Duration) -> Result<Vec<u8>, Refusal> {
+    pub async fn ask(
+        &self,
+        code: &Code,
+        command: Vec<OsString>,
+        time: Duration,
+    ) -> Result<Vec<u8>, Refusal> {
         self.ask_with(code, command, &[], time).await
     }
 

@@ -73,19 +73,38 @@ fn further(profile: Profile) -> Further {
         Profile::Standard => (16 * mib, 256 * kib, queues, 10),
         Profile::Permissive => (32 * mib, mib, 2 * queues, 5),
     };
-    Further { stack, locked_memory, message_queues, nice }
+    Further {
+        stack,
+        locked_memory,
+        message_queues,
+        nice,
+    }
 }
 
 /// The profile's limits, made narrower by what the tool says.
 pub(crate) fn limits(policy: &Policy, profile: Profile, own: &tools::Limits) -> Maximum {
-    let Some(usual) = policy.profile(profile.name()).map(|profile| &profile.limits) else {
+    let Some(usual) = policy
+        .profile(profile.name())
+        .map(|profile| &profile.limits)
+    else {
         return Maximum::default();
     };
     let narrower = |own: Option<u32>, usual: u32| own.map_or(usual, |own| own.clamp(1, usual));
-    let cpu_time = usual.cpu_time.map(|usual| own.cpu_time.map_or(usual, |own| Time(own.min(usual.0))));
-    let file_size = own.file_bytes.map_or(usual.file_size, |own| Size(own.min(usual.file_size.0)));
-    let Further { stack, locked_memory, message_queues, nice } = further(profile);
-    let stack = own.stack_bytes.map_or(stack, |own| own.clamp(Limits::SMALLEST_STACK.0.min(stack), stack));
+    let cpu_time = usual
+        .cpu_time
+        .map(|usual| own.cpu_time.map_or(usual, |own| Time(own.min(usual.0))));
+    let file_size = own
+        .file_bytes
+        .map_or(usual.file_size, |own| Size(own.min(usual.file_size.0)));
+    let Further {
+        stack,
+        locked_memory,
+        message_queues,
+        nice,
+    } = further(profile);
+    let stack = own.stack_bytes.map_or(stack, |own| {
+        own.clamp(Limits::SMALLEST_STACK.0.min(stack), stack)
+    });
     Maximum {
         stack: Some(Size(stack)),
         locked_memory: Some(Size(locked_memory)),
@@ -123,7 +142,10 @@ mod tests {
         ];
         for (profile, memory, cpu, file, open_files, pids) in rows {
             let limits = &policy.profile(profile.name()).unwrap().limits;
-            assert_eq!((limits.memory.0, limits.file_size.0), (memory << 20, file << 20));
+            assert_eq!(
+                (limits.memory.0, limits.file_size.0),
+                (memory << 20, file << 20)
+            );
             assert_eq!(limits.cpu_time, Some(Time(Duration::from_secs(cpu))));
             assert_eq!((limits.open_files, limits.pids), (open_files, pids));
         }
@@ -142,6 +164,9 @@ mod tests {
         assert_eq!(limits.cpu_time, Some(Time(Duration::from_secs(5))));
         assert_eq!(limits.file_size, Some(Size(256 << 20)));
         assert_eq!((limits.open_files, limits.pids), (Some(1), Some(7)));
-        assert_eq!((limits.stack, limits.nice), (Some(Limits::SMALLEST_STACK), Some(10)));
+        assert_eq!(
+            (limits.stack, limits.nice),
+            (Some(Limits::SMALLEST_STACK), Some(10))
+        );
     }
 }

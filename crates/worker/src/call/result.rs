@@ -39,7 +39,12 @@ pub(crate) fn read(workspace: &Workspace, most: u64) -> Result<Said, Refusal> {
 
 /// How deep it may be is bounded by whoever parses; what its values take, here: `[{},{},…` takes a hundred times its text.
 fn understand(bytes: &[u8]) -> Result<Said, Refusal> {
-    let bad = |why: &str| Refusal::new(Code::InternalError, format!("the result of the tool is {why}"));
+    let bad = |why: &str| {
+        Refusal::new(
+            Code::InternalError,
+            format!("the result of the tool is {why}"),
+        )
+    };
     if fields::room(bytes) > fields::MOST_ROOM {
         let most = fields::MOST_ROOM;
         return Err(Refusal::new(
@@ -49,12 +54,17 @@ fn understand(bytes: &[u8]) -> Result<Said, Refusal> {
             ),
         ));
     }
-    let said = plain::read(&lenient::in_words(bytes)).map_err(|error| bad(&format!("no JSON: {error}")))?;
-    let Value::Object(mut said) = said else { return Err(bad("no JSON object")) };
+    let said = plain::read(&lenient::in_words(bytes))
+        .map_err(|error| bad(&format!("no JSON: {error}")))?;
+    let Value::Object(mut said) = said else {
+        return Err(bad("no JSON object"));
+    };
     match said.remove("error").filter(is_true) {
         Some(error) => Err(failure(error)),
         None => Ok(Said {
-            result: said.remove("result").map_or_else(Map::new, answer::tool_result),
+            result: said
+                .remove("result")
+                .map_or_else(Map::new, answer::tool_result),
             artifacts: said.remove("artifacts").unwrap_or_default(),
         }),
     }
@@ -100,21 +110,43 @@ mod tests {
 
     #[test]
     fn results_of_any_kind_become_objects() {
-        assert_eq!(of(json!({"result": {"a": 1}, "error": ""})), Ok(json!({"a": 1})));
-        assert_eq!(of(json!({"result": null})), Ok(json!({"text": null, "data_objects": []})));
-        assert_eq!(of(json!({"result": 7, "error": null})), Ok(json!({"text": "7", "data_objects": []})));
-        assert_eq!(of(json!({"result": "hi", "error": 0})), Ok(json!({"text": "hi", "data_objects": []})));
+        assert_eq!(
+            of(json!({"result": {"a": 1}, "error": ""})),
+            Ok(json!({"a": 1}))
+        );
+        assert_eq!(
+            of(json!({"result": null})),
+            Ok(json!({"text": null, "data_objects": []}))
+        );
+        assert_eq!(
+            of(json!({"result": 7, "error": null})),
+            Ok(json!({"text": "7", "data_objects": []}))
+        );
+        assert_eq!(
+            of(json!({"result": "hi", "error": 0})),
+            Ok(json!({"text": "hi", "data_objects": []}))
+        );
         assert_eq!(of(json!({"error": false})), Ok(json!({})));
-        assert_eq!(of(json!({"result": {"error": "mine"}})), Ok(json!({"error": "mine"})), "a tool's own");
+        assert_eq!(
+            of(json!({"result": {"error": "mine"}})),
+            Ok(json!({"error": "mine"})),
+            "a tool's own"
+        );
     }
 
     #[test]
     fn no_number_becomes_another_one() {
         let huge = "7".repeat(400);
-        let said = understand(format!(r#"{{"result":{{"a":{huge},"b":1e400,"c":1}}}}"#).as_bytes()).unwrap();
-        assert_eq!(Value::Object(said.result), json!({"a": huge, "b": "1e400", "c": 1}));
+        let said = understand(format!(r#"{{"result":{{"a":{huge},"b":1e400,"c":1}}}}"#).as_bytes())
+            .unwrap();
         assert_eq!(
-            understand(format!(r#"{{"result":{huge}}}"#).as_bytes()).unwrap().result["text"],
+            Value::Object(said.result),
+            json!({"a": huge, "b": "1e400", "c": 1})
+        );
+        assert_eq!(
+            understand(format!(r#"{{"result":{huge}}}"#).as_bytes())
+                .unwrap()
+                .result["text"],
             huge.as_str()
         );
     }
@@ -127,28 +159,57 @@ mod tests {
             ("Call error: no", Code::ToolError),
             ("Execution error: Import error: no", Code::ToolError),
         ] {
-            assert_eq!(of(json!({"error": error, "result": {}})), Err((code, error.to_owned())));
+            assert_eq!(
+                of(json!({"error": error, "result": {}})),
+                Err((code, error.to_owned()))
+            );
         }
-        assert_eq!(of(json!({"error": {"a": 1}})), Err((Code::ToolError, "{\"a\":1}".to_owned())));
+        assert_eq!(
+            of(json!({"error": {"a": 1}})),
+            Err((Code::ToolError, "{\"a\":1}".to_owned()))
+        );
         for bad in [&b"[1]"[..], b"", b"{", b"nul", b"\xff\xfe"] {
             assert_eq!(understand(bad).unwrap_err().code, Code::InternalError);
         }
-        let deep = format!("{{\"result\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
-        assert_eq!(understand(deep.as_bytes()).unwrap_err().code, Code::InternalError);
+        let deep = format!(
+            "{{\"result\":{}1{}}}",
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        );
+        assert_eq!(
+            understand(deep.as_bytes()).unwrap_err().code,
+            Code::InternalError
+        );
     }
 
     #[test]
     fn more_values_than_there_is_room_for_are_refused_before_they_are_parsed() {
-        let of = |item: &str, count: usize| format!("{{\"result\":{{\"a\":[{}0]}}}}", item.repeat(count));
-        assert!(understand(of("0,", 100_000).as_bytes()).is_ok(), "the control");
+        let of = |item: &str, count: usize| {
+            format!("{{\"result\":{{\"a\":[{}0]}}}}", item.repeat(count))
+        };
+        assert!(
+            understand(of("0,", 100_000).as_bytes()).is_ok(),
+            "the control"
+        );
         // The brackets say whether it was parsed: this is no JSON at its end.
-        for text in [of("{},", 100_000), of("0,", 1_000_000), of("[],", 300_000) + "}"] {
+        for text in [
+            of("{},", 100_000),
+            of("0,", 1_000_000),
+            of("[],", 300_000) + "}",
+        ] {
             let refusal = understand(text.as_bytes()).unwrap_err();
             assert_eq!(refusal.code, Code::ExecutionError);
-            assert!(refusal.message.contains("more values"), "{}", refusal.message);
+            assert!(
+                refusal.message.contains("more values"),
+                "{}",
+                refusal.message
+            );
         }
         let long = format!("{{\"result\":{{\"a\":\"{}\"}}}}", ",[{".repeat(1_000_000));
-        assert!(understand(long.as_bytes()).is_ok(), "a long text is no list");
+        assert!(
+            understand(long.as_bytes()).is_ok(),
+            "a long text is no list"
+        );
     }
 
     proptest! {

@@ -12,7 +12,9 @@ use crate::{
     tools::{Code, Limits, What},
 };
 use engine::{Engine, Exec, Session, SessionState};
-use spec::{ErrorCode, ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest, SessionSpec};
+use spec::{
+    ErrorCode, ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest, SessionSpec,
+};
 use std::{
     ffi::OsString,
     io,
@@ -54,7 +56,12 @@ pub(crate) struct Kind {
 impl Kind {
     /// Whether a box for one is a box for the other: tools of the same code differ only in what runs in it.
     pub(super) fn has_the_box_of(&self, other: &Kind) -> bool {
-        let Kind { code, profile, limits, what } = other;
+        let Kind {
+            code,
+            profile,
+            limits,
+            what,
+        } = other;
         (&self.code, self.profile, &self.limits, self.what.is_some())
             == (code, *profile, limits, what.is_some())
     }
@@ -110,7 +117,9 @@ impl Rooms {
 
     /// What the work folder of such a box may hold, in bytes.
     pub(crate) fn disk(&self, profile: Profile) -> u64 {
-        self.policy.profile(profile.name()).map_or(0, |profile| profile.limits.disk.0)
+        self.policy
+            .profile(profile.name())
+            .map_or(0, |profile| profile.limits.disk.0)
     }
 
     /// A box with an empty work folder and what every call has in it.
@@ -118,7 +127,10 @@ impl Rooms {
         // Behind those that wait for their end: so there are never many more boxes than calls.
         drop(self.ending.acquire().await);
         let request = self.request(kind);
-        let spec = self.policy.admit_session(request).map_err(ErrorInfo::from)?;
+        let spec = self
+            .policy
+            .admit_session(request)
+            .map_err(ErrorInfo::from)?;
         // Not by who may be gone meanwhile: then it is ended like others, and `close` waits for it.
         let ((ready, made), rooms) = (oneshot::channel(), self.clone());
         self.behind(async move { drop(ready.send(rooms.make(spec).await)) });
@@ -129,7 +141,12 @@ impl Rooms {
         let session = self.engine.open_session(spec).await?;
         // From here on it is ended, whatever fails.
         let (runner, rooms) = (places::SOURCE, self.clone());
-        let mut room = Room { session: Some(session.clone()), workspace: None, rooms, runner };
+        let mut room = Room {
+            session: Some(session.clone()),
+            workspace: None,
+            rooms,
+            runner,
+        };
         let (folder, owner) = session.workspace()?;
         let workspace = Workspace::new(folder, owner);
         room.runner = self.furnish(&workspace)?;
@@ -139,7 +156,13 @@ impl Rooms {
 
     fn request(&self, kind: &Kind) -> SessionRequest {
         // Its stamp is a part of the kind, and nothing of the box.
-        let Code { python, folder, packages, site, stamp: _ } = &kind.code;
+        let Code {
+            python,
+            folder,
+            packages,
+            site,
+            stamp: _,
+        } = &kind.code;
         let shown = [
             (python, places::PYTHON),
             (folder, places::FOLDER),
@@ -147,19 +170,28 @@ impl Rooms {
             (site, places::SITE),
         ];
         let shown = shown.into_iter();
-        let mounts = shown.filter_map(|(host, inside)| Some(mount(host.as_deref()?, inside))).collect();
+        let mounts = shown
+            .filter_map(|(host, inside)| Some(mount(host.as_deref()?, inside)))
+            .collect();
         let network = kind.what.is_none().then_some(Network::None);
         let run = RunRequest {
             profile: Some(kind.profile.name().to_owned()),
             mounts,
-            env: variables(kind).into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            env: variables(kind)
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
             limits: profile::limits(&self.policy, kind.profile, &kind.limits),
             network,
             ..RunRequest::default()
         };
         // We have clocks of our own; and with this process, boxes end.
         let life = Some(spec::LONGEST_LIFETIME);
-        SessionRequest { run, idle: life, lifetime: life }
+        SessionRequest {
+            run,
+            idle: life,
+            lifetime: life,
+        }
     }
 
     /// What is there before anybody is inside: the runner, in the form that takes the least time; its name.
@@ -176,7 +208,9 @@ impl Rooms {
     /// Has something done that nobody waits for but [`Rooms::close`].
     pub(crate) fn behind(&self, work: impl Future<Output = ()> + Send + 'static) {
         // Without a runtime the engine, too, is at its end: it takes its boxes with it.
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
         let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
         while behind.try_join_next().is_some() {}
         behind.spawn_on(work, &runtime);
@@ -185,7 +219,8 @@ impl Rooms {
     /// Waits until every box that was left is gone.
     pub(crate) async fn close(&self) {
         loop {
-            let mut behind = std::mem::take(&mut *self.behind.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut behind =
+                std::mem::take(&mut *self.behind.lock().unwrap_or_else(PoisonError::into_inner));
             if behind.is_empty() {
                 return;
             }
@@ -211,27 +246,48 @@ fn variables(kind: &Kind) -> Vec<(&'static str, String)> {
 }
 
 fn python_path(code: &Code) -> String {
-    let folder = [format!("{}/python", places::FOLDER), places::FOLDER.to_owned()];
+    let folder = [
+        format!("{}/python", places::FOLDER),
+        places::FOLDER.to_owned(),
+    ];
     let folder = folder.into_iter().filter(|_| code.folder.is_some());
     let python = code.python.iter().map(|_| places::PYTHON.to_owned());
     let packages = code.packages.iter().map(|_| places::PACKAGES.to_owned());
     let site = code.site.iter().map(|_| places::SITE.to_owned());
-    folder.chain(python).chain(packages).chain(site).collect::<Vec<_>>().join(":")
+    folder
+        .chain(python)
+        .chain(packages)
+        .chain(site)
+        .collect::<Vec<_>>()
+        .join(":")
 }
 
 /// A command with exactly the variables that tools are promised, whatever else the engine sets.
 pub(super) fn bare(kind: &Kind, command: Vec<OsString>) -> Vec<OsString> {
-    let fixed = [("PATH", spec::DEFAULT_PATH), ("HOME", "/tmp"), ("TMPDIR", "/tmp")];
+    let fixed = [
+        ("PATH", spec::DEFAULT_PATH),
+        ("HOME", "/tmp"),
+        ("TMPDIR", "/tmp"),
+    ];
     let fixed = fixed.map(|(name, value)| format!("{name}={value}"));
-    let own = variables(kind).into_iter().map(|(name, value)| format!("{name}={value}"));
+    let own = variables(kind)
+        .into_iter()
+        .map(|(name, value)| format!("{name}={value}"));
     let begin = ["/usr/bin/env".to_owned(), "-i".to_owned()];
-    let words = begin.into_iter().chain(fixed).chain(own).map(OsString::from);
+    let words = begin
+        .into_iter()
+        .chain(fixed)
+        .chain(own)
+        .map(OsString::from);
     words.chain(command).collect()
 }
 
 /// Where a program of a tool's folder is inside.
 pub(super) fn executable(code: &Code, path: &Path) -> OsString {
-    let within = code.folder.as_deref().and_then(|folder| path.strip_prefix(folder).ok());
+    let within = code
+        .folder
+        .as_deref()
+        .and_then(|folder| path.strip_prefix(folder).ok());
     match within {
         Some(within) => Path::new(places::FOLDER).join(within).into_os_string(),
         // It lies there, whatever the folder is called outside.
@@ -255,22 +311,32 @@ impl Room {
         let runner = places::inside(&format!("{}/{}", places::OWN, self.runner));
         // Without a home of its own no packages of a user are looked for. What the engine sets beside, the runner takes away.
         let begin = [python.as_os_str().to_owned(), "-s".into(), runner.into()];
-        begin.into_iter().chain(arguments.iter().map(OsString::from)).collect()
+        begin
+            .into_iter()
+            .chain(arguments.iter().map(OsString::from))
+            .collect()
     }
 
     /// Its work folder.
     pub(crate) fn workspace(&self) -> Result<&Workspace, NoRoom> {
-        self.workspace.as_ref().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound).into())
+        self.workspace
+            .as_ref()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound).into())
     }
 
     /// What a call has beside: folders for files in and out, the FIFO for statuses, and the socket at which models are asked,
     /// if there are any.
-    pub(crate) fn prepare(&self, has_models: bool) -> Result<(Statuses, Option<UnixListener>), NoRoom> {
+    pub(crate) fn prepare(
+        &self,
+        has_models: bool,
+    ) -> Result<(Statuses, Option<UnixListener>), NoRoom> {
         let workspace = self.workspace()?;
         workspace.make_folder(workspace.folder(), places::INPUT)?;
         workspace.make_folder(workspace.folder(), places::OUTPUT)?;
         let statuses = Statuses::new(workspace.make_pipe(places::STATUS)?)?;
-        let socket = has_models.then(|| ipc::bind(workspace.folder(), workspace.owner())).transpose()?;
+        let socket = has_models
+            .then(|| ipc::bind(workspace.folder(), workspace.owner()))
+            .transpose()?;
         Ok((statuses, socket))
     }
 
@@ -284,20 +350,29 @@ impl Room {
         let Some(session) = &self.session else {
             return Err(io::Error::from(io::ErrorKind::NotFound).into());
         };
-        let request =
-            ExecRequest { command, stdin, background: true, beginning: KEPT, ..ExecRequest::default() };
+        let request = ExecRequest {
+            command,
+            stdin,
+            background: true,
+            beginning: KEPT,
+            ..ExecRequest::default()
+        };
         Ok(session.exec(request).await?)
     }
 
     /// Stops everything in it where it is.
     pub(crate) async fn pause(&self) -> Result<(), NoRoom> {
-        let Some(session) = &self.session else { return Ok(()) };
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
         Ok(session.pause().await?)
     }
 
     /// Lets it go on.
     pub(crate) async fn resume(&self) -> Result<(), NoRoom> {
-        let Some(session) = &self.session else { return Ok(()) };
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
         Ok(session.resume().await?)
     }
 

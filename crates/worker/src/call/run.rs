@@ -116,25 +116,55 @@ pub(super) async fn carry_out(
     cancelled: watch::Receiver<bool>,
     statuses: mpsc::Sender<String>,
 ) -> Done {
-    let Order { tool, invoke, time, profile } = order;
+    let Order {
+        tool,
+        invoke,
+        time,
+        profile,
+    } = order;
     let (code, limits, what) = (tool.code.clone(), tool.limits, Some(tool.what.clone()));
-    let kind = Kind { code, profile, limits, what };
+    let kind = Kind {
+        code,
+        profile,
+        limits,
+        what,
+    };
     ask::prepare_behind(inner);
     // Gone with the call: then another interpreter is made ready.
     let _using = inner.warm.using(&kind);
     let began = Instant::now();
     let (until, done) = (began + time, Done::new());
-    let mut call =
-        Call { inner, tool, invoke, kind, began, until, cancelled, statuses, arguments: None, done };
+    let mut call = Call {
+        inner,
+        tool,
+        invoke,
+        kind,
+        began,
+        until,
+        cancelled,
+        statuses,
+        arguments: None,
+        done,
+    };
     call.done.outcome = match call.go().await {
-        Ok((result, artifacts)) => Outcome::Success { result, artifacts, took: began.elapsed() },
+        Ok((result, artifacts)) => Outcome::Success {
+            result,
+            artifacts,
+            took: began.elapsed(),
+        },
         Err(Outcome::Refused(refusal)) => Outcome::Refused(inner.hide(refusal)),
         Err(outcome) => outcome,
     };
     if !call.done.was_warm {
         inner.spares.restock(&call.kind);
     }
-    call.done.notes.extend(inner.warm.trouble().into_iter().chain(inner.spares.trouble()));
+    call.done.notes.extend(
+        inner
+            .warm
+            .trouble()
+            .into_iter()
+            .chain(inner.spares.trouble()),
+    );
     call.done
 }
 
@@ -171,7 +201,13 @@ impl Call<'_> {
         parked: Option<Parked>,
     ) -> Result<Option<(Room, ExecResult)>, Outcome> {
         let stopped = stop(self.until, self.cancelled.clone());
-        let Running { room, exec, mut statuses, models, told } = tokio::select! {
+        let Running {
+            room,
+            exec,
+            mut statuses,
+            models,
+            told,
+        } = tokio::select! {
             biased;
             // What was made until then is ended behind.
             why = stopped => return Err(self.stopped(why)),
@@ -192,7 +228,15 @@ impl Call<'_> {
         // All of them before the outcome.
         self.done.unsaid += statuses.finish(&self.statuses).await;
         self.listen(&exec);
-        self.settle(models, if ended.is_ok() { LONGEST_SETTLING } else { SHORT_SETTLING }).await;
+        self.settle(
+            models,
+            if ended.is_ok() {
+                LONGEST_SETTLING
+            } else {
+                SHORT_SETTLING
+            },
+        )
+        .await;
         let (room, ended) = ended.map_err(|why| self.stopped(why))?;
         match told.filter(Told::is_unread) {
             Some(told) => self.unheard(told, room, ended).await,
@@ -202,20 +246,33 @@ impl Call<'_> {
 
     /// One that ended with the line unread. With its box everybody is gone who could still read it: if it lies there then, it
     /// is certain that nobody began the call.
-    async fn unheard<T>(&mut self, told: Told, room: Room, ended: ExecResult) -> Result<Option<T>, Outcome> {
+    async fn unheard<T>(
+        &mut self,
+        told: Told,
+        room: Room,
+        ended: ExecResult,
+    ) -> Result<Option<T>, Outcome> {
         let state = room.end().await;
-        let has_asked = self.done.spent.as_ref().is_some_and(|spent| spent.questions > 0);
+        let has_asked = self
+            .done
+            .spent
+            .as_ref()
+            .is_some_and(|spent| spent.questions > 0);
         if has_asked || !told.is_unread() {
             return Err(Outcome::Refused(self.failed(state, ended)));
         }
         self.done.was_warm = false;
-        self.done.notes.push("a parked interpreter ended before it heard of the call".to_owned());
+        self.done
+            .notes
+            .push("a parked interpreter ended before it heard of the call".to_owned());
         Ok(None)
     }
 
     fn stopped(&self, why: Stop) -> Outcome {
         match why {
-            Stop::Time => Outcome::TimedOut { took: self.began.elapsed() },
+            Stop::Time => Outcome::TimedOut {
+                took: self.began.elapsed(),
+            },
             Stop::Cancelled => Outcome::Cancelled,
         }
     }
@@ -227,14 +284,27 @@ impl Call<'_> {
         {
             return Ok(running);
         }
-        let room = self.inner.spares.open(&self.kind).await.map_err(|why| self.no_room(&why))?;
-        self.done.notes.extend(self.inner.news_of(&room, self.kind.profile));
+        let room = self
+            .inner
+            .spares
+            .open(&self.kind)
+            .await
+            .map_err(|why| self.no_room(&why))?;
+        self.done
+            .notes
+            .extend(self.inner.news_of(&room, self.kind.profile));
         self.begin(room, plan).await
     }
 
     /// Hands a call to an interpreter that waits; none if it cannot be used, and then it has not been told anything.
     async fn wake(&mut self, parked: Parked, plan: &mut Plan) -> Result<Option<Running>, Refusal> {
-        let Parked { room, exec, statuses, socket, .. } = parked;
+        let Parked {
+            room,
+            exec,
+            statuses,
+            socket,
+            ..
+        } = parked;
         let line = room::line(&places::inside(places::ARGUMENTS));
         let input = exec.unread().await;
         let handed = match self.put(&room, plan).await {
@@ -242,15 +312,31 @@ impl Call<'_> {
             Ok(()) => room.resume().await.is_ok() && exec.write(&line).await.is_ok(),
             Err(Unstaged::File(why)) => return Err(why),
             Err(Unstaged::Place(why)) => {
-                self.done.notes.push(format!("a parked interpreter could not be used: {}", why.message));
+                self.done.notes.push(format!(
+                    "a parked interpreter could not be used: {}",
+                    why.message
+                ));
                 false
             }
         };
         self.done.was_warm = handed;
         exec.close_input();
-        let models = if handed { self.answer_for_models(&room, socket) } else { None };
-        let told = input.map(|input| Told { bytes: line.len() as u64, input });
-        Ok(handed.then_some(Running { room, exec, statuses, models, told }))
+        let models = if handed {
+            self.answer_for_models(&room, socket)
+        } else {
+            None
+        };
+        let told = input.map(|input| Told {
+            bytes: line.len() as u64,
+            input,
+        });
+        Ok(handed.then_some(Running {
+            room,
+            exec,
+            statuses,
+            models,
+            told,
+        }))
     }
 
     async fn begin(&mut self, room: Room, plan: &mut Plan) -> Result<Running, Refusal> {
@@ -259,22 +345,38 @@ impl Call<'_> {
         self.put(&room, plan).await?;
         let file = places::inside(places::ARGUMENTS);
         let command = match &self.tool.what {
-            What::Function { .. } | What::Class { .. } => room.runner(&self.inner.settings.python, &[&file]),
+            What::Function { .. } | What::Class { .. } => {
+                room.runner(&self.inner.settings.python, &[&file])
+            }
             What::Executable { path, .. } => {
                 let program = room::executable(&self.kind.code, path);
                 room::bare(&self.kind, vec![program, file.into()])
             }
         };
-        let exec = room.start(command, false).await.map_err(|why| self.no_room(&why))?;
+        let exec = room
+            .start(command, false)
+            .await
+            .map_err(|why| self.no_room(&why))?;
         let models = self.answer_for_models(&room, socket);
-        Ok(Running { room, exec, statuses, models, told: None })
+        Ok(Running {
+            room,
+            exec,
+            statuses,
+            models,
+            told: None,
+        })
     }
 
     /// Puts files and arguments into place.
     async fn put(&mut self, room: &Room, plan: &mut Plan) -> Result<(), Unstaged> {
         let workspace = room.workspace().map_err(|_| Unstaged::Place(no_room()))?;
         let Inner { shelf, inputs, .. } = self.inner;
-        let from = Source { shelf, scope: &self.scope(), budget: inputs, until: self.until };
+        let from = Source {
+            shelf,
+            scope: &self.scope(),
+            budget: inputs,
+            until: self.until,
+        };
         let staged = plan.put(workspace, from).await?;
         self.done.bytes_in = staged.bytes;
         let arguments = match self.arguments.take() {
@@ -289,7 +391,9 @@ impl Call<'_> {
         let made = workspace.make_file(workspace.folder(), places::ARGUMENTS, 0o600, &arguments);
         self.arguments = Some(arguments);
         made.map_err(|error| {
-            Unstaged::Place(internal(format!("the arguments cannot be put into place: {error}")))
+            Unstaged::Place(internal(format!(
+                "the arguments cannot be put into place: {error}"
+            )))
         })
     }
 
@@ -331,7 +435,11 @@ impl Call<'_> {
     /// Keeps what it printed for the log.
     fn listen(&mut self, exec: &Exec) {
         let stdout = printed(exec, Stream::Stdout);
-        let own = if self.done.was_warm { READY.len().min(stdout.len()) } else { 0 };
+        let own = if self.done.was_warm {
+            READY.len().min(stdout.len())
+        } else {
+            0
+        };
         self.done.stdout = stdout[own..].to_vec();
         self.done.stderr = printed(exec, Stream::Stderr);
     }
@@ -347,15 +455,25 @@ impl Call<'_> {
         };
         let until = self.until + LONGEST_KEEPING;
         let read = tokio::time::timeout_at(until.into(), tokio::task::spawn_blocking(read)).await;
-        let read = read.map_err(|_| internal("the tool's result could not be read in time".to_owned()))?;
-        let (Said { result, .. }, mut found) = read.map_err(|error| internal(error.to_string()))??;
+        let read =
+            read.map_err(|_| internal("the tool's result could not be read in time".to_owned()))?;
+        let (Said { result, .. }, mut found) =
+            read.map_err(|error| internal(error.to_string()))??;
         self.done.notes.append(&mut found.notes);
         if found.is_empty() {
             return Ok((result, Vec::new()));
         }
         let Inner { shelf, outputs, .. } = self.inner;
         let (workspace, scope) = (&workspace, &self.scope());
-        let kept = found.keep(Target { workspace, shelf, scope, budget: outputs, until }).await?;
+        let kept = found
+            .keep(Target {
+                workspace,
+                shelf,
+                scope,
+                budget: outputs,
+                until,
+            })
+            .await?;
         if let Some(weakness) = self.inner.shelf.weakness()
             && !self.inner.is_weakness_told.swap(true, Ordering::Relaxed)
         {
@@ -366,11 +484,23 @@ impl Call<'_> {
 
     /// Why there is no result. The box has ended before: only then it is known which limits were hit.
     fn failed(&mut self, ended: Option<SessionState>, result: ExecResult) -> Refusal {
-        self.done.limits_hit.extend(result.limits_hit.iter().copied());
-        self.done.limits_hit.extend(ended.into_iter().flat_map(|state| state.limits_hit));
-        let limits = self.done.limits_hit.iter().filter_map(|limit| named(*limit));
+        self.done
+            .limits_hit
+            .extend(result.limits_hit.iter().copied());
+        self.done
+            .limits_hit
+            .extend(ended.into_iter().flat_map(|state| state.limits_hit));
+        let limits = self
+            .done
+            .limits_hit
+            .iter()
+            .filter_map(|limit| named(*limit));
         let limits = limits.collect::<Vec<_>>().join(", ");
-        let limits = if limits.is_empty() { limits } else { format!("it ran into its limit of {limits}. ") };
+        let limits = if limits.is_empty() {
+            limits
+        } else {
+            format!("it ran into its limit of {limits}. ")
+        };
         let said = excuse(&self.done.stderr, &self.inner.settings.hidden);
         let said = match (said.is_empty(), result.exit_code, result.signal) {
             (false, ..) => said,
@@ -423,7 +553,11 @@ pub(super) fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
     let place = if stream == Stream::Stdout { 0 } else { 1 };
     let (begun, total) = (kept.len() as u64, exec.output().lengths()[place]);
     if total > begun {
-        let end = exec.output().read(stream, begun.max(total.saturating_sub(room::KEPT as u64)), room::KEPT);
+        let end = exec.output().read(
+            stream,
+            begun.max(total.saturating_sub(room::KEPT as u64)),
+            room::KEPT,
+        );
         if end.from > begun {
             kept.extend(format!("\n[... {} bytes left out ...]\n", end.from - begun).bytes());
         }
@@ -436,7 +570,11 @@ pub(super) fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
 pub(super) fn excuse(stderr: &[u8], hidden: &[PathBuf]) -> String {
     let text = log::hide(String::from_utf8_lossy(stderr).into_owned(), hidden);
     let clean = |letter: char| !letter.is_control() || letter == '\n' || letter == '\t';
-    text.trim().chars().filter(|letter| clean(*letter)).take(LONGEST_EXCUSE).collect()
+    text.trim()
+        .chars()
+        .filter(|letter| clean(*letter))
+        .take(LONGEST_EXCUSE)
+        .collect()
 }
 
 fn named(limit: LimitName) -> Option<&'static str> {

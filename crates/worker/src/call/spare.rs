@@ -46,7 +46,12 @@ pub(super) struct Spares {
 impl Spares {
     /// At most so many.
     pub(super) fn new(rooms: Arc<Rooms>, most: usize) -> Arc<Spares> {
-        Arc::new(Spares { rooms, most, stock: Mutex::default(), closing: Notify::new() })
+        Arc::new(Spares {
+            rooms,
+            most,
+            stock: Mutex::default(),
+            closing: Notify::new(),
+        })
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {
@@ -67,7 +72,10 @@ impl Spares {
 
     fn take(&self, kind: &Kind) -> Option<Spare> {
         let mut stock = self.stock();
-        let place = stock.ready.iter().position(|spare| spare.kind.has_the_box_of(kind))?;
+        let place = stock
+            .ready
+            .iter()
+            .position(|spare| spare.kind.has_the_box_of(kind))?;
         Some(stock.ready.remove(place))
     }
 
@@ -76,7 +84,10 @@ impl Spares {
     pub(super) fn restock(self: &Arc<Spares>, kind: &Kind) {
         let mut stock = self.stock();
         let is_full = stock.ready.len() + stock.making >= self.most;
-        let other = stock.ready.iter().position(|spare| !spare.kind.has_the_box_of(kind));
+        let other = stock
+            .ready
+            .iter()
+            .position(|spare| !spare.kind.has_the_box_of(kind));
         let gone = match other {
             _ if stock.is_closed => return,
             _ if !is_full => None,
@@ -89,7 +100,8 @@ impl Spares {
         drop(stock);
         drop(gone);
         let (spares, kind) = (self.clone(), kind.clone());
-        self.rooms.behind(async move { spares.make(kind, forgotten).await });
+        self.rooms
+            .behind(async move { spares.make(kind, forgotten).await });
         if tends {
             let spares = self.clone();
             self.rooms.behind(async move { spares.tend().await });
@@ -102,7 +114,11 @@ impl Spares {
         stock.making -= 1;
         let unwanted = match made {
             Ok(room) if !stock.is_closed && stock.forgotten == forgotten => {
-                stock.ready.push(Spare { kind, room, born: Instant::now() });
+                stock.ready.push(Spare {
+                    kind,
+                    room,
+                    born: Instant::now(),
+                });
                 None
             }
             Ok(room) => Some(room),
@@ -129,8 +145,9 @@ impl Spares {
             }
             let is_kept = |spare: &Spare| spare.born.elapsed() < LIFETIME && spare.room.stands();
             let mut stock = self.stock();
-            let (kept, gone): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut stock.ready).into_iter().partition(is_kept);
+            let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut stock.ready)
+                .into_iter()
+                .partition(is_kept);
             stock.ready = kept;
             let is_over = stock.is_closed || stock.ready.is_empty() && stock.making == 0;
             stock.is_tended = !is_over;
@@ -146,8 +163,9 @@ impl Spares {
     pub(super) fn forget(&self, code: &Code) {
         let mut stock = self.stock();
         stock.forgotten += 1;
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut stock.ready).into_iter().partition(|spare| spare.kind.code == *code);
+        let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut stock.ready)
+            .into_iter()
+            .partition(|spare| spare.kind.code == *code);
         stock.ready = kept;
         drop(stock);
         drop(gone);

@@ -34,7 +34,11 @@ async fn until_ready(place: &Place, count: usize) {
     };
     // Long: a machine whose disk is busy makes none for a while. It decides nothing but when to give up.
     let came = tokio::time::timeout(Duration::from_secs(120), waiting).await;
-    assert!(came.is_ok(), "{count} are wanted, and there is {:?}", place.caller.0.spares);
+    assert!(
+        came.is_ok(),
+        "{count} are wanted, and there is {:?}",
+        place.caller.0.spares
+    );
 }
 
 #[tokio::test]
@@ -47,8 +51,15 @@ async fn a_box_made_ahead_serves_one_call_of_its_kind() {
     fs::rename(&tools, place.top.join("before")).unwrap();
     fs::create_dir(&tools).unwrap();
     fs::write(tools.join("tool.py"), LEAVES.replace("\"old\"", "\"new\"")).unwrap();
-    let other = Order { profile: Profile::Standard, ..place.order("which", json!({})) };
-    assert_eq!(success(&place.carry_out(other).await.0).0["code"], "new", "another profile, another box");
+    let other = Order {
+        profile: Profile::Standard,
+        ..place.order("which", json!({}))
+    };
+    assert_eq!(
+        success(&place.carry_out(other).await.0).0["code"],
+        "new",
+        "another profile, another box"
+    );
     until_ready(&place, 2).await;
     let (found, _) = success(&place.call("which", json!({})).await);
     assert_eq!(
@@ -67,7 +78,9 @@ async fn boxes_made_ahead_are_few_and_go_with_their_code() {
     let place = with_spares("spares");
     let one = || place.call("which", json!({}));
     let (first, second, third, fourth) = tokio::join!(one(), one(), one(), one());
-    [first, second, third, fourth].iter().for_each(|done| _ = success(done));
+    [first, second, third, fourth]
+        .iter()
+        .for_each(|done| _ = success(done));
     until_ready(&place, 2).await;
     place.caller.forget(&place.tool("which").code);
     assert_eq!(place.caller.0.spares.ready(), 0);

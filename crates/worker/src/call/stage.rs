@@ -91,16 +91,33 @@ pub(crate) struct Source<'a> {
 impl Plan {
     /// Takes the files out of a request: those that came with it, and those that it refers to, which win.
     pub(crate) fn of(invoke: &mut Invoke, most: u64) -> Result<Plan, Refusal> {
-        let (preloaded, references) =
-            (std::mem::take(&mut invoke.preloaded), std::mem::take(&mut invoke.references));
+        let (preloaded, references) = (
+            std::mem::take(&mut invoke.preloaded),
+            std::mem::take(&mut invoke.references),
+        );
         let names = preloaded.values().map(|file| &file.filename);
-        names.chain(references.values().map(|file| &file.filename)).try_for_each(|name| check(name))?;
+        names
+            .chain(references.values().map(|file| &file.filename))
+            .try_for_each(|name| check(name))?;
         let one = |(key, file): (String, Preloaded)| {
-            let told = File { filename: file.filename, mime_type: file.mime_type, version: file.version };
+            let told = File {
+                filename: file.filename,
+                mime_type: file.mime_type,
+                version: file.version,
+            };
             (key, (told, Bytes::from(file.content)))
         };
-        let plan = Plan { preloaded: preloaded.into_iter().map(one).collect(), references, most };
-        plan.left(plan.preloaded.values().map(|(_, bytes)| bytes.len() as u64).sum())?;
+        let plan = Plan {
+            preloaded: preloaded.into_iter().map(one).collect(),
+            references,
+            most,
+        };
+        plan.left(
+            plan.preloaded
+                .values()
+                .map(|(_, bytes)| bytes.len() as u64)
+                .sum(),
+        )?;
         Ok(plan)
     }
 
@@ -108,16 +125,24 @@ impl Plan {
     fn left(&self, total: u64) -> Result<u64, Refusal> {
         let most = self.most;
         most.checked_sub(total).ok_or_else(|| {
-            refuse(format!("the files of this call have {total} bytes, and may have {most} together"))
+            refuse(format!(
+                "the files of this call have {total} bytes, and may have {most} together"
+            ))
         })
     }
 
     /// Loads and writes one after the other: so no more than one is in memory, within the budget of all calls. Done again, it
     /// is the same versions.
-    pub(crate) async fn put(&mut self, workspace: &Workspace, from: Source<'_>) -> Result<Staged, Unstaged> {
+    pub(crate) async fn put(
+        &mut self,
+        workspace: &Workspace,
+        from: Source<'_>,
+    ) -> Result<Staged, Unstaged> {
         let mut staged = Staged::default();
         let mut references = std::mem::take(&mut self.references);
-        let done = self.put_all(workspace, from, &mut references, &mut staged).await;
+        let done = self
+            .put_all(workspace, from, &mut references, &mut staged)
+            .await;
         self.references = references;
         done.map(|()| staged)
     }
@@ -133,15 +158,23 @@ impl Plan {
             return Ok(());
         }
         let input = workspace.open_folder(places::INPUT).map_err(|error| {
-            Unstaged::Place(refuse(format!("the folder for files cannot be used: {error}")))
+            Unstaged::Place(refuse(format!(
+                "the folder for files cannot be used: {error}"
+            )))
         })?;
         let input = Arc::new(input);
         // Of several of one name the last is written.
-        let own = self.preloaded.iter().map(|(key, (file, _))| (file.filename.clone(), (false, key.clone())));
-        let others = references.iter().map(|(key, file)| (file.filename.clone(), (true, key.clone())));
+        let own = self
+            .preloaded
+            .iter()
+            .map(|(key, (file, _))| (file.filename.clone(), (false, key.clone())));
+        let others = references
+            .iter()
+            .map(|(key, file)| (file.filename.clone(), (true, key.clone())));
         let last: BTreeMap<String, (bool, String)> = own.chain(others).collect();
         let is_last = |name: &str, key: &str, is_reference| {
-            last.get(name).is_some_and(|last| last.0 == is_reference && last.1 == key)
+            last.get(name)
+                .is_some_and(|last| last.0 == is_reference && last.1 == key)
         };
         for (key, (file, bytes)) in &self.preloaded {
             if is_last(&file.filename, key, false) {
@@ -159,7 +192,11 @@ impl Plan {
                 staged.bytes += found.bytes.len() as u64;
                 write(workspace, &input, &filename, found.bytes, Some(lease)).await?;
             }
-            let told = File { filename, mime_type: found.mime_type, version: found.version };
+            let told = File {
+                filename,
+                mime_type: found.mime_type,
+                version: found.version,
+            };
             staged.by_key.insert(key.clone(), told);
         }
         Ok(())
@@ -170,17 +207,31 @@ impl Source<'_> {
     /// A file, and what it takes of the budget: as much as it has, which the store is asked first.
     async fn load(&self, reference: &Reference, left: u64) -> Result<(Version, Lease), Refusal> {
         let Reference { filename, version } = reference;
-        let bad = |why: String| refuse(format!("the file `{}` cannot be had: {why}", shown(filename)));
+        let bad = |why: String| {
+            refuse(format!(
+                "the file `{}` cannot be had: {why}",
+                shown(filename)
+            ))
+        };
         let sized = self.shelf.size(self.scope, filename, *version);
-        let sized = self.in_time(sized, "the store did not answer").await.map_err(bad)?;
+        let sized = self
+            .in_time(sized, "the store did not answer")
+            .await
+            .map_err(bad)?;
         let (version, size) = sized.map_err(|error| bad(error.to_string()))?;
         let most = left.min(budget::MOST);
         if size > most {
-            return Err(bad(format!("it has {size} bytes, and at most {most} are taken")));
+            return Err(bad(format!(
+                "it has {size} bytes, and at most {most} are taken"
+            )));
         }
-        let otherwise =
-            format!("files of other calls took the memory for its {size} bytes, and gave none back");
-        let lease = self.in_time(self.budget.lease(size), &otherwise).await.map_err(bad)?;
+        let otherwise = format!(
+            "files of other calls took the memory for its {size} bytes, and gave none back"
+        );
+        let lease = self
+            .in_time(self.budget.lease(size), &otherwise)
+            .await
+            .map_err(bad)?;
         let loaded = self.shelf.load(self.scope, filename, Some(version), size);
         let otherwise = format!("the store did not send its {size} bytes");
         let loaded = self.in_time(loaded, &otherwise).await.map_err(bad)?;
@@ -189,7 +240,11 @@ impl Source<'_> {
 
     /// Each step has half of what is left of the call's time when it begins: no tool that was never run is said to have been
     /// too slow.
-    async fn in_time<T>(&self, step: impl Future<Output = T>, otherwise: &str) -> Result<T, String> {
+    async fn in_time<T>(
+        &self,
+        step: impl Future<Output = T>,
+        otherwise: &str,
+    ) -> Result<T, String> {
         let time = self.until.saturating_duration_since(Instant::now()) / 2;
         let done = tokio::time::timeout(time, step).await;
         done.map_err(|_| format!("{otherwise} within {:.1} s", time.as_secs_f32()))
@@ -205,7 +260,10 @@ async fn write(
     lease: Option<Lease>,
 ) -> Result<(), Unstaged> {
     let bad = |why: String| {
-        Unstaged::Place(refuse(format!("the file `{}` cannot be put into place: {why}", shown(name))))
+        Unstaged::Place(refuse(format!(
+            "the file `{}` cannot be put into place: {why}",
+            shown(name)
+        )))
     };
     if bytes.len() <= LITTLE {
         return put_one(workspace, input, name, &bytes).map_err(|error| bad(error.to_string()));
@@ -216,7 +274,9 @@ async fn write(
         drop((bytes, lease));
         put
     };
-    let put = tokio::task::spawn_blocking(putting).await.map_err(|error| bad(error.to_string()))?;
+    let put = tokio::task::spawn_blocking(putting)
+        .await
+        .map_err(|error| bad(error.to_string()))?;
     put.map_err(|error| bad(error.to_string()))
 }
 
@@ -239,11 +299,19 @@ fn check(name: &str) -> Result<(), Refusal> {
             && part != "."
             && part != ".."
             && part.len() <= LONGEST_PART
-            && !part.chars().any(|letter| letter == '\\' || letter.is_control())
+            && !part
+                .chars()
+                .any(|letter| letter == '\\' || letter.is_control())
     };
-    match name.len() <= LONGEST_NAME && name.split('/').count() <= DEEPEST && name.split('/').all(is_plain) {
+    match name.len() <= LONGEST_NAME
+        && name.split('/').count() <= DEEPEST
+        && name.split('/').all(is_plain)
+    {
         true => Ok(()),
-        false => Err(refuse(format!("`{}` cannot be the name of a file", shown(name)))),
+        false => Err(refuse(format!(
+            "`{}` cannot be the name of a file",
+            shown(name)
+        ))),
     }
 }
 
@@ -253,7 +321,11 @@ fn refuse(message: String) -> Refusal {
 
 /// A stranger's name, fit for a message.
 pub(crate) fn shown(name: &str) -> String {
-    let mut shown: String = name.chars().take(100).flat_map(char::escape_debug).collect();
+    let mut shown: String = name
+        .chars()
+        .take(100)
+        .flat_map(char::escape_debug)
+        .collect();
     if name.chars().nth(100).is_some() {
         shown.push('…');
     }
@@ -284,9 +356,20 @@ mod tests {
             &long,
             &deep,
         ] {
-            assert!(check(bad).is_err_and(|refusal| refusal.code == Code::ArtifactError), "{bad:?}");
+            assert!(
+                check(bad).is_err_and(|refusal| refusal.code == Code::ArtifactError),
+                "{bad:?}"
+            );
         }
-        for good in ["cat.png", "a/b.txt", "user:notes.md", "ünï.txt", "..x", "-rf", ".hidden"] {
+        for good in [
+            "cat.png",
+            "a/b.txt",
+            "user:notes.md",
+            "ünï.txt",
+            "..x",
+            "-rf",
+            ".hidden",
+        ] {
             assert!(check(good).is_ok(), "{good:?}");
         }
     }

@@ -42,7 +42,14 @@ impl Statuses {
     pub(crate) fn new(pipe: OwnedFd) -> io::Result<Statuses> {
         let pipe = pipe::Receiver::from_owned_fd(pipe)?;
         let (lines, texts) = (Lines::default(), VecDeque::new());
-        Ok(Statuses { pipe, lines, texts, tokens: BURST, since: Instant::now(), dropped: 0 })
+        Ok(Statuses {
+            pipe,
+            lines,
+            texts,
+            tokens: BURST,
+            since: Instant::now(),
+            dropped: 0,
+        })
     }
 
     /// Passes on what comes, for ever. Dropped in the middle, nothing is lost.
@@ -104,7 +111,8 @@ impl Statuses {
 
     async fn take_token(&mut self) {
         loop {
-            let more = u32::try_from(self.since.elapsed().as_nanos() / EVERY.as_nanos()).unwrap_or(BURST);
+            let more =
+                u32::try_from(self.since.elapsed().as_nanos() / EVERY.as_nanos()).unwrap_or(BURST);
             if more > 0 {
                 self.tokens = self.tokens.saturating_add(more).min(BURST);
                 self.since = Instant::now();
@@ -156,7 +164,11 @@ impl Lines {
             }
             if is_whole {
                 let line = std::mem::take(&mut self.begun);
-                texts.extend((!std::mem::take(&mut self.is_lost)).then(|| text(&line)).flatten());
+                texts.extend(
+                    (!std::mem::take(&mut self.is_lost))
+                        .then(|| text(&line))
+                        .flatten(),
+                );
             }
         }
         texts
@@ -167,7 +179,13 @@ impl Lines {
 fn text(line: &[u8]) -> Option<String> {
     let said = plain::read(line).ok()?;
     let text = said.get("status")?.as_str()?;
-    let clean = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
+    let clean = |letter: char| {
+        if letter.is_control() && letter != '\n' {
+            ' '
+        } else {
+            letter
+        }
+    };
     Some(text.chars().map(clean).collect())
 }
 
@@ -203,7 +221,10 @@ mod tests {
     async fn what_is_not_passed_on_at_the_end_is_counted() {
         let (to, mut from) = mpsc::channel(MOST_LAST);
         assert_eq!(left(MOST_LAST).finish(&to).await, 0);
-        assert_eq!(std::iter::from_fn(|| from.try_recv().ok()).count(), MOST_LAST);
+        assert_eq!(
+            std::iter::from_fn(|| from.try_recv().ok()).count(),
+            MOST_LAST
+        );
         assert_eq!(left(MOST_LAST + 7).finish(&to).await, 7);
         // Nobody takes them: the channel is full.
         assert_eq!(left(3).finish(&to).await, 3);

@@ -9,7 +9,9 @@ async fn until_parked(place: &Place, count: usize) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), waiting)
+        .await
+        .unwrap();
 }
 
 const WARM: &str = r#"
@@ -36,8 +38,15 @@ async fn an_interpreter_that_is_ready_serves_one_call_and_no_other() {
         let done = place.call("counts", json!({"text": "warm"})).await;
         assert!(done.was_warm, "{round} {:?}", done.notes);
         let (found, files) = success(&done);
-        assert_eq!((&found["count"], files), (&json!(1), vec!["x.txt".to_owned()]));
-        assert!(done.stdout.is_empty(), "{:?}", String::from_utf8_lossy(&done.stdout));
+        assert_eq!(
+            (&found["count"], files),
+            (&json!(1), vec!["x.txt".to_owned()])
+        );
+        assert!(
+            done.stdout.is_empty(),
+            "{:?}",
+            String::from_utf8_lossy(&done.stdout)
+        );
         assert!(!made.contains(&found["made"]), "a fresh one each time");
         made.push(found["made"].clone());
     }
@@ -46,12 +55,18 @@ async fn an_interpreter_that_is_ready_serves_one_call_and_no_other() {
     assert!(!place.call("dies", json!({})).await.was_warm);
     // Of other code nothing is taken from what was imported before.
     until_parked(&place, 1).await;
-    fs::write(place.top.join("tools/tool.py"), WARM.replace("\"count\": count", "\"count\": \"new\""))
-        .unwrap();
+    fs::write(
+        place.top.join("tools/tool.py"),
+        WARM.replace("\"count\": count", "\"count\": \"new\""),
+    )
+    .unwrap();
     place.caller.forget(&place.tool("counts").code);
     assert_eq!(place.caller.parked(), 0);
     let done = place.call("counts", json!({"text": "cold"})).await;
-    assert_eq!((done.was_warm, &success(&done).0["count"]), (false, &json!("new")));
+    assert_eq!(
+        (done.was_warm, &success(&done).0["count"]),
+        (false, &json!("new"))
+    );
     place.close().await;
 }
 
@@ -71,7 +86,11 @@ async fn many_at_once_are_not_mixed_up() {
         let mut all: Vec<_> = calls.map(Box::pin).collect();
         std::future::poll_fn(|context| {
             all.retain_mut(|call| call.as_mut().poll(context).is_pending());
-            if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if all.is_empty() {
+                std::task::Poll::Ready(())
+            } else {
+                std::task::Poll::Pending
+            }
         })
         .await;
         assert!(place.caller.parked() <= 6);
@@ -84,7 +103,10 @@ async fn a_parked_one_that_died_or_cannot_import_leads_to_the_cold_path() {
     let place = Place::with("warm-dead", "import os\nraise ValueError('no import')\n", 2);
     for _ in 0..3 {
         let done = place.call("anything", json!({})).await;
-        assert_eq!((done.was_warm, refused(&done).0), (false, ErrorCode::ImportError));
+        assert_eq!(
+            (done.was_warm, refused(&done).0),
+            (false, ErrorCode::ImportError)
+        );
     }
     place.close().await;
 }
@@ -95,7 +117,12 @@ async fn one_that_dies_in_its_call_is_not_called_again() {
     _ = place.call("dies", json!({})).await;
     until_parked(&place, 1).await;
     let done = place.call("dies", json!({})).await;
-    assert_eq!((done.was_warm, refused(&done).0), (true, ErrorCode::ExecutionError), "{:?}", done.notes);
+    assert_eq!(
+        (done.was_warm, refused(&done).0),
+        (true, ErrorCode::ExecutionError),
+        "{:?}",
+        done.notes
+    );
     place.close().await;
 }
 
@@ -118,22 +145,38 @@ async fn one_that_dies_before_it_hears_of_its_call_leads_to_the_cold_path() {
     for status in ["9", "0"] {
         fs::write(place.top.join("tools/status"), status).unwrap();
         let done = place.call("counts", json!({})).await;
-        assert!(!done.was_warm && !done.notes.concat().contains("parked"), "{done:?}");
+        assert!(
+            !done.was_warm && !done.notes.concat().contains("parked"),
+            "{done:?}"
+        );
         success(&done);
         until_parked(&place, 1).await;
         let done = place.call("counts", json!({})).await;
         success(&done);
         assert!(!done.was_warm);
-        assert!(done.notes.concat().contains("before it heard of the call"), "{:?}", done.notes);
+        assert!(
+            done.notes.concat().contains("before it heard of the call"),
+            "{:?}",
+            done.notes
+        );
         until_parked(&place, 1).await;
         place.caller.forget(&place.tool("counts").code);
     }
     // Who heard any of it may have begun.
-    fs::write(place.top.join("tools/tool.py"), DEAF.replace("= dies_before", "= dies_behind")).unwrap();
+    fs::write(
+        place.top.join("tools/tool.py"),
+        DEAF.replace("= dies_before", "= dies_behind"),
+    )
+    .unwrap();
     success(&place.call("counts", json!({})).await);
     until_parked(&place, 1).await;
     let done = place.call("counts", json!({})).await;
-    assert_eq!((done.was_warm, refused(&done).0), (true, ErrorCode::ExecutionError), "{:?}", done.notes);
+    assert_eq!(
+        (done.was_warm, refused(&done).0),
+        (true, ErrorCode::ExecutionError),
+        "{:?}",
+        done.notes
+    );
     place.close().await;
 }
 
@@ -153,11 +196,22 @@ async fn where_one_could_not_be_kept_still_it_is_tried_again() {
     for told in [1, 0] {
         inner.warm.try_to_stop(&room).await;
         let trouble = place.caller.trouble();
-        assert_eq!(trouble.iter().filter(|told| told.contains("for now")).count(), told, "{trouble:?}");
+        assert_eq!(
+            trouble
+                .iter()
+                .filter(|told| told.contains("for now"))
+                .count(),
+            told,
+            "{trouble:?}"
+        );
     }
     drop(room);
     let done = place.call("counts", json!({"text": "cold"})).await;
-    assert!(!done.was_warm && !done.notes.concat().contains("kept ready"), "{:?}", done.notes);
+    assert!(
+        !done.was_warm && !done.notes.concat().contains("kept ready"),
+        "{:?}",
+        done.notes
+    );
     success(&done);
     until_parked(&place, 1).await;
     let done = place.call("counts", json!({"text": "warm"})).await;
@@ -173,23 +227,41 @@ async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
     assert_eq!(place.caller.trouble(), None, "here it can");
     let inner = &place.caller.0;
     let fail = |code, message: &str| {
-        let why = spec::ErrorInfo { code, message: message.to_owned(), hint: None };
+        let why = spec::ErrorInfo {
+            code,
+            message: message.to_owned(),
+            hint: None,
+        };
         inner.warm.tried_to_stop(Err(why.into()));
     };
     fail(spec::ErrorCode::Conflict, "it is busy");
-    assert!(place.caller.trouble().unwrap().contains("for now"), "what may pass is told as such");
+    assert!(
+        place.caller.trouble().unwrap().contains("for now"),
+        "what may pass is told as such"
+    );
     fail(spec::ErrorCode::BackendUnavailable, "it has no cgroup");
     let told = place.caller.trouble().unwrap();
-    assert!(told.contains("no interpreter is kept ready, because none can be"), "{told}");
+    assert!(
+        told.contains("no interpreter is kept ready, because none can be"),
+        "{told}"
+    );
     fail(spec::ErrorCode::BackendUnavailable, "it has no cgroup");
     assert_eq!(place.caller.trouble(), None, "each once");
     for _ in 0..2 {
         let done = place.call("counts", json!({"text": "cold"})).await;
-        assert!(!done.was_warm && !done.notes.concat().contains("kept ready"), "{:?}", done.notes);
+        assert!(
+            !done.was_warm && !done.notes.concat().contains("kept ready"),
+            "{:?}",
+            done.notes
+        );
         success(&done);
     }
     inner.rooms.close().await;
-    assert_eq!((place.caller.parked(), inner.warm.largest()), (0, 0), "none was made");
+    assert_eq!(
+        (place.caller.parked(), inner.warm.largest()),
+        (0, 0),
+        "none was made"
+    );
     place.close().await;
 }
 
@@ -205,7 +277,11 @@ def asks():
 #[tokio::test]
 async fn a_tool_has_somebody_to_ask_for_models() {
     let place = Place::with("asks", ASKS, 2);
-    let models = Models::new(place.engine.clone(), crate::ipc::Settings::new(None, "a-model")).unwrap();
+    let models = Models::new(
+        place.engine.clone(),
+        crate::ipc::Settings::new(None, "a-model"),
+    )
+    .unwrap();
     let settings = Settings {
         python: "/usr/bin/python3".into(),
         largest_result: 10_000,
@@ -214,7 +290,12 @@ async fn a_tool_has_somebody_to_ask_for_models() {
         spares: 0,
         hidden: Vec::new(),
     };
-    let caller = Caller::new(place.engine.clone(), place.shelf.clone(), Some(models), settings);
+    let caller = Caller::new(
+        place.engine.clone(),
+        place.shelf.clone(),
+        Some(models),
+        settings,
+    );
     let place = Place { caller, ..place };
     for is_warm in [false, true] {
         if is_warm {
@@ -256,9 +337,16 @@ async fn nothing_goes_on_in_one_that_waits() {
     let to = now();
     let done = place.call("ticked", json!({})).await;
     assert!(done.was_warm, "{:?}", done.notes);
-    let ticks: Vec<f64> =
-        success(&done).0["ticks"].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
-    let between = ticks.iter().filter(|tick| (from..to).contains(tick)).count();
+    let ticks: Vec<f64> = success(&done).0["ticks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_f64)
+        .collect();
+    let between = ticks
+        .iter()
+        .filter(|tick| (from..to).contains(tick))
+        .count();
     assert_eq!(between, 0, "{from} {to} {ticks:?}");
     assert!(
         ticks[0] < from && ticks.last().unwrap() > &to,
@@ -278,7 +366,10 @@ async fn one_is_counted_with_what_it_imported_before_it_joins_the_others() {
     let place = Place::with("large", LARGE, 4);
     success(&place.call("holds", json!({})).await);
     until_parked(&place, 1).await;
-    assert!(place.caller.0.warm.largest() > 96 << 20, "where there is room it waits");
+    assert!(
+        place.caller.0.warm.largest() > 96 << 20,
+        "where there is room it waits"
+    );
     let settings = Settings {
         python: "/usr/bin/python3".into(),
         largest_result: 1000,
@@ -298,7 +389,9 @@ async fn one_is_counted_with_what_it_imported_before_it_joins_the_others() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), weighing).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(30), weighing)
+            .await
+            .unwrap();
         assert_eq!(caller.parked(), 0);
     }
     caller.close().await;
@@ -344,6 +437,10 @@ async fn who_closes_does_not_wait_for_what_is_imported() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), begins).await.expect("one is made behind the call");
-    tokio::time::timeout(Duration::from_secs(30), place.close()).await.expect("it is not waited for");
+    tokio::time::timeout(Duration::from_secs(30), begins)
+        .await
+        .expect("one is made behind the call");
+    tokio::time::timeout(Duration::from_secs(30), place.close())
+        .await
+        .expect("it is not waited for");
 }

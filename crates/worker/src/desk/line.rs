@@ -18,7 +18,11 @@ pub(super) struct Lines<T> {
 
 impl<T> Default for Lines<T> {
     fn default() -> Lines<T> {
-        Lines { lines: VecDeque::new(), len: 0, bytes: 0 }
+        Lines {
+            lines: VecDeque::new(),
+            len: 0,
+            bytes: 0,
+        }
     }
 }
 
@@ -37,14 +41,27 @@ impl<T> Lines<T> {
 
     /// Why there is no place for this one, if so. The first of a line may have any place that is left.
     pub(super) fn objection(&self, ticket: &Ticket<T>, bounds: Bounds) -> Option<String> {
-        let Bounds { waiting, waiting_bytes, .. } = bounds;
+        let Bounds {
+            waiting,
+            waiting_bytes,
+            ..
+        } = bounds;
         if self.len >= waiting || self.bytes.saturating_add(ticket.weight) > waiting_bytes {
             return Some(format!("{} calls wait already", self.len));
         }
         let own = self.line_of(&ticket.party)?;
         let is_alone = self.lines.len() == 1;
-        let share = |all: usize| if is_alone { all - all / KEPT_FREE } else { all.div_ceil(2) };
-        let bytes = own.iter().map(|one| one.weight).fold(ticket.weight, usize::saturating_add);
+        let share = |all: usize| {
+            if is_alone {
+                all - all / KEPT_FREE
+            } else {
+                all.div_ceil(2)
+            }
+        };
+        let bytes = own
+            .iter()
+            .map(|one| one.weight)
+            .fold(ticket.weight, usize::saturating_add);
         let is_too_much = own.len() >= share(waiting) || bytes > share(waiting_bytes);
         is_too_much.then(|| format!("{} calls of this agent and user wait already", own.len()))
     }
@@ -52,7 +69,11 @@ impl<T> Lines<T> {
     pub(super) fn push(&mut self, ticket: Ticket<T>) {
         self.len += 1;
         self.bytes = self.bytes.saturating_add(ticket.weight);
-        match self.lines.iter_mut().find(|line| is_of(line, &ticket.party)) {
+        match self
+            .lines
+            .iter_mut()
+            .find(|line| is_of(line, &ticket.party))
+        {
             Some(line) => line.push_back(ticket),
             None => self.lines.push_back(VecDeque::from([ticket])),
         }
@@ -61,7 +82,9 @@ impl<T> Lines<T> {
     /// All that have their turn before one who comes now.
     pub(super) fn before(&self, party: &str) -> impl Iterator<Item = &Ticket<T>> {
         let rounds = self.line_of(party).map_or(0, VecDeque::len);
-        self.lines.iter().flat_map(move |line| line.iter().take(rounds + 1))
+        self.lines
+            .iter()
+            .flat_map(move |line| line.iter().take(rounds + 1))
     }
 
     /// The next in turn.
@@ -77,7 +100,9 @@ impl<T> Lines<T> {
 
     /// The first that is meant, wherever it waits.
     pub(super) fn take(&mut self, is_meant: impl Fn(&Ticket<T>) -> bool) -> Option<Ticket<T>> {
-        let find = |(at, line): (usize, &VecDeque<Ticket<T>>)| Some((at, line.iter().position(&is_meant)?));
+        let find = |(at, line): (usize, &VecDeque<Ticket<T>>)| {
+            Some((at, line.iter().position(&is_meant)?))
+        };
         let (at, place) = self.lines.iter().enumerate().find_map(find)?;
         let line = self.lines.get_mut(at)?;
         let ticket = line.remove(place)?;

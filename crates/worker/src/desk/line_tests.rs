@@ -5,7 +5,11 @@ use std::{
     time::Duration,
 };
 
-const BOUNDS: Bounds = Bounds { slots: 1, waiting: 16, waiting_bytes: 1600 };
+const BOUNDS: Bounds = Bounds {
+    slots: 1,
+    waiting: 16,
+    waiting_bytes: 1600,
+};
 
 fn ticket(party: &str, id: u32, weight: usize) -> Ticket<()> {
     Ticket {
@@ -37,11 +41,22 @@ fn whoever_asks_for_much_leaves_some_to_others_and_all_take_turns() {
     let mut lines = Lines::default();
     assert_eq!(come(&mut lines, "greedy", 100, 1), 14, "some is left");
     assert_eq!(come(&mut lines, "b", 100, 1), 2, "which others may have");
-    assert_eq!(lines.before("b").count(), 5, "two of its own, and three of the other");
-    let parties: Vec<_> = (0..5).filter_map(|_| lines.next()).map(|one| one.party).collect();
+    assert_eq!(
+        lines.before("b").count(),
+        5,
+        "two of its own, and three of the other"
+    );
+    let parties: Vec<_> = (0..5)
+        .filter_map(|_| lines.next())
+        .map(|one| one.party)
+        .collect();
     assert_eq!(parties, ["greedy", "b", "greedy", "b", "greedy"]);
     assert_eq!(come(&mut lines, "c", 100, 1), 5);
-    assert_eq!(come(&mut lines, "greedy", 100, 1), 0, "it has half of all, and more");
+    assert_eq!(
+        come(&mut lines, "greedy", 100, 1),
+        0,
+        "it has half of all, and more"
+    );
 }
 
 #[test]

@@ -45,11 +45,15 @@ pub(super) fn request(
     question: &Question,
 ) -> Request<Full<Bytes>> {
     let (path, body) = match dialect {
-        Dialect::OpenAi => ("/v1/chat/completions".to_owned(), openai(settings, question, output_cap)),
+        Dialect::OpenAi => (
+            "/v1/chat/completions".to_owned(),
+            openai(settings, question, output_cap),
+        ),
         Dialect::Anthropic => ("/v1/messages".to_owned(), anthropic(settings, question)),
-        Dialect::Gemini => {
-            (format!("/v1beta/models/{}:generateContent", settings.model), gemini(settings, question))
-        }
+        Dialect::Gemini => (
+            format!("/v1beta/models/{}:generateContent", settings.model),
+            gemini(settings, question),
+        ),
         Dialect::Ollama => ("/api/chat".to_owned(), ollama(settings, question)),
     };
     let mut request = Request::new(Full::new(Bytes::from(body.to_string())));
@@ -58,9 +62,15 @@ pub(super) fn request(
     *request.uri_mut() = path.parse().unwrap_or_default();
     let headers = request.headers_mut();
     headers.insert(header::HOST, header::HeaderValue::from_static("door"));
-    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static("application/json"),
+    );
     if dialect == Dialect::Anthropic {
-        headers.insert("anthropic-version", header::HeaderValue::from_static("2023-06-01"));
+        headers.insert(
+            "anthropic-version",
+            header::HeaderValue::from_static("2023-06-01"),
+        );
     }
     request
 }
@@ -129,21 +139,30 @@ fn ollama(settings: &Settings, question: &Question) -> Value {
 }
 
 /// Sends it, and reads the whole answer.
-pub(super) async fn exchange(line: UnixStream, request: Request<Full<Bytes>>) -> Result<Answer, Broken> {
+pub(super) async fn exchange(
+    line: UnixStream,
+    request: Request<Full<Bytes>>,
+) -> Result<Answer, Broken> {
     let broken = |error: hyper::Error| Broken::Line(error.into());
     let (mut sender, connection) = http1::handshake(TokioIo::new(line)).await.map_err(broken)?;
     let asking = async {
         let answer = sender.send_request(request).await.map_err(broken)?;
-        let (status, is_of_door) =
-            (answer.status().as_u16(), answer.headers().contains_key("x-airlock-error"));
-        let body =
-            Limited::new(answer.into_body(), LARGEST).collect().await.map_err(|error| match error
-                .is::<LengthLimitError>(
-            ) {
+        let (status, is_of_door) = (
+            answer.status().as_u16(),
+            answer.headers().contains_key("x-airlock-error"),
+        );
+        let body = Limited::new(answer.into_body(), LARGEST)
+            .collect()
+            .await
+            .map_err(|error| match error.is::<LengthLimitError>() {
                 true => Broken::TooLarge,
                 false => Broken::Line(error),
             })?;
-        Ok(Answer { status, body: body.to_bytes(), is_of_door })
+        Ok(Answer {
+            status,
+            body: body.to_bytes(),
+            is_of_door,
+        })
     };
     tokio::pin!(asking);
     let mut connection = std::pin::pin!(connection);
@@ -193,5 +212,8 @@ pub(super) fn complaint(body: &[u8]) -> String {
         error => error["message"].as_str(),
     };
     let said = said.unwrap_or("the provider refused without saying why");
-    said.chars().filter(|letter| !letter.is_control()).take(LONGEST_COMPLAINT).collect()
+    said.chars()
+        .filter(|letter| !letter.is_control())
+        .take(LONGEST_COMPLAINT)
+        .collect()
 }

@@ -73,7 +73,14 @@ impl Line {
     /// Something happened.
     pub fn new(level: Level, event: &'static str) -> Line {
         let (about, message, fields) = (About::default(), None, Vec::new());
-        Line { level, event, about, message, fields, at: SystemTime::now() }
+        Line {
+            level,
+            event,
+            about,
+            message,
+            fields,
+            at: SystemTime::now(),
+        }
     }
 
     /// To this call.
@@ -102,10 +109,25 @@ impl Line {
 
     /// In the order in which they are written; every text clean and short.
     fn parts(&self) -> impl Iterator<Item = (&'static str, Value)> + '_ {
-        let About { trace, task, correlation, tool } = &self.about;
-        let ids = [("traceID", trace), ("taskID", task), ("corrID", correlation), ("tool", tool)];
-        let ids = ids.into_iter().filter_map(|(name, id)| Some((name, Value::from(short(id.as_ref()?)))));
-        let message = self.message.iter().map(|message| ("msg", Value::from(short(message))));
+        let About {
+            trace,
+            task,
+            correlation,
+            tool,
+        } = &self.about;
+        let ids = [
+            ("traceID", trace),
+            ("taskID", task),
+            ("corrID", correlation),
+            ("tool", tool),
+        ];
+        let ids = ids
+            .into_iter()
+            .filter_map(|(name, id)| Some((name, Value::from(short(id.as_ref()?)))));
+        let message = self
+            .message
+            .iter()
+            .map(|message| ("msg", Value::from(short(message))));
         let fields = self.fields.iter().map(|(name, value)| match value {
             Value::String(text) => (*name, Value::from(short(text))),
             other => (*name, other.clone()),
@@ -121,11 +143,15 @@ impl Line {
                 object.insert("time".to_owned(), time.into());
                 object.insert("level".to_owned(), self.level.name().into());
                 object.insert("event".to_owned(), self.event.into());
-                self.parts().for_each(|(name, value)| _ = object.insert(name.to_owned(), value));
+                self.parts()
+                    .for_each(|(name, value)| _ = object.insert(name.to_owned(), value));
                 format!("{}\n", Value::Object(object))
             }
             LogFormat::Text => {
-                let parts: String = self.parts().map(|(name, value)| format!(" {name}={value}")).collect();
+                let parts: String = self
+                    .parts()
+                    .map(|(name, value)| format!(" {name}={value}"))
+                    .collect();
                 format!("{time} {} {}{parts}\n", self.level.name(), self.event)
             }
         }
@@ -164,8 +190,13 @@ impl Log {
     pub fn new(format: LogFormat, to: impl Write + Send + 'static) -> io::Result<Log> {
         let (queue, lines) = mpsc::sync_channel(MOST_WAITING);
         let writing = move || write_all(&lines, to, format);
-        std::thread::Builder::new().name("log".to_owned()).spawn(writing)?;
-        Ok(Log { queue, dropped: Arc::default() })
+        std::thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(writing)?;
+        Ok(Log {
+            queue,
+            dropped: Arc::default(),
+        })
     }
 
     /// Tells of something. Never waits.
@@ -221,7 +252,11 @@ fn date(days: u64) -> (u64, u64, u64) {
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     let month = (5 * of_year + 2) / 153;
     let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let (month, next) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
     (era * 400 + year + next, month, day)
 }
 

@@ -13,7 +13,9 @@ pub fn by_all_names(given: Vec<PathBuf>) -> Vec<PathBuf> {
     let mounts = String::from_utf8_lossy(&mounts);
     let names = given.into_iter().flat_map(|path| {
         let real = real(&path);
-        [as_mounted(&real, &mounts), Some(real), Some(path)].into_iter().flatten()
+        [as_mounted(&real, &mounts), Some(real), Some(path)]
+            .into_iter()
+            .flatten()
     });
     // Without a slash at the end, which a text need not have.
     let names = names.map(|path| path.components().collect::<PathBuf>());
@@ -24,22 +26,45 @@ pub fn by_all_names(given: Vec<PathBuf>) -> Vec<PathBuf> {
 }
 
 /// What a table of mounts writes in another way.
-const ESCAPES: [(&str, &str); 4] = [("\\", r"\134"), (" ", r"\040"), ("\t", r"\011"), ("\n", r"\012")];
+const ESCAPES: [(&str, &str); 4] = [
+    ("\\", r"\134"),
+    (" ", r"\040"),
+    ("\t", r"\011"),
+    ("\n", r"\012"),
+];
 
 fn escaped(path: &Path) -> PathBuf {
     let text = path.to_string_lossy().into_owned();
-    ESCAPES.iter().fold(text, |text, (letter, escape)| text.replace(letter, escape)).into()
+    ESCAPES
+        .iter()
+        .fold(text, |text, (letter, escape)| text.replace(letter, escape))
+        .into()
 }
 
 fn unescaped(text: &str) -> PathBuf {
     // The backslash last: what follows one that was there is no escape.
-    ESCAPES.iter().rev().fold(text.to_owned(), |text, (letter, escape)| text.replace(escape, letter)).into()
+    ESCAPES
+        .iter()
+        .rev()
+        .fold(text.to_owned(), |text, (letter, escape)| {
+            text.replace(escape, letter)
+        })
+        .into()
 }
 
 /// Without links, also if it is yet to be made.
 fn real(path: &Path) -> PathBuf {
-    let real = |there: &Path| Some(there.canonicalize().ok()?.join(path.strip_prefix(there).ok()?));
-    path.ancestors().find_map(real).unwrap_or_else(|| path.to_owned())
+    let real = |there: &Path| {
+        Some(
+            there
+                .canonicalize()
+                .ok()?
+                .join(path.strip_prefix(there).ok()?),
+        )
+    };
+    path.ancestors()
+        .find_map(real)
+        .unwrap_or_else(|| path.to_owned())
 }
 
 /// Where it lies in what is mounted there: `/home/ana/tools` for `/tools`, or `/ana/tools` where `/home` is mounted. A single name
@@ -76,7 +101,10 @@ mod tests {
             assert!(names.iter().any(is_it), "{name} is not in {names:?}");
         }
         let is_kept = |name: &PathBuf| name.is_absolute() && !name.starts_with("/tools");
-        assert!(names.iter().all(is_kept), "what is the same everywhere may be told: {names:?}");
+        assert!(
+            names.iter().all(is_kept),
+            "what is the same everywhere may be told: {names:?}"
+        );
     }
 
     #[test]
@@ -90,19 +118,36 @@ mod tests {
                      no line of a table\n";
         let found = |path: &str| as_mounted(Path::new(path), table);
         assert_eq!(found("/tools"), Some("/home/ana/tools".into()));
-        assert_eq!(found("/tools/python"), Some("/home/ana/tools/python".into()));
+        assert_eq!(
+            found("/tools/python"),
+            Some("/home/ana/tools/python".into())
+        );
         assert_eq!(found("/toolsmith"), None, "another folder");
-        assert_eq!(found("/srv/a"), None, "what is left of it says nothing of this machine");
+        assert_eq!(
+            found("/srv/a"),
+            None,
+            "what is left of it says nothing of this machine"
+        );
         assert_eq!(found("/home"), None);
-        assert_eq!(found("/home/ana/tools"), Some("/ana/tools".into()), "whose it is");
+        assert_eq!(
+            found("/home/ana/tools"),
+            Some("/ana/tools".into()),
+            "whose it is"
+        );
         assert_eq!(found("/srv/my tools/x"), Some("/her own/a\\b/x".into()));
     }
 
     #[test]
     fn a_path_is_known_as_a_table_of_mounts_writes_it() {
-        let names = by_all_names(vec!["/nowhere/my tools".into(), "/nowhere/back\\040".into()]);
+        let names = by_all_names(vec![
+            "/nowhere/my tools".into(),
+            "/nowhere/back\\040".into(),
+        ]);
         for name in ["my tools", r"my\040tools", r"back\040", r"back\134040"] {
-            assert!(names.contains(&Path::new("/nowhere").join(name)), "{name} is not in {names:?}");
+            assert!(
+                names.contains(&Path::new("/nowhere").join(name)),
+                "{name} is not in {names:?}"
+            );
         }
     }
 }

@@ -43,7 +43,14 @@ pub struct ToolOutput {
 impl ToolOutput {
     /// Of this call. Paths in `hidden` are not told.
     pub fn new(log: Log, about: About, hidden: Vec<PathBuf>) -> ToolOutput {
-        ToolOutput { log, about, hidden, held: [Vec::new(), Vec::new()], left: MOST_OUTPUT, is_cut: false }
+        ToolOutput {
+            log,
+            about,
+            hidden,
+            held: [Vec::new(), Vec::new()],
+            left: MOST_OUTPUT,
+            is_cut: false,
+        }
     }
 
     /// It printed this.
@@ -84,21 +91,28 @@ impl ToolOutput {
         let text = text.trim_end();
         if !text.is_empty() {
             let line = Line::new(Level::Info, "tool_output").about(&self.about);
-            self.log.tell(line.with("stream", stream.name()).message(text));
+            self.log
+                .tell(line.with("stream", stream.name()).message(text));
         }
     }
 }
 
 /// The text without letters that a terminal obeys and without these paths.
 pub fn clean(text: &str, hidden: &[PathBuf]) -> String {
-    let text: String = text.chars().map(|letter| if is_unsafe(letter) { ' ' } else { letter }).collect();
+    let text: String = text
+        .chars()
+        .map(|letter| if is_unsafe(letter) { ' ' } else { letter })
+        .collect();
     hide(text, hidden)
 }
 
 /// The text without these paths.
 pub fn hide(mut text: String, hidden: &[PathBuf]) -> String {
     // The root alone is in every path.
-    let long_enough = hidden.iter().filter_map(|path| path.to_str()).filter(|path| path.len() > 1);
+    let long_enough = hidden
+        .iter()
+        .filter_map(|path| path.to_str())
+        .filter(|path| path.len() > 1);
     let mut paths: Vec<&str> = long_enough.collect();
     // The longest first: what is left of it would tell the rest.
     paths.sort_by_key(|path| std::cmp::Reverse(path.len()));

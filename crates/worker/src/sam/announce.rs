@@ -35,24 +35,37 @@ pub(super) struct Announcer {
 
 /// What is listened to for these tools. A link that is begun with it is connected when a call can reach it.
 pub fn subscriptions(base: &Base, tools: &Catalog) -> BTreeSet<Subscription> {
-    let of_tools = tools.keys().flat_map(|tool| of_tool(base, tool).into_iter().flatten());
-    of_tools.chain([questions(base), cancellations(base)]).collect()
+    let of_tools = tools
+        .keys()
+        .flat_map(|tool| of_tool(base, tool).into_iter().flatten());
+    of_tools
+        .chain([questions(base), cancellations(base)])
+        .collect()
 }
 
 /// Calls, and questions of older agents.
 fn of_tool(base: &Base, tool: &str) -> Result<[Subscription; 2], BadTopic> {
-    let shared = |pattern| Subscription { pattern, is_shared: true };
+    let shared = |pattern| Subscription {
+        pattern,
+        is_shared: true,
+    };
     Ok([shared(base.invoke(tool)?), shared(base.init(tool)?)])
 }
 
 /// One member of a pool answers for all: they have the same tools.
 fn questions(base: &Base) -> Subscription {
-    Subscription { pattern: base.init_requests(), is_shared: true }
+    Subscription {
+        pattern: base.init_requests(),
+        is_shared: true,
+    }
 }
 
 /// Every member: nobody else knows who has the call.
 fn cancellations(base: &Base) -> Subscription {
-    Subscription { pattern: base.cancellations(), is_shared: false }
+    Subscription {
+        pattern: base.cancellations(),
+        is_shared: false,
+    }
 }
 
 impl Announcer {
@@ -123,7 +136,11 @@ impl Announcer {
                 Err(why) => self.unspeakable(tool, &why),
             }
         }
-        let is_news = |tool: &&Arc<Tool>| known.get(&tool.name).is_none_or(|before| before.card != tool.card);
+        let is_news = |tool: &&Arc<Tool>| {
+            known
+                .get(&tool.name)
+                .is_none_or(|before| before.card != tool.card)
+        };
         let news: Vec<_> = now.values().filter(is_news).cloned().collect();
         *known = now;
         // Otherwise all are told of once it is.
@@ -146,22 +163,35 @@ impl Announcer {
 
     async fn failed(&self, undiscovered: &Undiscovered) {
         let Undiscovered { tool, why } = undiscovered;
-        self.broadcast(self.base.failed_discovery(tool), answer::failed_discovery(tool, why)).await;
+        self.broadcast(
+            self.base.failed_discovery(tool),
+            answer::failed_discovery(tool, why),
+        )
+        .await;
     }
 
     /// What nobody waits for is told again in any case.
     async fn broadcast(&self, topic: Result<String, BadTopic>, message: Vec<u8>) -> bool {
         match topic {
-            Ok(topic) => {
-                self.post.mention(None, &topic, Bytes::from(message), &Properties::new()).await.is_ok()
-            }
+            Ok(topic) => self
+                .post
+                .mention(None, &topic, Bytes::from(message), &Properties::new())
+                .await
+                .is_ok(),
             Err(_) => false,
         }
     }
 
     fn unspeakable(&self, tool: &str, why: &dyn std::fmt::Display) {
-        let (topic, why) = (tool.to_owned(), format!("the mesh cannot be told of this tool: {why}"));
-        self.post.note(Noted::PublishFailed { which: None, topic, why });
+        let (topic, why) = (
+            tool.to_owned(),
+            format!("the mesh cannot be told of this tool: {why}"),
+        );
+        self.post.note(Noted::PublishFailed {
+            which: None,
+            topic,
+            why,
+        });
     }
 
     async fn subscribe(&mut self, to: Subscription) {

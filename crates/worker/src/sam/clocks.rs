@@ -37,7 +37,12 @@ impl Clocks {
                 return sent_ms;
             }
         }
-        let new = Agent { first_ms: now_ms, since_ms: now_ms, least: age, before: u64::MAX };
+        let new = Agent {
+            first_ms: now_ms,
+            since_ms: now_ms,
+            least: age,
+            before: u64::MAX,
+        };
         let known = self.agents.entry(agent.to_owned()).or_insert(new);
         if !known.is_fresh(now_ms) {
             *known = new;
@@ -58,7 +63,11 @@ impl Agent {
         }
         self.least = self.least.min(age);
         let is_known = now_ms.saturating_sub(self.first_ms) >= HEARD_MS;
-        if is_known { self.least.min(self.before) } else { 0 }
+        if is_known {
+            self.least.min(self.before)
+        } else {
+            0
+        }
     }
 }
 
@@ -73,11 +82,23 @@ mod tests {
     #[test]
     fn a_slow_clock_is_known_after_a_while_and_a_mended_one_at_once() {
         let mut clocks = Clocks::default();
-        assert_eq!(clocks.by_ours("a", NOW - SLOW, NOW), NOW - SLOW, "it may be an old message");
+        assert_eq!(
+            clocks.by_ours("a", NOW - SLOW, NOW),
+            NOW - SLOW,
+            "it may be an old message"
+        );
         let later = NOW + HEARD_MS;
         assert_eq!(clocks.by_ours("a", later - SLOW, later), later);
-        assert_eq!(clocks.by_ours("a", later - SLOW - 7000, later), later - 7000, "one that waited");
-        assert_eq!(clocks.by_ours("b", later - SLOW, later), later - SLOW, "of others nothing is known");
+        assert_eq!(
+            clocks.by_ours("a", later - SLOW - 7000, later),
+            later - 7000,
+            "one that waited"
+        );
+        assert_eq!(
+            clocks.by_ours("b", later - SLOW, later),
+            later - SLOW,
+            "of others nothing is known"
+        );
         assert_eq!(clocks.by_ours("a", later, later), later);
         assert_eq!(clocks.by_ours("a", later - SLOW, later), later - SLOW);
     }
@@ -89,7 +110,11 @@ mod tests {
             assert_eq!(clocks.by_ours("a", NOW - age, NOW), NOW - age);
         }
         let later = NOW + HEARD_MS;
-        assert_eq!(clocks.by_ours("a", later - SLOW, later), later - SLOW, "it has been seen to be right");
+        assert_eq!(
+            clocks.by_ours("a", later - SLOW, later),
+            later - SLOW,
+            "it has been seen to be right"
+        );
         // After a silence nobody knows.
         let later = NOW + 3 * SPAN_MS;
         assert_eq!(clocks.by_ours("a", later - SLOW, later), later - SLOW);

@@ -40,7 +40,9 @@ impl<C: Calls> Service<C> {
             (Stop::Drain, Phase::Open) => {
                 self.close();
                 self.phase = Phase::Draining(now + self.settings.grace);
-                self.note(Noted::Draining { running: self.running.len() });
+                self.note(Noted::Draining {
+                    running: self.running.len(),
+                });
             }
             (Stop::Now, Phase::Open | Phase::Draining(_)) => {
                 self.close();
@@ -121,8 +123,14 @@ impl<C: Calls> Service<C> {
         let calls = self.of_calls.iter().filter(|(task, _)| !is_kept(task));
         let calls: Vec<_> = calls.map(|(_, key)| key.clone()).collect();
         let unread = std::iter::from_fn(|| arrived.try_recv().ok());
-        let unread = unread.filter(|message| !self.is_for_others(&message.receipt)).count();
-        let unsaid = self.posted.values().filter(|posted| posted.weight > 0).count();
+        let unread = unread
+            .filter(|message| !self.is_for_others(&message.receipt))
+            .count();
+        let unsaid = self
+            .posted
+            .values()
+            .filter(|posted| posted.weight > 0)
+            .count();
         self.cut.extend(calls);
         self.lost += unread + unsaid;
     }
@@ -135,7 +143,9 @@ impl<C: Calls> Service<C> {
     /// Whether the request comes again whose answer this task sends.
     fn comes_again(&self, task: &task::Id) -> bool {
         let held = self.of_calls.get(task).and_then(|key| self.held.get(key));
-        held.into_iter().flatten().any(|receipt| self.is_for_others(receipt))
+        held.into_iter()
+            .flatten()
+            .any(|receipt| self.is_for_others(receipt))
     }
 
     /// Nobody has the answer of a call, and no more is tried. Whoever cancelled it wants none.
@@ -150,7 +160,9 @@ impl<C: Calls> Service<C> {
         let keys: Vec<_> = self.running.keys().cloned().collect();
         self.cut.extend(keys.iter().cloned());
         if !keys.is_empty() {
-            self.note(Noted::Cutting { running: keys.len() });
+            self.note(Noted::Cutting {
+                running: keys.len(),
+            });
         }
         for key in keys {
             self.stop(&key, BY_END);
@@ -161,7 +173,9 @@ impl<C: Calls> Service<C> {
     /// that would be lost by that have the time that calls have.
     pub(super) fn hasten(&mut self, nothing_came: bool) {
         let until = match self.phase {
-            Phase::Draining(until) if self.delayed.keys().all(|task| self.comes_again(task)) => until,
+            Phase::Draining(until) if self.delayed.keys().all(|task| self.comes_again(task)) => {
+                until
+            }
             Phase::Cancelling(until) => until,
             Phase::Open | Phase::Draining(_) | Phase::Cut => return,
         };
@@ -174,7 +188,9 @@ impl<C: Calls> Service<C> {
     pub(super) fn is_over(&self, nothing_came: bool) -> bool {
         match self.phase {
             Phase::Open => false,
-            Phase::Draining(_) | Phase::Cancelling(_) => self.tasks.is_empty() && self.is_quiet(nothing_came),
+            Phase::Draining(_) | Phase::Cancelling(_) => {
+                self.tasks.is_empty() && self.is_quiet(nothing_came)
+            }
             Phase::Cut => true,
         }
     }
@@ -201,7 +217,11 @@ impl<C: Calls> Service<C> {
             Phase::Cut => None,
             Phase::Draining(until) | Phase::Cancelling(until) => {
                 let quiet_at = self.quiet_at();
-                Some(if quiet_at > Instant::now() { until.min(quiet_at) } else { until })
+                Some(if quiet_at > Instant::now() {
+                    until.min(quiet_at)
+                } else {
+                    until
+                })
             }
         }
     }

@@ -15,8 +15,8 @@ use crate::{
         answer,
         code::{Code, Refusal},
         request::{
-            self, InitRequest, Invoke, LONGEST_TIMEOUT, Message, Refused, Reply, Request, SHORTEST_TIMEOUT,
-            Unread,
+            self, InitRequest, Invoke, LONGEST_TIMEOUT, Message, Refused, Reply, Request,
+            SHORTEST_TIMEOUT, Unread,
         },
         topic::Topic,
     },
@@ -31,8 +31,17 @@ const BY_ASKER: &str = "its asker wants no answer any more";
 
 impl<C: Calls> Service<C> {
     pub(super) fn arrived(&mut self, arrived: Arrived) {
-        let Arrived { topic, payload, properties, receipt } = arrived;
-        let message = Message { topic: &topic, payload: &payload, properties: &properties };
+        let Arrived {
+            topic,
+            payload,
+            properties,
+            receipt,
+        } = arrived;
+        let message = Message {
+            topic: &topic,
+            payload: &payload,
+            properties: &properties,
+        };
         match request::read(&self.settings.base, message, self.settings.defaults.largest) {
             Ok(Request::Invoke(invoke)) => self.invoked(invoke, receipt, request::weight(&payload)),
             Ok(Request::Init(asked)) => self.asked(*asked, receipt, request::weight(&payload)),
@@ -55,7 +64,14 @@ impl<C: Calls> Service<C> {
         self.note(Noted::Received(which.clone()));
         let (id, reply) = (invoke.id.clone(), invoke.reply.clone());
         let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
-        let asker = Asker { key, id, reply, which, receipt, arrived: Instant::now() };
+        let asker = Asker {
+            key,
+            id,
+            reply,
+            which,
+            receipt,
+            arrived: Instant::now(),
+        };
         let now = now_ms();
         // Whoever sends a request a hundred times has the same answer a few times.
         if self.answering.contains(&asker.key) {
@@ -67,13 +83,18 @@ impl<C: Calls> Service<C> {
             Some(Before::UnderWay) => return self.hold(asker),
             None => {}
         }
-        let Some(tool) = self.tool(&invoke.tool) else { return self.stray(&invoke.tool, asker) };
+        let Some(tool) = self.tool(&invoke.tool) else {
+            return self.stray(&invoke.tool, asker);
+        };
         let ticket = Ticket {
             id: asker.key.clone(),
             names: [asker.id.clone(), asker.reply.correlation.clone()],
             party: format!("{}\n{}", invoke.app_name, invoke.user_id),
             tool: invoke.tool.clone(),
-            sent_ms: asker.reply.sent_ms.map_or(now, |sent| self.clocks.by_ours(&invoke.app_name, sent, now)),
+            sent_ms: asker
+                .reply
+                .sent_ms
+                .map_or(now, |sent| self.clocks.by_ours(&invoke.app_name, sent, now)),
             timeout: self.time(&invoke, &tool),
             weight,
             what: Turn { asker, invoke },
@@ -94,7 +115,10 @@ impl<C: Calls> Service<C> {
 
     /// What the request says, or its tool, or nobody.
     pub(super) fn time(&self, invoke: &Invoke, tool: &Tool) -> Duration {
-        let said = invoke.timeout.or(tool.timeout).unwrap_or(self.settings.defaults.timeout);
+        let said = invoke
+            .timeout
+            .or(tool.timeout)
+            .unwrap_or(self.settings.defaults.timeout);
         said.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
@@ -103,12 +127,22 @@ impl<C: Calls> Service<C> {
     pub(super) fn profile(&self, invoke: &Invoke, tool: &Tool, which: &Arc<Which>) -> Profile {
         let widest = self.settings.defaults.profile;
         let wished = || {
-            let Some(name) = invoke.profile.as_deref() else { return widest };
+            let Some(name) = invoke.profile.as_deref() else {
+                return widest;
+            };
             let (known, which, name) = (Profile::named(name), which.clone(), name.to_owned());
             match known {
                 Some(wished) if wished <= widest => return wished,
-                Some(_) => self.note(Noted::ProfileTooWide { which, name, instead: widest }),
-                None => self.note(Noted::UnknownProfile { which, name, instead: widest }),
+                Some(_) => self.note(Noted::ProfileTooWide {
+                    which,
+                    name,
+                    instead: widest,
+                }),
+                None => self.note(Noted::UnknownProfile {
+                    which,
+                    name,
+                    instead: widest,
+                }),
             }
             widest
         };
@@ -119,21 +153,34 @@ impl<C: Calls> Service<C> {
     pub(super) fn stray(&mut self, tool: &str, asker: Asker) {
         // When many wait to be unsubscribed, this one will come again.
         _ = self.strays.try_send(tool.to_owned());
-        let refusal = Refusal::new(Code::ToolNotAvailable, format!("there is no tool `{tool}` here"));
+        let refusal = Refusal::new(
+            Code::ToolNotAvailable,
+            format!("there is no tool `{tool}` here"),
+        );
         self.refuse_or_leave(asker, &refusal);
     }
 
     fn answer_again(&mut self, asker: Asker, answer: Bytes) {
-        self.note(Noted::Duplicate { which: asker.which.clone(), is_answered: true });
+        self.note(Noted::Duplicate {
+            which: asker.which.clone(),
+            is_answered: true,
+        });
         self.dispatch(asker, answer);
     }
 
     /// One answer is for both. Should we die before it, the copy is the one that comes again: the first may be of a
     /// connection that is gone.
     fn hold(&mut self, asker: Asker) {
-        self.note(Noted::Duplicate { which: asker.which, is_answered: false });
+        self.note(Noted::Duplicate {
+            which: asker.which,
+            is_answered: false,
+        });
         // Of those whose answer is delayed one each: a broker gives only so many before some are settled, and they are many.
-        let most = if self.desk.is_delayed(&asker.key) { 1 } else { MOST_HELD };
+        let most = if self.desk.is_delayed(&asker.key) {
+            1
+        } else {
+            MOST_HELD
+        };
         let held = self.held.entry(asker.key).or_default();
         held.push(asker.receipt);
         let surplus = held.len().saturating_sub(most);
@@ -143,21 +190,48 @@ impl<C: Calls> Service<C> {
 
     /// Nobody but the owner of a tool knows what it is: about others there is silence.
     fn asked(&mut self, asked: InitRequest, receipt: Receipt, weight: usize) {
-        let Some(tool) = self.tool(&asked.tool) else { return self.settle(vec![receipt]) };
-        let InitRequest { id, tool: name, tool_config, words, reply } = asked;
+        let Some(tool) = self.tool(&asked.tool) else {
+            return self.settle(vec![receipt]);
+        };
+        let InitRequest {
+            id,
+            tool: name,
+            tool_config,
+            words,
+            reply,
+        } = asked;
         let (which, largest) = (which(&id, &name, &reply), self.post.largest);
         let too_many = || Refusal::new(Code::ResourceExhausted, TOO_MANY);
         if tool_config.is_empty() {
             let answer = answer::init_answer(&id, &tool.card, words, largest);
             return match self.has_room(answer.len()) {
-                true => self.send(Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]), None),
-                false => self.decline(which, Refused { id, reply, refusal: too_many() }, receipt),
+                true => self.send(
+                    Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]),
+                    None,
+                ),
+                false => self.decline(
+                    which,
+                    Refused {
+                        id,
+                        reply,
+                        refusal: too_many(),
+                    },
+                    receipt,
+                ),
             };
         }
         // Then it may be another: it is asked itself, and nobody knows how much it says.
         let weight = weight.max(LARGE);
         if !self.has_room(weight) {
-            return self.decline(which, Refused { id, reply, refusal: too_many() }, receipt);
+            return self.decline(
+                which,
+                Refused {
+                    id,
+                    reply,
+                    refusal: too_many(),
+                },
+                receipt,
+            );
         }
         let (calls, post) = (self.settings.calls.clone(), self.post.clone());
         self.background(Posted { weight, key: None }, async move {
@@ -165,7 +239,14 @@ impl<C: Calls> Service<C> {
                 Ok(card) => answer::init_answer(&id, &card, words, largest),
                 Err(refusal) => answer::error(&id, &refusal),
             };
-            post.answer_once(Letter::new(which, id, reply, Bytes::from(answer), vec![receipt])).await;
+            post.answer_once(Letter::new(
+                which,
+                id,
+                reply,
+                Bytes::from(answer),
+                vec![receipt],
+            ))
+            .await;
         });
     }
 
@@ -188,7 +269,10 @@ impl<C: Calls> Service<C> {
     fn decline(&mut self, which: Arc<Which>, refused: Refused, receipt: Receipt) {
         let Refused { id, reply, refusal } = refused;
         let answer = Bytes::from(answer::error(&id, &refusal));
-        self.note(Noted::Refused { which: which.clone(), refusal });
+        self.note(Noted::Refused {
+            which: which.clone(),
+            refusal,
+        });
         self.send(Letter::new(which, id, reply, answer, vec![receipt]), None);
     }
 

@@ -72,19 +72,40 @@ pub enum Noted {
     /// It was not understood, or is not begun; its asker is told.
     Refused { which: Arc<Which>, refusal: Refusal },
     /// The tool is run.
-    Started { which: Arc<Which>, profile: Profile, time: Duration, queued: Duration },
+    Started {
+        which: Arc<Which>,
+        profile: Profile,
+        time: Duration,
+        queued: Duration,
+    },
     /// The tool has run.
     Ran { which: Arc<Which>, seen: Seen },
     /// The broker has the answer of a call that was run, or did not take it as long as it was of use. `took` is the run alone.
-    Answered { which: Arc<Which>, how: How, took: Duration, queued: Duration },
+    Answered {
+        which: Arc<Which>,
+        how: How,
+        took: Duration,
+        queued: Duration,
+    },
     /// It came before: the same answer is for both, or is given again.
-    Duplicate { which: Arc<Which>, is_answered: bool },
+    Duplicate {
+        which: Arc<Which>,
+        is_answered: bool,
+    },
     /// Its asker wants no answer any more; it gets one all the same.
     Cancelled(Arc<Which>),
     /// The request names a profile that nobody knows.
-    UnknownProfile { which: Arc<Which>, name: String, instead: Profile },
+    UnknownProfile {
+        which: Arc<Which>,
+        name: String,
+        instead: Profile,
+    },
     /// The request names a profile that is wider than the operator lets requests be.
-    ProfileTooWide { which: Arc<Which>, name: String, instead: Profile },
+    ProfileTooWide {
+        which: Arc<Which>,
+        name: String,
+        instead: Profile,
+    },
     /// What a tool said meanwhile was passed on.
     Status(Arc<Which>),
     /// What a tool said meanwhile and too fast, or where the broker ends connections over it.
@@ -92,7 +113,11 @@ pub enum Noted {
     /// Nobody can be told: it says nowhere where its asker listens.
     Unanswerable { topic: String, refusal: Refusal },
     /// The broker does not take this, or has too much to take; `which` is none for what is told everybody.
-    PublishFailed { which: Option<Arc<Which>>, topic: String, why: String },
+    PublishFailed {
+        which: Option<Arc<Which>>,
+        topic: String,
+        why: String,
+    },
     /// The broker does not take an answer for now; it is sent again.
     Delayed { which: Arc<Which>, why: String },
     /// Everybody was told of so many tools.

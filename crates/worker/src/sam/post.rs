@@ -77,12 +77,25 @@ impl Letter {
         receipts: Vec<Receipt>,
     ) -> Letter {
         let (is_small_enough, is_tried, is_last) = (false, false, false);
-        Letter { which, id, reply, answer, receipts, instead: None, is_small_enough, is_tried, is_last }
+        Letter {
+            which,
+            id,
+            reply,
+            answer,
+            receipts,
+            instead: None,
+            is_small_enough,
+            is_tried,
+            is_last,
+        }
     }
 
     /// What is said in its stead.
     fn replacement(&self) -> (Bytes, Refusal) {
-        let why = format!("the broker does not take the answer, which has {} bytes", self.answer.len());
+        let why = format!(
+            "the broker does not take the answer, which has {} bytes",
+            self.answer.len()
+        );
         let refusal = Refusal::new(Code::ExecutionError, why);
         (Bytes::from(answer::error(&self.id, &refusal)), refusal)
     }
@@ -104,7 +117,12 @@ impl Letter {
 
 impl Post {
     pub(super) fn new(reach: Reach, note: Note, largest: usize) -> Post {
-        Post { reach, note, sizes: Arc::default(), largest }
+        Post {
+            reach,
+            note,
+            sizes: Arc::default(),
+            largest,
+        }
     }
 
     pub(super) fn note(&self, noted: Noted) {
@@ -129,8 +147,13 @@ impl Post {
         echoed: &Properties,
     ) -> Result<(), Gone> {
         let family = which.map_or(Family::Words, |_| audience(topic));
-        let sent = self.reach.publish_of(family, outgoing(topic, payload, echoed)).await;
-        if let Err(gone @ (Gone::Refused(_) | Gone::NotNow(_) | Gone::Ended(_) | Gone::Over)) = &sent {
+        let sent = self
+            .reach
+            .publish_of(family, outgoing(topic, payload, echoed))
+            .await;
+        if let Err(gone @ (Gone::Refused(_) | Gone::NotNow(_) | Gone::Ended(_) | Gone::Over)) =
+            &sent
+        {
             self.failed(which, topic, &gone.to_string());
         }
         sent
@@ -168,7 +191,9 @@ impl Post {
                 self.failed(Some(&letter.which), &letter.reply.to, why);
                 letter.settle().await;
             }
-            Err(over @ Gone::Over) => self.failed(Some(&letter.which), &letter.reply.to, &over.to_string()),
+            Err(over @ Gone::Over) => {
+                self.failed(Some(&letter.which), &letter.reply.to, &over.to_string())
+            }
         }
         sent
     }
@@ -190,7 +215,9 @@ impl Post {
         let (family, message) = (audience(to), outgoing(to, letter.answer.clone(), echoed));
         match self.reach.publish_of(family.clone(), message.clone()).await {
             // A connection that the broker ends over it costs nobody anything then.
-            Err(Gone::HeldBack(_)) if letter.is_last => self.reach.publish_alone(family, message).await,
+            Err(Gone::HeldBack(_)) if letter.is_last => {
+                self.reach.publish_alone(family, message).await
+            }
             sent => sent,
         }
     }
@@ -199,9 +226,14 @@ impl Post {
     async fn offer_less(&self, letter: &mut Letter, why: String) -> Result<(), Gone> {
         let Reply { to, echoed, .. } = &letter.reply;
         let (error, refusal) = letter.replacement();
-        match self.reach.publish_alone(audience(to), outgoing(to, error.clone(), echoed)).await {
+        match self
+            .reach
+            .publish_alone(audience(to), outgoing(to, error.clone(), echoed))
+            .await
+        {
             Ok(()) => {
-                self.sizes.replaced(letter.answer.len(), letter.is_tried, Instant::now());
+                self.sizes
+                    .replaced(letter.answer.len(), letter.is_tried, Instant::now());
                 letter.replace((error, refusal));
             }
             Err(Gone::Over) => return Err(Gone::Over),
@@ -240,11 +272,15 @@ impl Post {
             };
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.answer(letter).await {
-                Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why)) if letter.is_last => {
+                Err(Gone::NotNow(why) | Gone::Ended(why) | Gone::HeldBack(why))
+                    if letter.is_last =>
+                {
                     self.failed(Some(&letter.which), &letter.reply.to, &why);
                     return Err(Gone::Over);
                 }
-                Err(Gone::NotNow(again) | Gone::Ended(again) | Gone::HeldBack(again)) => why = again,
+                Err(Gone::NotNow(again) | Gone::Ended(again) | Gone::HeldBack(again)) => {
+                    why = again
+                }
                 sent => return sent,
             }
         }
@@ -267,27 +303,52 @@ impl Post {
 
 fn outgoing(topic: &str, payload: Bytes, echoed: &Properties) -> Outgoing {
     let properties = answer::properties(echoed, SystemTime::now());
-    Outgoing { topic: topic.to_owned(), payload, properties }
+    Outgoing {
+        topic: topic.to_owned(),
+        payload,
+        properties,
+    }
 }
 
 /// An agent has a topic for each of its calls, and one queue for all of them.
 fn audience(topic: &str) -> Family {
-    Family::Audience(topic.rsplit_once('/').map_or(topic, |(audience, _)| audience).to_owned())
+    Family::Audience(
+        topic
+            .rsplit_once('/')
+            .map_or(topic, |(audience, _)| audience)
+            .to_owned(),
+    )
 }
 
 /// The words for an outcome.
-pub(super) fn words(asker: &Asker, outcome: &Outcome, ended_by: &str, largest: usize) -> (Vec<u8>, How) {
+pub(super) fn words(
+    asker: &Asker,
+    outcome: &Outcome,
+    ended_by: &str,
+    largest: usize,
+) -> (Vec<u8>, How) {
     let since = asker.arrived.elapsed();
     match outcome {
-        Outcome::Success { result, artifacts, .. } => {
-            match answer::success(&asker.id, result, since, artifacts, largest) {
-                Ok(answer) => (answer, How::Success { artifacts: artifacts.len() }),
-                Err(refusal) => (answer::error(&asker.id, &refusal), How::Error(refusal)),
-            }
-        }
+        Outcome::Success {
+            result, artifacts, ..
+        } => match answer::success(&asker.id, result, since, artifacts, largest) {
+            Ok(answer) => (
+                answer,
+                How::Success {
+                    artifacts: artifacts.len(),
+                },
+            ),
+            Err(refusal) => (answer::error(&asker.id, &refusal), How::Error(refusal)),
+        },
         Outcome::TimedOut { .. } => (answer::timed_out(&asker.id, since), How::TimedOut),
-        Outcome::Refused(refusal) => (answer::error(&asker.id, refusal), How::Error(refusal.clone())),
-        Outcome::Cancelled => (answer::error(&asker.id, &cancelled(ended_by)), How::Cancelled),
+        Outcome::Refused(refusal) => (
+            answer::error(&asker.id, refusal),
+            How::Error(refusal.clone()),
+        ),
+        Outcome::Cancelled => (
+            answer::error(&asker.id, &cancelled(ended_by)),
+            How::Cancelled,
+        ),
     }
 }
 

@@ -67,7 +67,10 @@ pub(super) async fn carry_out<C: Calls>(
     let (called, dropped) = tokio::join!(call, listener.pass_on(spoken, ended));
     let count = dropped + called.seen.unsaid;
     if count > 0 {
-        listener.post.note(Noted::StatusesDropped { which: listener.which.clone(), count });
+        listener.post.note(Noted::StatusesDropped {
+            which: listener.which.clone(),
+            count,
+        });
     }
     called
 }
@@ -88,7 +91,11 @@ async fn overdue(time: Duration, mut cancelled: watch::Receiver<bool>) {
 
 impl Listener {
     /// Until the call is over, whoever still holds the other end. Tells how many were not passed on.
-    async fn pass_on(&self, mut spoken: mpsc::Receiver<String>, mut ended: oneshot::Receiver<()>) -> u64 {
+    async fn pass_on(
+        &self,
+        mut spoken: mpsc::Receiver<String>,
+        mut ended: oneshot::Receiver<()>,
+    ) -> u64 {
         let (begun, mut said, mut dropped) = (Instant::now(), 0, 0);
         let (mut is_over, mut quiet_until) = (false, begun);
         loop {
@@ -122,9 +129,14 @@ impl Listener {
 
     /// What the broker does not take is noted; a status is worth no more.
     async fn say(&self, text: &str) -> Result<(), Gone> {
-        let Some(topic) = &self.reply.status_to else { return Ok(()) };
+        let Some(topic) = &self.reply.status_to else {
+            return Ok(());
+        };
         let payload = Bytes::from(answer::status(&self.which.task, text, SystemTime::now()));
-        let sent = self.post.mention(Some(&self.which), topic, payload, &self.reply.echoed).await;
+        let sent = self
+            .post
+            .mention(Some(&self.which), topic, payload, &self.reply.echoed)
+            .await;
         if sent.is_ok() {
             self.post.note(Noted::Status(self.which.clone()));
         }

@@ -171,7 +171,10 @@ impl<C: Calls> Service<C> {
             strays,
             closes,
             phase: Phase::Open,
-            link: LinkState::Connecting { why: String::new(), after: 0 },
+            link: LinkState::Connecting {
+                why: String::new(),
+                after: 0,
+            },
             load: (0, 0),
             cut: HashSet::new(),
             lost: 0,
@@ -196,7 +199,9 @@ impl<C: Calls> Service<C> {
             self.tell_load();
             self.hasten(arrived.is_empty());
             if self.is_over(arrived.is_empty()) {
-                return Ended { cut: self.cut.len() + self.lost };
+                return Ended {
+                    cut: self.cut.len() + self.lost,
+                };
             }
             let until = self.deadline();
             tokio::select! {
@@ -231,7 +236,10 @@ impl<C: Calls> Service<C> {
         let load = self.desk.load();
         if load != self.load {
             self.load = load;
-            self.note(Noted::Load { waiting: load.0, running: load.1 });
+            self.note(Noted::Load {
+                waiting: load.0,
+                running: load.1,
+            });
         }
     }
 
@@ -247,9 +255,15 @@ impl<C: Calls> Service<C> {
         while let Some((ticket, time)) = self.desk.next(now_ms()) {
             let exhausted = |why: &str| Refusal::new(Code::ResourceExhausted, why);
             match time {
-                None => self.refuse(ticket.what.asker, &exhausted("it waited until nobody waits for it")),
+                None => self.refuse(
+                    ticket.what.asker,
+                    &exhausted("it waited until nobody waits for it"),
+                ),
                 Some(_) if (self.settings.is_full)() => {
-                    self.refuse(ticket.what.asker, &exhausted("there is no room left for a tool's files"));
+                    self.refuse(
+                        ticket.what.asker,
+                        &exhausted("there is no room left for a tool's files"),
+                    );
                 }
                 Some(time) => {
                     let until = patience(&ticket, now_ms());
@@ -263,28 +277,53 @@ impl<C: Calls> Service<C> {
     /// that: it may have less time, and no more.
     fn start(&mut self, turn: Turn, time: Duration, until: Instant) {
         let Turn { asker, invoke } = turn;
-        let Some(tool) = self.tool(&invoke.tool) else { return self.stray(&invoke.tool, asker) };
-        let (profile, time) =
-            (self.profile(&invoke, &tool, &asker.which), time.min(self.time(&invoke, &tool)));
+        let Some(tool) = self.tool(&invoke.tool) else {
+            return self.stray(&invoke.tool, asker);
+        };
+        let (profile, time) = (
+            self.profile(&invoke, &tool, &asker.which),
+            time.min(self.time(&invoke, &tool)),
+        );
         let queued = asker.arrived.elapsed();
-        self.note(Noted::Started { which: asker.which.clone(), profile, time, queued });
+        self.note(Noted::Started {
+            which: asker.which.clone(),
+            profile,
+            time,
+            queued,
+        });
         let (cancel, cancelled) = watch::channel(false);
         let (post, which, reply) = (self.post.clone(), asker.which.clone(), asker.reply.clone());
         let listener = Listener { post, which, reply };
-        let order = Order { tool, invoke, time, profile };
+        let order = Order {
+            tool,
+            invoke,
+            time,
+            profile,
+        };
         let (calls, key) = (self.settings.calls.clone(), asker.key.clone());
-        let running = Running { asker, cancel, started: Instant::now(), until, ended_by: None };
+        let running = Running {
+            asker,
+            cancel,
+            started: Instant::now(),
+            until,
+            ended_by: None,
+        };
         self.running.insert(key.clone(), running);
         let of = key.clone();
         let task = self.tasks.spawn(async move {
             let called = run::carry_out(calls, order, cancelled, listener).await;
-            Done::Called { key: of, called: Box::new(called) }
+            Done::Called {
+                key: of,
+                called: Box::new(called),
+            }
         });
         self.of_calls.insert(task.id(), key);
     }
 
     pub(super) fn stop(&mut self, key: &str, why: &'static str) {
-        let Some(running) = self.running.get_mut(key) else { return };
+        let Some(running) = self.running.get_mut(key) else {
+            return;
+        };
         running.ended_by.get_or_insert(why);
         running.cancel.send_replace(true);
         let which = running.asker.which.clone();
@@ -295,14 +334,20 @@ impl<C: Calls> Service<C> {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let key = self.of_calls.remove(&id);
         self.delayed.remove(&id);
-        let copies = self.posted.remove(&id).map(|posted| self.was_posted(posted));
+        let copies = self
+            .posted
+            .remove(&id)
+            .map(|posted| self.was_posted(posted));
         self.settle(copies.unwrap_or_default());
         match (done, key) {
             (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
             (Ok((_, Done::Answered(answered))), _) => self.answered(answered),
             (Err(_), Some(key)) if self.running.contains_key(&key) => {
                 let why = "the worker failed at this call";
-                self.called(&key, Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why))));
+                self.called(
+                    &key,
+                    Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why))),
+                );
             }
             // Its answer could not be sent: whoever sends it again is served.
             (Err(_), Some(key)) => {
@@ -316,20 +361,50 @@ impl<C: Calls> Service<C> {
     /// There is an outcome: it is said, and the slot is kept until the broker has it. So, while there is no broker, no more
     /// answers gather than there are slots.
     fn called(&mut self, key: &str, called: Called) {
-        let Some(running) = self.running.remove(key) else { return };
+        let Some(running) = self.running.remove(key) else {
+            return;
+        };
         let Called { outcome, seen } = called;
-        self.note(Noted::Ran { which: running.asker.which.clone(), seen });
-        let Running { asker, started, until, ended_by, .. } = running;
+        self.note(Noted::Ran {
+            which: running.asker.which.clone(),
+            seen,
+        });
+        let Running {
+            asker,
+            started,
+            until,
+            ended_by,
+            ..
+        } = running;
         let post = self.post.clone();
         let queued = started - asker.arrived;
         let took = post::took(&outcome).unwrap_or_else(|| started.elapsed());
         let task = self.tasks.spawn(async move {
-            let (answer, how) =
-                post::words(&asker, &outcome, ended_by.unwrap_or("nobody says why"), post.largest);
-            let Asker { key, id, reply, which, receipt, .. } = asker;
+            let (answer, how) = post::words(
+                &asker,
+                &outcome,
+                ended_by.unwrap_or("nobody says why"),
+                post.largest,
+            );
+            let Asker {
+                key,
+                id,
+                reply,
+                which,
+                receipt,
+                ..
+            } = asker;
             let mut letter = Letter::new(which, id, reply, Bytes::from(answer), vec![receipt]);
             let sent = post.answer(&mut letter).await;
-            Done::Answered(Box::new(Answered { key, letter, sent, how, took, queued, until }))
+            Done::Answered(Box::new(Answered {
+                key,
+                letter,
+                sent,
+                how,
+                took,
+                queued,
+                until,
+            }))
         });
         self.of_calls.insert(task.id(), key.to_owned());
     }
@@ -346,12 +421,29 @@ impl<C: Calls> Service<C> {
                 self.delay(answered, held, why);
             }
             Ok(()) | Err(Gone::Refused(_)) => {
-                let Answered { key, letter, how, took, queued, .. } = *answered;
-                let Letter { which, answer, instead, .. } = letter;
+                let Answered {
+                    key,
+                    letter,
+                    how,
+                    took,
+                    queued,
+                    ..
+                } = *answered;
+                let Letter {
+                    which,
+                    answer,
+                    instead,
+                    ..
+                } = letter;
                 self.desk.answered(&key, answer, Some(took), now_ms());
                 self.settle(held);
                 let how = instead.map_or(how, How::Error);
-                self.note(Noted::Answered { which, how, took, queued });
+                self.note(Noted::Answered {
+                    which,
+                    how,
+                    took,
+                    queued,
+                });
             }
         }
     }
@@ -360,7 +452,10 @@ impl<C: Calls> Service<C> {
     /// meanwhile, unless too many wait so: then it keeps its slot, and not for long.
     fn delay(&mut self, mut answered: Box<Answered>, held: Vec<Receipt>, why: String) {
         let letter = &mut answered.letter;
-        self.note(Noted::Delayed { which: letter.which.clone(), why: why.clone() });
+        self.note(Noted::Delayed {
+            which: letter.which.clone(),
+            why: why.clone(),
+        });
         let mut surplus = std::mem::take(&mut letter.receipts);
         surplus.extend(held);
         // One is enough for it to come again: the newest, the others may be of connections that are gone. It is held here and
@@ -369,12 +464,15 @@ impl<C: Calls> Service<C> {
         let (key, weight) = (answered.key.clone(), letter.answer.len());
         self.held.insert(key.clone(), newest);
         let delayed_bytes: usize = self.delayed.values().sum();
-        let has_room = self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
+        let has_room =
+            self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
         let longest = if has_room { LONGEST_DELAY } else { IN_ITS_SLOT };
         let until = answered.until.min(Instant::now() + longest);
         let (post, took, last_try) = (self.post.clone(), answered.took, self.last_try.subscribe());
         let task = self.tasks.spawn(async move {
-            answered.sent = post.insist(&mut answered.letter, why, until, last_try).await;
+            answered.sent = post
+                .insist(&mut answered.letter, why, until, last_try)
+                .await;
             Done::Answered(answered)
         });
         if has_room {
@@ -390,15 +488,26 @@ impl<C: Calls> Service<C> {
 impl<C: Calls> Service<C> {
     /// Remembered as well: one that comes again is not run after it was refused.
     pub(super) fn refuse(&mut self, asker: Asker, refusal: &Refusal) {
-        self.note(Noted::Refused { which: asker.which.clone(), refusal: refusal.clone() });
+        self.note(Noted::Refused {
+            which: asker.which.clone(),
+            refusal: refusal.clone(),
+        });
         let answer = Bytes::from(answer::error(&asker.id, refusal));
         let names = [asker.id.clone(), asker.reply.correlation.clone()];
-        self.desk.refused(&asker.key, names, answer.clone(), now_ms());
+        self.desk
+            .refused(&asker.key, names, answer.clone(), now_ms());
         self.dispatch(asker, answer);
     }
 
     pub(super) fn dispatch(&mut self, asker: Asker, answer: Bytes) {
-        let Asker { key, id, reply, which, receipt, .. } = asker;
+        let Asker {
+            key,
+            id,
+            reply,
+            which,
+            receipt,
+            ..
+        } = asker;
         let mut receipts = self.held.remove(&key).unwrap_or_default();
         receipts.push(receipt);
         self.send(Letter::new(which, id, reply, answer, receipts), Some(key));
@@ -411,13 +520,17 @@ impl<C: Calls> Service<C> {
         }
         let post = self.post.clone();
         self.answering.extend(key.clone());
-        self.background(Posted { weight, key }, async move { post.answer_once(letter).await });
+        self.background(Posted { weight, key }, async move {
+            post.answer_once(letter).await
+        });
     }
 
     /// Gives the copies that came meanwhile.
     fn was_posted(&mut self, posted: Posted) -> Vec<Receipt> {
         self.posted_bytes -= posted.weight;
-        let Some(key) = posted.key else { return Vec::new() };
+        let Some(key) = posted.key else {
+            return Vec::new();
+        };
         self.answering.remove(&key);
         self.held.remove(&key).unwrap_or_default()
     }
@@ -436,7 +549,8 @@ impl<C: Calls> Service<C> {
 
     /// Nothing more is to be done about these. They weigh nothing, and a broker gives only so many before some are settled.
     pub(super) fn settle(&mut self, receipts: Vec<Receipt>) {
-        self.unsettled.extend(receipts.into_iter().filter(Receipt::comes_again));
+        self.unsettled
+            .extend(receipts.into_iter().filter(Receipt::comes_again));
         if self.unsettled.is_empty() || self.posted.len() >= MOST_POSTED {
             return;
         }
@@ -448,7 +562,11 @@ impl<C: Calls> Service<C> {
         });
     }
 
-    pub(super) fn background(&mut self, what: Posted, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn background(
+        &mut self,
+        what: Posted,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
         let task = self.tasks.spawn(async move {
             work.await;
             Done::Posted
@@ -472,6 +590,8 @@ async fn at(when: Option<Instant>) {
 }
 
 pub(super) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -43,7 +43,9 @@ impl Sizes {
     /// others are not.
     pub(super) fn fate(&self, size: usize, now: Instant) -> Fate {
         let mut known = self.known();
-        let Some(bound) = known.as_mut().filter(|bound| size >= bound.least) else { return Fate::Sent };
+        let Some(bound) = known.as_mut().filter(|bound| size >= bound.least) else {
+            return Fate::Sent;
+        };
         if now < bound.until {
             return Fate::Replaced;
         }
@@ -61,7 +63,11 @@ impl Sizes {
             Some(bound) if is_tried => (size, (bound.lasts * 2).min(LONGEST)),
             Some(bound) => (bound.least.min(size), bound.lasts),
         };
-        *known = Some(Bound { least, lasts, until: now + lasts });
+        *known = Some(Bound {
+            least,
+            lasts,
+            until: now + lasts,
+        });
     }
 
     pub(super) fn taken(&self, size: usize) {
@@ -92,11 +98,17 @@ mod tests {
         assert_eq!(sizes.fate(200, now), Sent);
         sizes.replaced(200, false, now);
         for minutes in [1, 2, 4, 8, 10, 10] {
-            assert_eq!([199, 200, 300].map(|size| sizes.fate(size, now)), [Sent, Replaced, Replaced]);
+            assert_eq!(
+                [199, 200, 300].map(|size| sizes.fate(size, now)),
+                [Sent, Replaced, Replaced]
+            );
             now += MINUTE * minutes - Duration::from_secs(1);
             assert_eq!(sizes.fate(200, now), Replaced);
             now += Duration::from_secs(1);
-            assert_eq!([200, 300].map(|size| sizes.fate(size, now)), [Tried, Replaced]);
+            assert_eq!(
+                [200, 300].map(|size| sizes.fate(size, now)),
+                [Tried, Replaced]
+            );
             sizes.replaced(200, true, now);
         }
         sizes.taken(199);
@@ -108,8 +120,13 @@ mod tests {
     #[test]
     fn of_those_that_were_under_way_the_smallest_counts_and_they_tell_nothing_of_how_long() {
         let (sizes, now) = (Sizes::default(), Instant::now());
-        [300, 200, 400].into_iter().for_each(|size| sizes.replaced(size, false, now));
-        assert_eq!([199, 200].map(|size| sizes.fate(size, now)), [Sent, Replaced]);
+        [300, 200, 400]
+            .into_iter()
+            .for_each(|size| sizes.replaced(size, false, now));
+        assert_eq!(
+            [199, 200].map(|size| sizes.fate(size, now)),
+            [Sent, Replaced]
+        );
         assert_eq!(sizes.fate(200, now + MINUTE), Tried);
     }
 
@@ -118,8 +135,15 @@ mod tests {
         let (sizes, now) = (Sizes::default(), Instant::now());
         sizes.replaced(200, false, now);
         assert_eq!(sizes.fate(900, now + MINUTE), Tried);
-        assert_eq!(sizes.fate(200, now + MINUTE), Replaced, "it is not known yet");
+        assert_eq!(
+            sizes.fate(200, now + MINUTE),
+            Replaced,
+            "it is not known yet"
+        );
         sizes.replaced(900, true, now + MINUTE);
-        assert_eq!([200, 899, 900].map(|size| sizes.fate(size, now + MINUTE)), [Sent, Sent, Replaced]);
+        assert_eq!(
+            [200, 899, 900].map(|size| sizes.fate(size, now + MINUTE)),
+            [Sent, Sent, Replaced]
+        );
     }
 }

@@ -30,7 +30,12 @@ pub(super) fn read(name: &'static str, text: &str, words: Words) -> Result<Addre
     let (host, port) = host_and_port(name, rest.strip_suffix('/').unwrap_or(rest))?;
     let spoken = |transport, usual, is_encrypted| {
         let port = port.unwrap_or(usual);
-        Ok(Address { transport, host: host.clone(), port, is_encrypted })
+        Ok(Address {
+            transport,
+            host: host.clone(),
+            port,
+            is_encrypted,
+        })
     };
     match (scheme.as_deref(), words) {
         (Some("mqtt"), _) => spoken(Transport::Mqtt, 1883, false),
@@ -40,7 +45,10 @@ pub(super) fn read(name: &'static str, text: &str, words: Words) -> Result<Addre
         (Some("tcp"), Words::Ours) => spoken(Transport::Dev, 55554, false),
         (Some("tcp" | "smf") | None, Words::OfTheMesh) => by_port(name, host, port, false),
         (Some("tcps" | "smfs"), Words::OfTheMesh) => by_port(name, host, port, true),
-        (Some(other), _) => Err(refused(name, format!("`{}://` is not spoken here", shown(other)))),
+        (Some(other), _) => Err(refused(
+            name,
+            format!("`{}://` is not spoken here", shown(other)),
+        )),
         (None, Words::Ours) => Err(refused(name, format!("`{name}` does not say how to speak"))),
     }
 }
@@ -53,7 +61,10 @@ fn by_port(
     is_encrypted: bool,
 ) -> Result<Address, Mistake> {
     let Some(port) = port else {
-        return Err(refused(name, format!("`{name}` has no port, and its port says how to speak")));
+        return Err(refused(
+            name,
+            format!("`{name}` has no port, and its port says how to speak"),
+        ));
     };
     let (transport, encrypts) = match port {
         1883 => (Transport::Mqtt, is_encrypted),
@@ -61,37 +72,67 @@ fn by_port(
         5672 => (Transport::Amqp, is_encrypted),
         5671 => (Transport::Amqp, true),
         55554 if is_encrypted => {
-            return Err(refused(name, "a development broker does not encrypt".to_owned()));
+            return Err(refused(
+                name,
+                "a development broker does not encrypt".to_owned(),
+            ));
         }
         55554 => (Transport::Dev, false),
         55555 | 8008 => {
             let message = format!("port {port} speaks SMF, which this worker does not");
-            return Err(instead(name, message, "mqtt://HOST:1883 or amqp://HOST:5672"));
+            return Err(instead(
+                name,
+                message,
+                "mqtt://HOST:1883 or amqp://HOST:5672",
+            ));
         }
         55443 | 1443 | 443 => {
             let message = format!("port {port} speaks SMF, which this worker does not");
-            return Err(instead(name, message, "mqtts://HOST:8883 or amqps://HOST:5671"));
+            return Err(instead(
+                name,
+                message,
+                "mqtts://HOST:8883 or amqps://HOST:5671",
+            ));
         }
-        other => return Err(refused(name, format!("port {other} does not say how to speak"))),
+        other => {
+            return Err(refused(
+                name,
+                format!("port {other} does not say how to speak"),
+            ));
+        }
     };
-    Ok(Address { transport, host, port, is_encrypted: encrypts })
+    Ok(Address {
+        transport,
+        host,
+        port,
+        is_encrypted: encrypts,
+    })
 }
 
 fn host_and_port(name: &'static str, text: &str) -> Result<(String, Option<u16>), Mistake> {
     let bad = |what: &str| refused(name, format!("`{name}`: {what}"));
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
-            let (host, behind) = rest.split_once(']').ok_or_else(|| bad("a bracket is not closed"))?;
-            host.parse::<std::net::Ipv6Addr>().map_err(|_| bad("in brackets is no address"))?;
+            let (host, behind) = rest
+                .split_once(']')
+                .ok_or_else(|| bad("a bracket is not closed"))?;
+            host.parse::<std::net::Ipv6Addr>()
+                .map_err(|_| bad("in brackets is no address"))?;
             match behind {
                 "" => (host, None),
                 _ => (
                     host,
-                    Some(behind.strip_prefix(':').ok_or_else(|| bad("behind the bracket is no port"))?),
+                    Some(
+                        behind
+                            .strip_prefix(':')
+                            .ok_or_else(|| bad("behind the bracket is no port"))?,
+                    ),
                 ),
             }
         }
-        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+        None => text
+            .split_once(':')
+            .map_or((text, None), |(host, port)| (host, Some(port))),
     };
     // Also whatever has a password in it: it is not repeated.
     let is_host = |letter: char| letter.is_ascii_alphanumeric() || "._-:".contains(letter);
@@ -123,5 +164,9 @@ fn refused(name: &'static str, message: String) -> Mistake {
 }
 
 fn instead(name: &'static str, message: String, ways: &str) -> Mistake {
-    Mistake::new(name, message, format!("say it outright with SAM_TRANSPORT: {ways}"))
+    Mistake::new(
+        name,
+        message,
+        format!("say it outright with SAM_TRANSPORT: {ways}"),
+    )
 }

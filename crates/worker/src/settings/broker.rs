@@ -99,7 +99,12 @@ impl fmt::Debug for Credentials {
 
 pub(super) fn read(reader: &mut Reader<'_>) -> Result<Broker, Mistake> {
     let (address, words) = find(reader)?;
-    let Address { transport, host, port, is_encrypted } = address;
+    let Address {
+        transport,
+        host,
+        port,
+        is_encrypted,
+    } = address;
     Ok(Broker {
         transport,
         host,
@@ -123,19 +128,26 @@ fn find(reader: &mut Reader<'_>) -> Result<(Address, Words), Mistake> {
     match (outright, named, dev) {
         (Some(Found { name, value }), named, dev) => {
             if named.is_some() || dev.is_some() {
-                reader.tell(name, "it says where the broker is; what else names one is left aside");
+                reader.tell(
+                    name,
+                    "it says where the broker is; what else names one is left aside",
+                );
             }
             Ok((address::read(name, &value, Words::Ours)?, Words::Ours))
         }
         (None, Some(named), Some(_)) if mode.is_none() => Err(Mistake::new(
             named.name,
-            format!("`{}` and a development broker are set, and there can be only one", named.name),
+            format!(
+                "`{}` and a development broker are set, and there can be only one",
+                named.name
+            ),
             "unset one, or say which by `SOLACE_DEV_MODE=true` or `false`",
         )),
         (None, _, Some(dev)) => Ok((dev, Words::Ours)),
-        (None, Some(Found { name, value }), None) => {
-            Ok((address::read(name, &value, Words::OfTheMesh)?, Words::OfTheMesh))
-        }
+        (None, Some(Found { name, value }), None) => Ok((
+            address::read(name, &value, Words::OfTheMesh)?,
+            Words::OfTheMesh,
+        )),
         (None, None, None) => Err(Mistake::new(
             "SOLACE_BROKER_URL",
             "no broker is named",
@@ -149,10 +161,20 @@ fn dev(reader: &mut Reader<'_>, is_wanted: bool) -> Result<Option<Address>, Mist
     let older = reader.found(&["DEV_BROKER_HOST"])?;
     let newer = reader.found(&["SAM_DEV_BROKER_HOST"])?;
     // Both ports are read, so that two names of one thing must agree.
-    let said = reader.raw(&["SAM_DEV_BROKER_PORT", "DEV_BROKER_PORT"])?.is_some();
-    let usual = if older.is_some() && newer.is_none() { 55555 } else { 55554 };
+    let said = reader
+        .raw(&["SAM_DEV_BROKER_PORT", "DEV_BROKER_PORT"])?
+        .is_some();
+    let usual = if older.is_some() && newer.is_none() {
+        55555
+    } else {
+        55554
+    };
     let port = match said {
-        true => reader.number(&["SAM_DEV_BROKER_PORT", "DEV_BROKER_PORT"], usual, 1..=u64::from(u16::MAX))?,
+        true => reader.number(
+            &["SAM_DEV_BROKER_PORT", "DEV_BROKER_PORT"],
+            usual,
+            1..=u64::from(u16::MAX),
+        )?,
         false => usual,
     };
     let host = reader.found(&["SAM_DEV_BROKER_HOST", "DEV_BROKER_HOST"])?;
@@ -162,7 +184,12 @@ fn dev(reader: &mut Reader<'_>, is_wanted: bool) -> Result<Option<Address>, Mist
         None => return Ok(None),
     };
     let port = u16::try_from(port).unwrap_or(55554);
-    Ok(Some(Address { transport: Transport::Dev, host, port, is_encrypted: false }))
+    Ok(Some(Address {
+        transport: Transport::Dev,
+        host,
+        port,
+        is_encrypted: false,
+    }))
 }
 
 fn tls(reader: &mut Reader<'_>, is_encrypted: bool) -> Result<Option<Tls>, Mistake> {
@@ -170,10 +197,15 @@ fn tls(reader: &mut Reader<'_>, is_encrypted: bool) -> Result<Option<Tls>, Mista
     let chain = reader.path(&["SOLACE_CLIENT_CERT_PATH"])?;
     let key = reader.path(&["SOLACE_CLIENT_KEY_PATH"])?;
     if !is_encrypted {
-        let set =
-            [("SOLACE_TRUST_STORE_PATH", store.is_some()), ("SOLACE_CLIENT_CERT_PATH", chain.is_some())];
+        let set = [
+            ("SOLACE_TRUST_STORE_PATH", store.is_some()),
+            ("SOLACE_CLIENT_CERT_PATH", chain.is_some()),
+        ];
         for (name, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
-            reader.tell(name, "it has no meaning: the broker's address says that nothing is encrypted");
+            reader.tell(
+                name,
+                "it has no meaning: the broker's address says that nothing is encrypted",
+            );
         }
         return Ok(None);
     }
@@ -184,7 +216,11 @@ fn tls(reader: &mut Reader<'_>, is_encrypted: bool) -> Result<Option<Tls>, Mista
         (None, Some(_)) => return Err(half("SOLACE_CLIENT_KEY_PATH", "SOLACE_CLIENT_CERT_PATH")),
     };
     let trust = store.map_or(Trust::Platform, Trust::Store);
-    Ok(Some(Tls { trust, certificate, server_name: None }))
+    Ok(Some(Tls {
+        trust,
+        certificate,
+        server_name: None,
+    }))
 }
 
 /// Who we are. Where the broker was named in the mesh's words its defaults are the mesh's, too, unless a certificate says it.
@@ -193,13 +229,17 @@ fn credentials(
     transport: Transport,
     words: Words,
 ) -> Result<Option<Credentials>, Mistake> {
-    let vpn = reader.text(&["SOLACE_BROKER_VPN", "SOLACE_VPN"])?.unwrap_or_else(|| VPN.to_owned());
+    let vpn = reader
+        .text(&["SOLACE_BROKER_VPN", "SOLACE_VPN"])?
+        .unwrap_or_else(|| VPN.to_owned());
     let user = reader.found(&["SOLACE_BROKER_USERNAME", "SOLACE_USERNAME"])?;
     let password = reader.secret(&["SOLACE_BROKER_PASSWORD", "SOLACE_PASSWORD"])?;
     if transport == Transport::Dev {
         if user.is_some() || password.is_some() {
-            reader
-                .tell("SOLACE_BROKER_USERNAME", "it has no meaning: a development broker asks nobody's name");
+            reader.tell(
+                "SOLACE_BROKER_USERNAME",
+                "it has no meaning: a development broker asks nobody's name",
+            );
         }
         return Ok(None);
     }
@@ -208,18 +248,27 @@ fn credentials(
         (Some(user), password) => (user.value, password),
         (None, Some(password)) => (ADMIN.to_owned(), Some(password)),
         (None, None) if words == Words::OfTheMesh && !has_certificate => {
-            reader
-                .tell("SOLACE_BROKER_USERNAME", "it is not set: `admin`, with the password of a new broker");
-            (ADMIN.to_owned(), Secret::new(ADMIN.as_bytes().to_vec()).ok())
+            reader.tell(
+                "SOLACE_BROKER_USERNAME",
+                "it is not set: `admin`, with the password of a new broker",
+            );
+            (
+                ADMIN.to_owned(),
+                Secret::new(ADMIN.as_bytes().to_vec()).ok(),
+            )
         }
         (None, None) => return Ok(None),
     };
     if transport == Transport::Amqp && vpn != VPN {
-        let message = "it has no meaning with AMQP: there the broker's port says which message VPN it is";
+        let message =
+            "it has no meaning with AMQP: there the broker's port says which message VPN it is";
         reader.tell("SOLACE_BROKER_VPN", message);
         return Ok(Some(Credentials { user, password }));
     }
-    Ok(Some(Credentials { user: at_vpn(user, &vpn), password }))
+    Ok(Some(Credentials {
+        user: at_vpn(user, &vpn),
+        password,
+    }))
 }
 
 /// MQTT has no word for a message VPN: brokers of the mesh find it behind the user's name. The only place where that is known.
@@ -246,7 +295,10 @@ fn patience(reader: &mut Reader<'_>, transport: Transport) -> Result<Patience, M
     let tries = reader.tries(tries, default)?;
     // Not less: a broker that is gone would be asked without a pause.
     let pause = reader.number(&[pause], 3000, 50..=LONGEST_PAUSE_MS)?;
-    Ok(Patience { tries, pause: Duration::from_millis(pause) })
+    Ok(Patience {
+        tries,
+        pause: Duration::from_millis(pause),
+    })
 }
 
 fn pool(reader: &Reader<'_>) -> Result<Pool, Mistake> {
@@ -279,7 +331,11 @@ fn addresses(reader: &mut Reader<'_>, transport: Transport) -> Result<Addresses,
         return Ok(Addresses::Solace);
     };
     let addresses = Addresses::named(&value).map_err(|_| {
-        Mistake::new(name, format!("`{name}`: nobody knows `{}`", shown(&value)), "solace or rabbitmq")
+        Mistake::new(
+            name,
+            format!("`{name}`: nobody knows `{}`", shown(&value)),
+            "solace or rabbitmq",
+        )
     })?;
     if transport == Transport::Amqp && addresses != Addresses::Solace {
         let message = "each connection leaves a queue `amq.gen-…` there, unless a policy lets it expire: see docs/worker.md";

@@ -65,7 +65,9 @@ impl Settings {
             paths.push(artifacts);
         }
         // What is whole stays as it is.
-        paths.into_iter().for_each(|path| *path = folder.join(&path));
+        paths
+            .into_iter()
+            .for_each(|path| *path = folder.join(&path));
         self
     }
 }
@@ -168,7 +170,11 @@ pub struct Mistake {
 
 impl Mistake {
     fn new(variable: &str, message: impl Into<String>, hint: impl Into<String>) -> Mistake {
-        Mistake { variable: variable.to_owned(), message: message.into(), hint: hint.into() }
+        Mistake {
+            variable: variable.to_owned(),
+            message: message.into(),
+            hint: hint.into(),
+        }
     }
 }
 
@@ -196,17 +202,31 @@ pub fn read(lookup: impl Fn(&str) -> Option<OsString>) -> Result<(Settings, Vec<
 
 /// Variables that look like ours and that nobody knows; most likely one of them was meant.
 pub fn strangers<N: AsRef<OsStr>>(names: impl IntoIterator<Item = N>) -> Vec<Notice> {
-    let ours = ["SAM_", "SANDBOX_", "SOLACE_", "STR_", "ARTIFACT_", "TOOL_SYNC_", "OBJECT_STORAGE_"];
+    let ours = [
+        "SAM_",
+        "SANDBOX_",
+        "SOLACE_",
+        "STR_",
+        "ARTIFACT_",
+        "TOOL_SYNC_",
+        "OBJECT_STORAGE_",
+    ];
     let known: Vec<&str> = described().iter().map(|(name, ..)| *name).collect();
-    let is_strange = |name: &&str| ours.iter().any(|ours| name.starts_with(ours)) && !known.contains(name);
+    let is_strange =
+        |name: &&str| ours.iter().any(|ours| name.starts_with(ours)) && !known.contains(name);
     let mut notices = Vec::new();
     for name in names {
-        let Some(name) = name.as_ref().to_str().filter(is_strange) else { continue };
+        let Some(name) = name.as_ref().to_str().filter(is_strange) else {
+            continue;
+        };
         let message = match spec::nearest(name, &known) {
             Some(near) => format!("nobody knows it; was `{near}` meant?"),
             None => "nobody knows it".to_owned(),
         };
-        notices.push(Notice { variable: shown(name), message });
+        notices.push(Notice {
+            variable: shown(name),
+            message,
+        });
     }
     notices.sort_by(|one, other| one.variable.cmp(&other.variable));
     notices
@@ -236,40 +256,75 @@ fn refuse_weaker_modes(reader: &Reader<'_>) -> Result<(), Mistake> {
 
 fn base(reader: &mut Reader<'_>) -> Result<Base, Mistake> {
     let found = reader.found(&["SAM_NAMESPACE", "NAMESPACE"])?;
-    let (name, value) = found.map_or(("SAM_NAMESPACE", String::new()), |found| (found.name, found.value));
+    let (name, value) = found.map_or(("SAM_NAMESPACE", String::new()), |found| {
+        (found.name, found.value)
+    });
     if value.is_empty() {
-        reader.tell(name, format!("it is not set: the mesh `{NAMESPACE}` is served"));
+        reader.tell(
+            name,
+            format!("it is not set: the mesh `{NAMESPACE}` is served"),
+        );
     }
-    Base::new(&value, NAMESPACE)
-        .map_err(|flaw| Mistake::new(name, format!("`{name}`: {flaw}"), "write it as the agents have it"))
+    Base::new(&value, NAMESPACE).map_err(|flaw| {
+        Mistake::new(
+            name,
+            format!("`{name}`: {flaw}"),
+            "write it as the agents have it",
+        )
+    })
 }
 
 fn worker_id(reader: &Reader<'_>) -> Result<String, Mistake> {
-    let id = reader.text(&["SAM_WORKER_ID"])?.unwrap_or_else(|| "sandbox-worker-001".to_owned());
-    let is_plain = id.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter));
+    let id = reader
+        .text(&["SAM_WORKER_ID"])?
+        .unwrap_or_else(|| "sandbox-worker-001".to_owned());
+    let is_plain = id
+        .chars()
+        .all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter));
     match is_plain && id.len() <= LONGEST_ID {
         true => Ok(id),
         false => Err(Mistake::new(
             "SAM_WORKER_ID",
-            format!("`SAM_WORKER_ID`: `{}` cannot be the id of a worker", shown(&id)),
-            format!("at most {LONGEST_ID} letters, digits and . _ -: it is part of names at the broker"),
+            format!(
+                "`SAM_WORKER_ID`: `{}` cannot be the id of a worker",
+                shown(&id)
+            ),
+            format!(
+                "at most {LONGEST_ID} letters, digits and . _ -: it is part of names at the broker"
+            ),
         )),
     }
 }
 
 fn tools(reader: &mut Reader<'_>) -> Result<Tools, Mistake> {
-    let folder = reader.path(&["SAM_TOOLS_DIR"])?.unwrap_or_else(|| PathBuf::from("/tools"));
-    let manifest = reader.path(&["MANIFEST_PATH"])?.unwrap_or_else(|| folder.join("manifest.yaml"));
-    let python = reader.path(&["TOOLS_PYTHON_DIR"])?.unwrap_or_else(|| folder.join("python"));
+    let folder = reader
+        .path(&["SAM_TOOLS_DIR"])?
+        .unwrap_or_else(|| PathBuf::from("/tools"));
+    let manifest = reader
+        .path(&["MANIFEST_PATH"])?
+        .unwrap_or_else(|| folder.join("manifest.yaml"));
+    let python = reader
+        .path(&["TOOLS_PYTHON_DIR"])?
+        .unwrap_or_else(|| folder.join("python"));
     let site_packages = reader.path(&["SAM_SITE_PACKAGES"])?;
     let (index, trusted_host) = (index(reader)?, reader.text(&["PIP_TRUSTED_HOST"])?);
     let sync = store::sync(reader)?;
-    Ok(Tools { folder, manifest, python, site_packages, index, trusted_host, sync })
+    Ok(Tools {
+        folder,
+        manifest,
+        python,
+        site_packages,
+        index,
+        trusted_host,
+        sync,
+    })
 }
 
 /// Where packages come from. Whoever installs them sees the address: what may be secret in it is refused, and not repeated.
 fn index(reader: &Reader<'_>) -> Result<Option<String>, Mistake> {
-    let Some(Found { name, value }) = reader.found(&["PIP_INDEX_URL"])? else { return Ok(None) };
+    let Some(Found { name, value }) = reader.found(&["PIP_INDEX_URL"])? else {
+        return Ok(None);
+    };
     match value.contains(['@', '?', '#']) {
         false => Ok(Some(value)),
         true => Err(Mistake::new(
@@ -292,7 +347,11 @@ fn calls(reader: &mut Reader<'_>) -> Result<Calls, Mistake> {
         waiting_bytes: WAITING_BYTES,
         parked: whole(reader.number(&["SAM_WARM"], 2 * slots as u64, 0..=1024)?),
         parked_bytes: PARKED_BYTES,
-        drain: Duration::from_secs(reader.number(&["SAM_DRAIN_SECONDS"], 25, 0..=LONGEST_SECONDS)?),
+        drain: Duration::from_secs(reader.number(
+            &["SAM_DRAIN_SECONDS"],
+            25,
+            0..=LONGEST_SECONDS,
+        )?),
         model: model(reader)?,
     })
 }
@@ -315,8 +374,16 @@ fn model(reader: &Reader<'_>) -> Result<Option<Model>, Mistake> {
     let usual = crate::ipc::USUAL_BUDGET.parse().unwrap_or_default();
     let budget = reader.money("SAM_LLM_BUDGET_USD")?.unwrap_or(usual);
     let day = reader.money("SAM_LLM_BUDGET_DAY_USD")?;
-    match (reader.text(&["SAM_LLM_PROVIDER"])?, reader.text(&["SAM_LLM_MODEL"])?) {
-        (Some(provider), Some(model)) => Ok(Some(Model { provider, model, budget, day })),
+    match (
+        reader.text(&["SAM_LLM_PROVIDER"])?,
+        reader.text(&["SAM_LLM_MODEL"])?,
+    ) {
+        (Some(provider), Some(model)) => Ok(Some(Model {
+            provider,
+            model,
+            budget,
+            day,
+        })),
         (None, None) => Ok(None),
         (Some(_), None) => Err(half("SAM_LLM_PROVIDER", "SAM_LLM_MODEL")),
         (None, Some(_)) => Err(half("SAM_LLM_MODEL", "SAM_LLM_PROVIDER")),
@@ -325,7 +392,11 @@ fn model(reader: &Reader<'_>) -> Result<Option<Model>, Mistake> {
 
 /// Two that are of use only together.
 fn half(there: &str, missing: &str) -> Mistake {
-    Mistake::new(missing, format!("`{there}` is set, and `{missing}` is not"), "set both, or none")
+    Mistake::new(
+        missing,
+        format!("`{there}` is set, and `{missing}` is not"),
+        "set both, or none",
+    )
 }
 
 fn health_port(reader: &mut Reader<'_>) -> Result<Option<u16>, Mistake> {

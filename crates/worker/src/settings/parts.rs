@@ -27,11 +27,26 @@ impl Settings {
 
     /// How the broker is spoken to.
     pub fn transport(&self) -> transport::Broker {
-        let Broker { host, port, tls, pool, speaks, addresses, .. } = &self.broker;
-        let credentials = self.broker.credentials.as_ref().map(|credentials| transport::Credentials {
-            user: credentials.user.clone(),
-            password: credentials.password.as_ref().map(|secret| Bytes::copy_from_slice(secret.expose())),
-        });
+        let Broker {
+            host,
+            port,
+            tls,
+            pool,
+            speaks,
+            addresses,
+            ..
+        } = &self.broker;
+        let credentials =
+            self.broker
+                .credentials
+                .as_ref()
+                .map(|credentials| transport::Credentials {
+                    user: credentials.user.clone(),
+                    password: credentials
+                        .password
+                        .as_ref()
+                        .map(|secret| Bytes::copy_from_slice(secret.expose())),
+                });
         match self.broker.transport {
             Transport::Mqtt => {
                 let (client_id, pool) = match pool {
@@ -59,8 +74,17 @@ impl Settings {
 
     /// How much may go on, and wait.
     pub fn bounds(&self) -> Bounds {
-        let Calls { slots, waiting, waiting_bytes, .. } = self.calls;
-        Bounds { slots, waiting, waiting_bytes }
+        let Calls {
+            slots,
+            waiting,
+            waiting_bytes,
+            ..
+        } = self.calls;
+        Bounds {
+            slots,
+            waiting,
+            waiting_bytes,
+        }
     }
 
     /// What all calls have in common.
@@ -70,7 +94,11 @@ impl Settings {
             largest_result: crate::wire::answer::LARGEST,
             parked: self.calls.parked,
             parked_bytes: self.calls.parked_bytes,
-            spares: if self.calls.parked == 0 { 0 } else { self.calls.slots.min(MOST_SPARES) },
+            spares: if self.calls.parked == 0 {
+                0
+            } else {
+                self.calls.slots.min(MOST_SPARES)
+            },
             hidden,
         }
     }
@@ -81,7 +109,10 @@ impl Settings {
             Store::Memory => Place::Memory { most: MEMORY_BYTES },
             Store::Files(folder) => Place::Folder(folder.clone()),
             Store::S3 { bucket, access } => Place::Bucket(s3(bucket, access)),
-            Store::Gcs { bucket, credentials } => Place::Bucket(gcs(bucket, credentials.as_ref())),
+            Store::Gcs {
+                bucket,
+                credentials,
+            } => Place::Bucket(gcs(bucket, credentials.as_ref())),
         };
         let sharing = match &self.artifacts.scope {
             ScopeOf::Namespace => Sharing::Namespace(self.base.namespace().to_owned()),
@@ -96,7 +127,10 @@ impl Settings {
         let sync = self.tools.sync.as_ref()?;
         let remote = match &sync.from {
             SyncFrom::S3 { bucket, access } => s3(bucket, access),
-            SyncFrom::Gcs { bucket, credentials } => gcs(bucket, credentials.as_ref()),
+            SyncFrom::Gcs {
+                bucket,
+                credentials,
+            } => gcs(bucket, credentials.as_ref()),
         };
         Some(sync::Settings {
             remote,
@@ -121,16 +155,25 @@ fn s3(bucket: &str, access: &S3) -> Remote {
     // The one place where they are taken out.
     let text = |secret: &doors::Secret| String::from_utf8_lossy(secret.expose()).into_owned();
     let credentials = match (&access.keys, &access.role) {
-        (Some(Keys { id, secret, token }), _) => {
-            Credentials::Keys { key: id.clone(), secret: text(secret), token: token.as_ref().map(text) }
-        }
-        (None, Some(role)) => {
-            Credentials::WebIdentity { role: role.name.clone(), token_file: role.token_file.clone() }
-        }
+        (Some(Keys { id, secret, token }), _) => Credentials::Keys {
+            key: id.clone(),
+            secret: text(secret),
+            token: token.as_ref().map(text),
+        },
+        (None, Some(role)) => Credentials::WebIdentity {
+            role: role.name.clone(),
+            token_file: role.token_file.clone(),
+        },
         (None, None) => Credentials::Machine,
     };
     let (region, endpoint) = (access.region.clone(), access.endpoint.clone());
-    Remote { kind: Kind::S3, bucket: bucket.to_owned(), region, endpoint, credentials }
+    Remote {
+        kind: Kind::S3,
+        bucket: bucket.to_owned(),
+        region,
+        endpoint,
+        credentials,
+    }
 }
 
 fn gcs(bucket: &str, credentials: Option<&PathBuf>) -> Remote {
@@ -138,5 +181,11 @@ fn gcs(bucket: &str, credentials: Option<&PathBuf>) -> Remote {
         Some(file) => Credentials::File(file.display().to_string()),
         None => Credentials::Machine,
     };
-    Remote { kind: Kind::Gcs, bucket: bucket.to_owned(), region: String::new(), endpoint: None, credentials }
+    Remote {
+        kind: Kind::Gcs,
+        bucket: bucket.to_owned(),
+        region: String::new(),
+        endpoint: None,
+        credentials,
+    }
 }

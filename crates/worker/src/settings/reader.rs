@@ -4,7 +4,9 @@
 use super::{Mistake, Notice};
 use doors::Secret;
 use spec::Money;
-use std::{ffi::OsString, fmt::Display, ops::RangeInclusive, os::unix::ffi::OsStringExt, path::PathBuf};
+use std::{
+    ffi::OsString, fmt::Display, ops::RangeInclusive, os::unix::ffi::OsStringExt, path::PathBuf,
+};
 
 /// What variables say, and what is to be told about them.
 pub(super) struct Reader<'a> {
@@ -20,7 +22,10 @@ pub(super) struct Found<T> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(lookup: &'a dyn Fn(&str) -> Option<OsString>) -> Reader<'a> {
-        Reader { lookup, notices: Vec::new() }
+        Reader {
+            lookup,
+            notices: Vec::new(),
+        }
     }
 
     pub(super) fn notices(self) -> Vec<Notice> {
@@ -28,7 +33,10 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn tell(&mut self, variable: &'static str, message: impl Into<String>) {
-        self.notices.push(Notice { variable: variable.to_owned(), message: message.into() });
+        self.notices.push(Notice {
+            variable: variable.to_owned(),
+            message: message.into(),
+        });
     }
 
     pub(super) fn is_set(&self, name: &str) -> bool {
@@ -39,7 +47,9 @@ impl<'a> Reader<'a> {
     pub(super) fn raw(&self, names: &[&'static str]) -> Result<Option<Found<OsString>>, Mistake> {
         let mut found: Option<Found<OsString>> = None;
         for name in names.iter().copied() {
-            let Some(value) = (self.lookup)(name).filter(|value| !value.is_empty()) else { continue };
+            let Some(value) = (self.lookup)(name).filter(|value| !value.is_empty()) else {
+                continue;
+            };
             match &found {
                 Some(before) if before.value != value => {
                     return Err(Mistake::new(
@@ -60,11 +70,21 @@ impl<'a> Reader<'a> {
 
     /// The same, as text.
     pub(super) fn found(&self, names: &[&'static str]) -> Result<Option<Found<String>>, Mistake> {
-        let Some(Found { name, value }) = self.raw(names)? else { return Ok(None) };
+        let Some(Found { name, value }) = self.raw(names)? else {
+            return Ok(None);
+        };
         let value = value.into_string().map_err(|_| {
-            Mistake::new(name, format!("`{name}` is not UTF-8"), "write it in letters that are")
+            Mistake::new(
+                name,
+                format!("`{name}` is not UTF-8"),
+                "write it in letters that are",
+            )
         })?;
-        Ok(Some(Found { name, value: value.trim().to_owned() }).filter(|found| !found.value.is_empty()))
+        Ok(Some(Found {
+            name,
+            value: value.trim().to_owned(),
+        })
+        .filter(|found| !found.value.is_empty()))
     }
 
     pub(super) fn text(&self, names: &[&'static str]) -> Result<Option<String>, Mistake> {
@@ -94,7 +114,9 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn secret(&self, names: &[&'static str]) -> Result<Option<Secret>, Mistake> {
-        let Some(Found { name, value }) = self.raw(names)? else { return Ok(None) };
+        let Some(Found { name, value }) = self.raw(names)? else {
+            return Ok(None);
+        };
         // What it says is not repeated.
         let secret = Secret::new(value.into_vec());
         secret
@@ -109,16 +131,26 @@ impl<'a> Reader<'a> {
         default: u64,
         among: RangeInclusive<u64>,
     ) -> Result<u64, Mistake> {
-        let Some(Found { name, value }) = self.found(names)? else { return Ok(default) };
+        let Some(Found { name, value }) = self.found(names)? else {
+            return Ok(default);
+        };
         match value.parse::<u64>() {
             Ok(number) if among.contains(&number) => Ok(number),
             Ok(number) => {
                 let (least, most) = (among.start(), among.end());
-                self.fall_back(name, format!("{number} is not between {least} and {most}"), default);
+                self.fall_back(
+                    name,
+                    format!("{number} is not between {least} and {most}"),
+                    default,
+                );
                 Ok(default)
             }
             Err(_) => {
-                self.fall_back(name, format!("`{}` is no whole number", shown(&value)), default);
+                self.fall_back(
+                    name,
+                    format!("`{}` is no whole number", shown(&value)),
+                    default,
+                );
                 Ok(default)
             }
         }
@@ -136,7 +168,9 @@ impl<'a> Reader<'a> {
 
     /// Dollars. What is none is refused: the default may be more than was meant.
     pub(super) fn money(&self, name: &'static str) -> Result<Option<Money>, Mistake> {
-        let Some(Found { value, .. }) = self.found(&[name])? else { return Ok(None) };
+        let Some(Found { value, .. }) = self.found(&[name])? else {
+            return Ok(None);
+        };
         value.parse().map(Some).map_err(|_| {
             let message = format!("`{name}`: `{}` is no amount of dollars", shown(&value));
             Mistake::new(name, message, "write it as 0.50")
@@ -145,12 +179,18 @@ impl<'a> Reader<'a> {
 
     /// Yes or no.
     pub(super) fn flag(&mut self, name: &'static str) -> Result<Option<bool>, Mistake> {
-        let Some(Found { value, .. }) = self.found(&[name])? else { return Ok(None) };
+        let Some(Found { value, .. }) = self.found(&[name])? else {
+            return Ok(None);
+        };
         match value.to_ascii_lowercase().as_str() {
             "true" | "1" | "yes" | "on" => Ok(Some(true)),
             "false" | "0" | "no" | "off" => Ok(Some(false)),
             _ => {
-                self.fall_back(name, format!("`{}` is neither `true` nor `false`", shown(&value)), false);
+                self.fall_back(
+                    name,
+                    format!("`{}` is neither `true` nor `false`", shown(&value)),
+                    false,
+                );
                 Ok(Some(false))
             }
         }
@@ -163,5 +203,9 @@ impl<'a> Reader<'a> {
 
 /// What stands in a variable, for a message: not more than anybody reads.
 pub(super) fn shown(value: &str) -> String {
-    value.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(100).collect()
+    value
+        .chars()
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .take(100)
+        .collect()
 }

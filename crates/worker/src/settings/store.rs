@@ -95,16 +95,21 @@ pub struct Sync {
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum SyncFrom {
-    S3 { bucket: String, access: S3 },
-    Gcs { bucket: String, credentials: Option<PathBuf> },
+    S3 {
+        bucket: String,
+        access: S3,
+    },
+    Gcs {
+        bucket: String,
+        credentials: Option<PathBuf>,
+    },
 }
 
 pub(super) fn artifacts(reader: &mut Reader<'_>) -> Result<Artifacts, Mistake> {
     let kind = reader.text(&["ARTIFACT_SERVICE_TYPE"])?;
     let store = match kind.as_deref() {
         None | Some("memory") => {
-            let message =
-                "artifacts are kept in memory: no agent sees what a tool makes, nor a tool what an agent has";
+            let message = "artifacts are kept in memory: no agent sees what a tool makes, nor a tool what an agent has";
             reader.tell("ARTIFACT_SERVICE_TYPE", message);
             Store::Memory
         }
@@ -117,12 +122,25 @@ pub(super) fn artifacts(reader: &mut Reader<'_>) -> Result<Artifacts, Mistake> {
             access: s3(reader, Some("ARTIFACT_S3_REGION"))?,
         },
         Some("gcs") => Store::Gcs {
-            bucket: needed(reader, &["ARTIFACT_GCS_BUCKET"], "ARTIFACT_SERVICE_TYPE=gcs")?,
+            bucket: needed(
+                reader,
+                &["ARTIFACT_GCS_BUCKET"],
+                "ARTIFACT_SERVICE_TYPE=gcs",
+            )?,
             credentials: google(reader)?,
         },
-        Some(other) => return Err(no_store("ARTIFACT_SERVICE_TYPE", other, "memory, filesystem, s3 or gcs")),
+        Some(other) => {
+            return Err(no_store(
+                "ARTIFACT_SERVICE_TYPE",
+                other,
+                "memory, filesystem, s3 or gcs",
+            ));
+        }
     };
-    Ok(Artifacts { store, scope: scope(reader)? })
+    Ok(Artifacts {
+        store,
+        scope: scope(reader)?,
+    })
 }
 
 fn scope(reader: &mut Reader<'_>) -> Result<ScopeOf, Mistake> {
@@ -132,9 +150,16 @@ fn scope(reader: &mut Reader<'_>) -> Result<ScopeOf, Mistake> {
         (Some("custom"), None) => Err(half("ARTIFACT_SCOPE", "ARTIFACT_SCOPE_VALUE")),
         (scope @ (None | Some("namespace" | "app")), value) => {
             if value.is_some() {
-                reader.tell("ARTIFACT_SCOPE_VALUE", "it has no meaning without `ARTIFACT_SCOPE=custom`");
+                reader.tell(
+                    "ARTIFACT_SCOPE_VALUE",
+                    "it has no meaning without `ARTIFACT_SCOPE=custom`",
+                );
             }
-            Ok(if scope == Some("app") { ScopeOf::App } else { ScopeOf::Namespace })
+            Ok(if scope == Some("app") {
+                ScopeOf::App
+            } else {
+                ScopeOf::Namespace
+            })
         }
         (Some(other), _) => Err(Mistake::new(
             "ARTIFACT_SCOPE",
@@ -152,8 +177,10 @@ pub(super) fn sync(reader: &mut Reader<'_>) -> Result<Option<Sync>, Mistake> {
     match other {
         // The mesh has it for its own purposes, too.
         Some(other) if !is_on => {
-            let message =
-                format!("`{}` is not supported, and not needed: no tools are fetched", shown(other));
+            let message = format!(
+                "`{}` is not supported, and not needed: no tools are fetched",
+                shown(other)
+            );
             reader.tell("OBJECT_STORAGE_TYPE", message);
             return Ok(None);
         }
@@ -161,18 +188,32 @@ pub(super) fn sync(reader: &mut Reader<'_>) -> Result<Option<Sync>, Mistake> {
         None if !is_on => return Ok(None),
         None => {}
     }
-    let names = ["STR_S3_BUCKET_NAME", "STR_S3_BUCKET", "OBJECT_STORAGE_BUCKET_NAME", "S3_BUCKET_NAME"];
+    let names = [
+        "STR_S3_BUCKET_NAME",
+        "STR_S3_BUCKET",
+        "OBJECT_STORAGE_BUCKET_NAME",
+        "S3_BUCKET_NAME",
+    ];
     let from = if kind.as_deref() == Some("gcs") {
         let bucket = match reader.text(&["GCS_BUCKET_NAME"])? {
             Some(bucket) => bucket,
             None => needed(reader, &names, "TOOL_SYNC_ENABLED=true")?,
         };
-        SyncFrom::Gcs { bucket, credentials: google(reader)? }
+        SyncFrom::Gcs {
+            bucket,
+            credentials: google(reader)?,
+        }
     } else {
         let bucket = needed(reader, &names, "TOOL_SYNC_ENABLED=true")?;
-        SyncFrom::S3 { bucket, access: s3(reader, None)? }
+        SyncFrom::S3 {
+            bucket,
+            access: s3(reader, None)?,
+        }
     };
-    Ok(Some(Sync { interval: Duration::from_secs(seconds), from }))
+    Ok(Some(Sync {
+        interval: Duration::from_secs(seconds),
+        from,
+    }))
 }
 
 fn s3(reader: &Reader<'_>, own_region: Option<&'static str>) -> Result<S3, Mistake> {
@@ -193,7 +234,10 @@ fn s3(reader: &Reader<'_>, own_region: Option<&'static str>) -> Result<S3, Mista
 }
 
 fn role(reader: &Reader<'_>) -> Result<Option<Role>, Mistake> {
-    match (reader.text(&["AWS_ROLE_ARN"])?, reader.text(&["AWS_WEB_IDENTITY_TOKEN_FILE"])?) {
+    match (
+        reader.text(&["AWS_ROLE_ARN"])?,
+        reader.text(&["AWS_WEB_IDENTITY_TOKEN_FILE"])?,
+    ) {
         (Some(name), Some(token_file)) => Ok(Some(Role { name, token_file })),
         // Alone, either is for other programs.
         (Some(_), None) | (None, Some(_)) | (None, None) => Ok(None),
@@ -201,8 +245,13 @@ fn role(reader: &Reader<'_>) -> Result<Option<Role>, Mistake> {
 }
 
 fn endpoint(reader: &Reader<'_>) -> Result<Option<String>, Mistake> {
-    let Some(found) = reader.found(&["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL"])? else { return Ok(None) };
-    let rest = found.value.strip_prefix("https://").or_else(|| found.value.strip_prefix("http://"));
+    let Some(found) = reader.found(&["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL"])? else {
+        return Ok(None);
+    };
+    let rest = found
+        .value
+        .strip_prefix("https://")
+        .or_else(|| found.value.strip_prefix("http://"));
     match rest {
         Some(rest) if !rest.is_empty() && !rest.contains('@') => Ok(Some(found.value)),
         Some(_) | None => Err(Mistake::new(
@@ -215,7 +264,10 @@ fn endpoint(reader: &Reader<'_>) -> Result<Option<String>, Mistake> {
 
 fn keys(reader: &Reader<'_>) -> Result<Option<Keys>, Mistake> {
     let token = reader.secret(&["AWS_SESSION_TOKEN"])?;
-    match (reader.text(&["AWS_ACCESS_KEY_ID"])?, reader.secret(&["AWS_SECRET_ACCESS_KEY"])?) {
+    match (
+        reader.text(&["AWS_ACCESS_KEY_ID"])?,
+        reader.secret(&["AWS_SECRET_ACCESS_KEY"])?,
+    ) {
         (Some(id), Some(secret)) => Ok(Some(Keys { id, secret, token })),
         (None, None) => Ok(None),
         (Some(_), None) => Err(half("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
@@ -231,11 +283,19 @@ fn needed(reader: &Reader<'_>, names: &[&'static str], because: &str) -> Result<
     let bucket = reader.text(names)?;
     let name = names[0];
     bucket.ok_or_else(|| {
-        Mistake::new(name, format!("`{because}` needs a bucket"), format!("set `{name}` to its name"))
+        Mistake::new(
+            name,
+            format!("`{because}` needs a bucket"),
+            format!("set `{name}` to its name"),
+        )
     })
 }
 
 fn no_store(name: &str, kind: &str, kinds: &str) -> Mistake {
     let message = format!("`{name}={}` is not supported", shown(kind));
-    Mistake::new(name, message, format!("use {kinds}; a store that speaks S3 is `s3` with S3_ENDPOINT_URL"))
+    Mistake::new(
+        name,
+        message,
+        format!("use {kinds}; a store that speaks S3 is `s3` with S3_ENDPOINT_URL"),
+    )
 }

@@ -56,8 +56,11 @@ impl Said {
 
     /// What an entry says, and what is missing there as the tool says it.
     pub(crate) fn or(self, other: Said) -> Said {
-        let artifact_params =
-            if self.artifact_params.is_empty() { other.artifact_params } else { self.artifact_params };
+        let artifact_params = if self.artifact_params.is_empty() {
+            other.artifact_params
+        } else {
+            self.artifact_params
+        };
         Said {
             description: self.description.or(other.description),
             parameters: self.parameters.or(other.parameters),
@@ -76,8 +79,7 @@ pub(crate) type Tools = BTreeMap<String, Result<Said, Problem>>;
 
 /// Reads what a program printed.
 pub(crate) fn read(bytes: &[u8]) -> Result<Tools, Problem> {
-    let hint =
-        "it must print {\"tools\": {NAME: {\"description\": …, \"parameters\": …}}} when asked with --schema";
+    let hint = "it must print {\"tools\": {NAME: {\"description\": …, \"parameters\": …}}} when asked with --schema";
     let Value::Object(mut top) = json(bytes)? else {
         return Err(Problem::new("what it says of itself is no object", hint));
     };
@@ -85,15 +87,26 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Tools, Problem> {
         return Err(Problem::new("it does not say which tools it has", hint));
     };
     if tools.is_empty() || tools.len() > MOST_TOOLS {
-        let message = format!("it has {} tools; from 1 to {MOST_TOOLS} are served", tools.len());
+        let message = format!(
+            "it has {} tools; from 1 to {MOST_TOOLS} are served",
+            tools.len()
+        );
         return Err(Problem::new(message, "split it"));
     }
-    if let Some(long) = tools.keys().find(|name| name.is_empty() || name.len() > LONGEST_NAME) {
-        let message =
-            format!("its tool `{}` has no name, or one of more than {LONGEST_NAME} bytes", word(long));
+    if let Some(long) = tools
+        .keys()
+        .find(|name| name.is_empty() || name.len() > LONGEST_NAME)
+    {
+        let message = format!(
+            "its tool `{}` has no name, or one of more than {LONGEST_NAME} bytes",
+            word(long)
+        );
         return Err(Problem::new(message, "give it a short one"));
     }
-    Ok(tools.into_iter().map(|(name, tool)| (name, of_tool(tool))).collect())
+    Ok(tools
+        .into_iter()
+        .map(|(name, tool)| (name, of_tool(tool)))
+        .collect())
 }
 
 /// Reads what the runner printed of one tool.
@@ -103,12 +116,18 @@ pub(crate) fn read_one(bytes: &[u8]) -> Result<Said, Problem> {
 
 fn json(bytes: &[u8]) -> Result<Value, Problem> {
     if bytes.len() > LARGEST {
-        let message = format!("it says {} bytes of itself; {LARGEST} are read", bytes.len());
+        let message = format!(
+            "it says {} bytes of itself; {LARGEST} are read",
+            bytes.len()
+        );
         return Err(Problem::new(message, "say less"));
     }
     plain::read(bytes).map_err(|error| {
         let message = format!("what it says of itself is no JSON: {error}");
-        Problem::new(message, "print nothing else to standard output; warnings belong to standard error")
+        Problem::new(
+            message,
+            "print nothing else to standard output; warnings belong to standard error",
+        )
     })
 }
 
@@ -129,17 +148,30 @@ fn said(tool: &Map<String, Value>) -> Result<Said, Problem> {
         return Err(Problem::new(message, "let it keep what lasts in artifacts"));
     }
     // An empty text is none: providers of models refuse it.
-    let get = |name: &str| tool.get(name).filter(|value| !value.is_null() && value.as_str() != Some(""));
+    let get = |name: &str| {
+        tool.get(name)
+            .filter(|value| !value.is_null() && value.as_str() != Some(""))
+    };
     Ok(Said {
-        description: get("description").map(|value| text("description", value)).transpose()?,
+        description: get("description")
+            .map(|value| text("description", value))
+            .transpose()?,
         parameters: get("parameters").map(parameters).transpose()?,
-        artifact_params: get("artifact_params").map(artifact_params).transpose()?.unwrap_or_default(),
-        instructions: get("instructions").map(|value| text("instructions", value)).transpose()?,
+        artifact_params: get("artifact_params")
+            .map(artifact_params)
+            .transpose()?
+            .unwrap_or_default(),
+        instructions: get("instructions")
+            .map(|value| text("instructions", value))
+            .transpose()?,
         config_schema: get("config_schema").map(config_schema).transpose()?,
         context: get("ctx_facade_param_name")
             .map(|value| text("ctx_facade_param_name", value))
             .transpose()?,
-        timeout: get("timeout_seconds").map(|value| seconds("timeout_seconds", value)).transpose()?.flatten(),
+        timeout: get("timeout_seconds")
+            .map(|value| seconds("timeout_seconds", value))
+            .transpose()?
+            .flatten(),
         wants_credentials: !is_empty(get("auth")),
     })
 }
@@ -155,12 +187,16 @@ fn is_empty(value: Option<&Value>) -> bool {
 
 /// A text of bounded length.
 pub(crate) fn text(key: &str, value: &Value) -> Result<String, Problem> {
-    let text =
-        value.as_str().ok_or_else(|| Problem::new(format!("`{key}` is no text"), "put it in quotes"))?;
+    let text = value
+        .as_str()
+        .ok_or_else(|| Problem::new(format!("`{key}` is no text"), "put it in quotes"))?;
     match text.len() <= LONGEST_TEXT {
         true => Ok(text.to_owned()),
         false => {
-            let message = format!("`{key}` has {} bytes; it may have {LONGEST_TEXT}", text.len());
+            let message = format!(
+                "`{key}` has {} bytes; it may have {LONGEST_TEXT}",
+                text.len()
+            );
             Err(Problem::new(message, "write less"))
         }
     }
@@ -168,7 +204,10 @@ pub(crate) fn text(key: &str, value: &Value) -> Result<String, Problem> {
 
 /// A time; 0 is none, as the software development kits have it.
 fn seconds(key: &str, value: &Value) -> Result<Option<Duration>, Problem> {
-    match value.as_f64().filter(|time| (0.0..=LONGEST_TIME as f64).contains(time)) {
+    match value
+        .as_f64()
+        .filter(|time| (0.0..=LONGEST_TIME as f64).contains(time))
+    {
         Some(0.0) => Ok(None),
         Some(time) => Ok(Some(Duration::from_secs_f64(time.ceil()))),
         None => Err(Problem::new(
@@ -191,7 +230,10 @@ pub(crate) fn parameters(value: &Value) -> Result<Value, Problem> {
     };
     let properties = schema.get("properties").filter(|value| !value.is_null());
     if !is_object || properties.is_some_and(|properties| !properties.is_object()) {
-        return Err(Problem::new("`parameters` is not the schema of an object", hint));
+        return Err(Problem::new(
+            "`parameters` is not the schema of an object",
+            hint,
+        ));
     }
     small("parameters", value)?;
     Ok(value.clone())
@@ -211,15 +253,24 @@ fn small(key: &str, value: &Value) -> Result<(), Problem> {
 pub(crate) fn artifact_params(value: &Value) -> Result<BTreeMap<String, ArtifactParam>, Problem> {
     let hint = "write NAME: {is_list: false, is_optional: false}";
     let Value::Object(params) = value else {
-        return Err(Problem::new("`artifact_params` is no map of parameters", hint));
+        return Err(Problem::new(
+            "`artifact_params` is no map of parameters",
+            hint,
+        ));
     };
     let is_bad = |name: &String| name.is_empty() || name.len() > LONGEST_NAME;
     if params.len() > MOST_PARAMS || params.keys().any(is_bad) {
-        let message = format!("`artifact_params` has more than {MOST_PARAMS} names, or one that is too long");
+        let message =
+            format!("`artifact_params` has more than {MOST_PARAMS} names, or one that is too long");
         return Err(Problem::new(message, hint));
     }
     let param = |(name, value): (&String, &Value)| {
-        let bad = || Problem::new(format!("`artifact_params.{}` is not right", word(name)), hint);
+        let bad = || {
+            Problem::new(
+                format!("`artifact_params.{}` is not right", word(name)),
+                hint,
+            )
+        };
         let map = match value {
             Value::Null => &Map::new(),
             Value::Object(map) => map,
@@ -236,7 +287,14 @@ pub(crate) fn artifact_params(value: &Value) -> Result<BTreeMap<String, Artifact
             Some(_) => return Err(bad()),
         };
         let (is_list, is_optional) = (flag("is_list")?, flag("is_optional")?);
-        Ok((name.clone(), ArtifactParam { is_list, is_optional, filename_key }))
+        Ok((
+            name.clone(),
+            ArtifactParam {
+                is_list,
+                is_optional,
+                filename_key,
+            },
+        ))
     };
     params.iter().map(param).collect()
 }
@@ -245,9 +303,14 @@ pub(crate) fn artifact_params(value: &Value) -> Result<BTreeMap<String, Artifact
 pub(crate) fn config_schema(value: &Value) -> Result<Vec<Value>, Problem> {
     let hint = "write a list of {key: NAME, type: string, required: true}";
     let bad = |message: String| Problem::new(message, hint);
-    let Value::Array(list) = value else { return Err(bad("`config_schema` is no list".to_owned())) };
+    let Value::Array(list) = value else {
+        return Err(bad("`config_schema` is no list".to_owned()));
+    };
     if list.len() > MOST_PARAMS {
-        return Err(bad(format!("`config_schema` has {} keys; it may have {MOST_PARAMS}", list.len())));
+        return Err(bad(format!(
+            "`config_schema` has {} keys; it may have {MOST_PARAMS}",
+            list.len()
+        )));
     }
     for item in list {
         let key = item.get("key").and_then(Value::as_str).unwrap_or_default();
@@ -256,11 +319,15 @@ pub(crate) fn config_schema(value: &Value) -> Result<Vec<Value>, Problem> {
             return Err(bad("an entry of `config_schema` has no `key`".to_owned()));
         }
         if key == "auth" {
-            return Err(bad("the key `auth` of `config_schema` is the mesh's own".to_owned()));
+            return Err(bad(
+                "the key `auth` of `config_schema` is the mesh's own".to_owned()
+            ));
         }
         if !kind.is_some_and(|kind| ["string", "integer", "number", "boolean"].contains(&kind)) {
-            let message =
-                format!("`{}` of `config_schema` is neither string, integer, number nor boolean", word(key));
+            let message = format!(
+                "`{}` of `config_schema` is neither string, integer, number nor boolean",
+                word(key)
+            );
             return Err(bad(message));
         }
     }

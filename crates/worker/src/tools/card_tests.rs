@@ -16,7 +16,10 @@ fn what_the_specification_shows_is_read() {
     assert!(said.wants_credentials && !said.is_bare());
     assert_eq!(said.timeout, Some(Duration::from_secs(60)));
     let card = said.card("weather");
-    assert_eq!((&*card.tool_name, card.description.as_deref()), ("weather", Some("Forecast for a city.")));
+    assert_eq!(
+        (&*card.tool_name, card.description.as_deref()),
+        ("weather", Some("Forecast for a city."))
+    );
     assert_eq!(card.parameters.unwrap()["required"], json!(["city"]));
     assert!(card.artifact_params["map"].is_optional && card.config_schema.unwrap().len() == 1);
 }
@@ -35,10 +38,24 @@ fn one_tool_that_is_not_right_is_alone_in_that() {
         "large": {"parameters": {"x": "y".repeat(LARGEST_PART)}},
     }});
     let tools = read(printed.to_string().as_bytes()).unwrap();
-    let good: Vec<_> = tools.iter().filter(|(_, said)| said.is_ok()).map(|(name, _)| &**name).collect();
+    let good: Vec<_> = tools
+        .iter()
+        .filter(|(_, said)| said.is_ok())
+        .map(|(name, _)| &**name)
+        .collect();
     assert_eq!(good, ["good"]);
-    assert_eq!(tools["good"].clone().unwrap().description, None, "an empty one is none");
-    assert!(tools["volume"].clone().unwrap_err().message.contains("volumes"));
+    assert_eq!(
+        tools["good"].clone().unwrap().description,
+        None,
+        "an empty one is none"
+    );
+    assert!(
+        tools["volume"]
+            .clone()
+            .unwrap_err()
+            .message
+            .contains("volumes")
+    );
 }
 
 #[test]
@@ -52,14 +69,26 @@ fn an_operator_may_set_every_type_that_the_kits_know_and_no_other() {
 
 #[test]
 fn what_says_nothing_is_refused() {
-    let many: Map<String, Value> = (0..=MOST_TOOLS).map(|at| (at.to_string(), json!({}))).collect();
+    let many: Map<String, Value> = (0..=MOST_TOOLS)
+        .map(|at| (at.to_string(), json!({})))
+        .collect();
     let long = json!({"tools": {"x".repeat(LONGEST_NAME + 1): {}}});
-    for printed in
-        [json!([]), json!({}), json!({"tools": []}), json!({"tools": {}}), json!({"tools": many}), long]
-    {
+    for printed in [
+        json!([]),
+        json!({}),
+        json!({"tools": []}),
+        json!({"tools": {}}),
+        json!({"tools": many}),
+        long,
+    ] {
         assert!(read(printed.to_string().as_bytes()).is_err());
     }
-    for printed in [&b""[..], b"warning\n{}", &vec![b' '; LARGEST + 1], "[".repeat(100_000).as_bytes()] {
+    for printed in [
+        &b""[..],
+        b"warning\n{}",
+        &vec![b' '; LARGEST + 1],
+        "[".repeat(100_000).as_bytes(),
+    ] {
         assert!(read(printed).is_err());
     }
     assert!(read_one(b"{\"description\": \"d\"}").is_ok() && read_one(b"[]").is_err());

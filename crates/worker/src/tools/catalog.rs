@@ -107,7 +107,11 @@ pub fn watch<A: Asker>(
 pub fn watch_all<A: Asker>(
     settings: Settings,
     asker: Arc<A>,
-) -> (channel::Receiver<Catalog>, mpsc::Receiver<Report>, channel::Receiver<Pending>) {
+) -> (
+    channel::Receiver<Catalog>,
+    mpsc::Receiver<Report>,
+    channel::Receiver<Pending>,
+) {
     let (out, catalog) = channel::channel(Catalog::default());
     let (reports, reported) = mpsc::channel(MOST_REPORTS);
     let (pending, awaited) = channel::channel(None);
@@ -176,14 +180,20 @@ impl Slot {
             Ok(mut tools) => {
                 (self.shown, self.failure) = (self.generation, None);
                 if let Some(problem) = prepared.untold {
-                    tools.iter_mut().for_each(|tool| self.tell_as_before(tool, &problem));
+                    tools
+                        .iter_mut()
+                        .for_each(|tool| self.tell_as_before(tool, &problem));
                 }
                 self.tools = tools.into_iter().map(Arc::new).collect();
                 if prepared.is_partial {
                     self.try_again();
                 } else {
                     self.pause = SHORTEST_PAUSE;
-                    self.again = self.target.entry.refresh.map(|after| Instant::now() + after);
+                    self.again = self
+                        .target
+                        .entry
+                        .refresh
+                        .map(|after| Instant::now() + after);
                 }
             }
             Err(problem) => {
@@ -197,7 +207,12 @@ impl Slot {
     fn tell_as_before(&mut self, tool: &mut Tool, problem: &Problem) {
         let is_known = |card: &ToolCard| card.description.is_some() || card.parameters.is_some();
         let is_it = |before: &&Arc<Tool>| before.name == tool.name && before.what == tool.what;
-        match self.tools.iter().find(is_it).filter(|before| is_known(&before.card)) {
+        match self
+            .tools
+            .iter()
+            .find(is_it)
+            .filter(|before| is_known(&before.card))
+        {
             Some(before) => {
                 tool.card = with_known(tool.card.clone(), &before.card);
                 tool.timeout = before.timeout;
@@ -205,7 +220,10 @@ impl Slot {
             }
             None => {
                 let message = format!("{}; agents are told its name alone", problem.message);
-                self.notes.push(Problem { message, ..problem.clone() });
+                self.notes.push(Problem {
+                    message,
+                    ..problem.clone()
+                });
             }
         }
     }
@@ -213,9 +231,12 @@ impl Slot {
     /// Something changed meanwhile, which need not be what was asked: served until the answer of the new code is there, instead
     /// of nothing, or of what still older code said.
     fn take_late(&mut self, job: Job) {
-        let is_better = self.tools.is_empty() || job.generation > self.shown && !job.prepared.is_partial;
+        let is_better =
+            self.tools.is_empty() || job.generation > self.shown && !job.prepared.is_partial;
         let is_same = self.target.is_same_thing(&job.entry, &job.found);
-        if let (true, Ok(tools), Ok(found)) = (is_better && is_same, job.prepared.tools, &self.target.found) {
+        if let (true, Ok(tools), Ok(found)) =
+            (is_better && is_same, job.prepared.tools, &self.target.found)
+        {
             let meanwhile = |tool: &Tool| meanwhile(tool, &job.entry, &self.target.entry, found);
             (self.tools, self.shown) = (tools.iter().map(meanwhile).collect(), job.generation);
         }
@@ -277,9 +298,16 @@ impl<A: Asker> Watcher<A> {
         let looked = tokio::task::spawn_blocking(move || look(&settings, memory)).await;
         let Ok((look, memory)) = looked else { return };
         self.memory = memory;
-        let Look { placed, problems, wheels } = look;
+        let Look {
+            placed,
+            problems,
+            wheels,
+        } = look;
         self.common = problems;
-        let names: BTreeSet<String> = placed.iter().map(|placed| placed.entry.name.clone()).collect();
+        let names: BTreeSet<String> = placed
+            .iter()
+            .map(|placed| placed.entry.name.clone())
+            .collect();
         self.slots.retain(|name, _| names.contains(name));
         for placed in placed {
             self.place(placed, &wheels);
@@ -290,7 +318,11 @@ impl<A: Asker> Watcher<A> {
     fn place(&mut self, placed: Placed, wheels: &Wheels) {
         let Placed { entry, code: found } = placed;
         let (name, line) = (entry.name.clone(), entry.line);
-        let target = Target { entry: Entry { line: 0, ..entry }, found, wheels: wheels.stamp };
+        let target = Target {
+            entry: Entry { line: 0, ..entry },
+            found,
+            wheels: wheels.stamp,
+        };
         let slot = match self.slots.remove(&name) {
             Some(slot) if slot.target == target => Slot { line, ..slot },
             before => self.renewed(before, target, line),
@@ -341,17 +373,27 @@ impl<A: Asker> Watcher<A> {
         generation: u64,
         unwanted: oneshot::Receiver<()>,
     ) {
-        let (settings, asker, turns) = (self.settings.clone(), self.asker.clone(), self.turns.clone());
+        let (settings, asker, turns) = (
+            self.settings.clone(),
+            self.asker.clone(),
+            self.turns.clone(),
+        );
         let reports = self.reports.clone();
         self.jobs.spawn(async move {
             let _turn = tokio::select! {
                 turn = turns.acquire() => turn,
                 _ = unwanted => return None,
             };
-            let tell =
-                |text: String| _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)));
+            let tell = |text: String| {
+                _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)))
+            };
             let prepared = prepare(&settings, &*asker, &entry, found.clone(), &wheels, tell).await;
-            Some(Job { entry, found, generation, prepared })
+            Some(Job {
+                entry,
+                found,
+                generation,
+                prepared,
+            })
         });
     }
 
@@ -375,35 +417,61 @@ impl<A: Asker> Watcher<A> {
     /// Tells what is new: the catalog if it is another, and what is wrong that was not before.
     fn publish(&mut self) {
         let mut catalog: BTreeMap<String, Arc<Tool>> = BTreeMap::new();
-        let mut current: BTreeSet<Report> = self.common.iter().cloned().map(Report::Problem).collect();
+        let mut current: BTreeSet<Report> =
+            self.common.iter().cloned().map(Report::Problem).collect();
         for (name, slot) in &self.slots {
             let told = |problem: &Problem| problem.clone().of(name).at(slot.line);
             current.extend(slot.common.iter().cloned().map(Report::Problem));
-            current.extend(slot.notes.iter().map(|problem| Report::Problem(told(problem))));
+            current.extend(
+                slot.notes
+                    .iter()
+                    .map(|problem| Report::Problem(told(problem))),
+            );
             let failed = |problem: &Problem| match slot.tools.is_empty() {
-                true => Report::Failed { tool: name.clone(), problem: told(problem) },
+                true => Report::Failed {
+                    tool: name.clone(),
+                    problem: told(problem),
+                },
                 false => Report::Kept(kept(told(problem))),
             };
             current.extend(slot.failure.iter().map(failed));
             for tool in &slot.tools {
-                let other = catalog.entry(tool.name.clone()).or_insert_with(|| tool.clone());
+                let other = catalog
+                    .entry(tool.name.clone())
+                    .or_insert_with(|| tool.clone());
                 if !Arc::ptr_eq(other, tool) {
-                    let message = format!("another entry has a tool `{}`, too, which is served", tool.name);
-                    current.insert(Report::Problem(told(&Problem::new(message, "rename one of them"))));
+                    let message = format!(
+                        "another entry has a tool `{}`, too, which is served",
+                        tool.name
+                    );
+                    current.insert(Report::Problem(told(&Problem::new(
+                        message,
+                        "rename one of them",
+                    ))));
                 }
             }
         }
         // What does not fit is told another time.
         let reports = &self.reports;
-        current.retain(|report| self.told.contains(report) || reports.try_send(report.clone()).is_ok());
+        current.retain(|report| {
+            self.told.contains(report) || reports.try_send(report.clone()).is_ok()
+        });
         self.told = current;
-        let pending = self.slots.iter().filter(|(_, slot)| slot.is_preparing).map(|(name, _)| name.clone());
+        let pending = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.is_preparing)
+            .map(|(name, _)| name.clone());
         let pending: BTreeSet<String> = pending.collect();
         if self.is_out || pending.is_empty() || self.began.elapsed() >= FIRST {
             let is_first = !std::mem::replace(&mut self.is_out, true);
             if is_first && !pending.is_empty() {
                 let names: Vec<String> = pending.iter().map(|name| format!("`{name}`")).collect();
-                let text = format!("still being prepared after {} s: {}", FIRST.as_secs(), names.join(", "));
+                let text = format!(
+                    "still being prepared after {} s: {}",
+                    FIRST.as_secs(),
+                    names.join(", ")
+                );
                 _ = self.reports.try_send(Report::Note(text));
             }
             self.out.send_if_modified(|now| {
@@ -418,9 +486,13 @@ impl<A: Asker> Watcher<A> {
     }
 
     async fn sweep(&self) {
-        let Some(installer) = self.settings.installer.clone() else { return };
+        let Some(installer) = self.settings.installer.clone() else {
+            return;
+        };
         let tools = self.slots.values().flat_map(|slot| &slot.tools);
-        let in_use: BTreeSet<PathBuf> = tools.filter_map(|tool| tool.code.packages.clone()).collect();
+        let in_use: BTreeSet<PathBuf> = tools
+            .filter_map(|tool| tool.code.packages.clone())
+            .collect();
         _ = tokio::task::spawn_blocking(move || installer.sweep(&in_use)).await;
     }
 }
@@ -428,19 +500,28 @@ impl<A: Asker> Watcher<A> {
 impl Target {
     /// Whether it runs the same, whatever else is said of it.
     fn is_same_thing(&self, entry: &Entry, found: &Found) -> bool {
-        let is_program = self.found.as_ref().is_ok_and(|before| before.program == found.program);
+        let is_program = self
+            .found
+            .as_ref()
+            .is_ok_and(|before| before.program == found.program);
         is_program && self.entry.wanted == entry.wanted
     }
 }
 
 fn kept(problem: Problem) -> Problem {
-    Problem { message: format!("{}; what was known of it before is served", problem.message), ..problem }
+    Problem {
+        message: format!("{}; what was known of it before is served", problem.message),
+        ..problem
+    }
 }
 
 /// A tool as it is served until it is prepared anew: its code and its bounds are already the new ones.
 fn meanwhile(tool: &Tool, before: &Entry, now: &Entry, found: &Found) -> Arc<Tool> {
     let mut tool = tool.clone();
-    tool.code = super::Code { packages: tool.code.packages.take(), ..found.code.clone() };
+    tool.code = super::Code {
+        packages: tool.code.packages.take(),
+        ..found.code.clone()
+    };
     (tool.profile, tool.limits) = (now.profile, now.limits);
     // Any other time is what the tool says of itself, which wins.
     if tool.timeout == before.timeout {

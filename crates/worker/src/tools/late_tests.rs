@@ -15,11 +15,16 @@ impl Asker for Restless {
             let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
             *asked += 1;
             put(&self.top, "unrelated", &"#".repeat(*asked));
-            manifest(&self.top, &format!("  p: {{executable: p}}\n  odd{asked}: 7\n"));
+            manifest(
+                &self.top,
+                &format!("  p: {{executable: p}}\n  odd{asked}: 7\n"),
+            );
             *asked
         };
         _ = self.seen.clone().wait_for(|seen| *seen >= number).await;
-        Ok(json!({"tools": {"x": {"description": number.to_string()}}}).to_string().into_bytes())
+        Ok(json!({"tools": {"x": {"description": number.to_string()}}})
+            .to_string()
+            .into_bytes())
     }
 }
 
@@ -30,11 +35,18 @@ async fn what_changes_all_the_time_is_served_as_it_said_last() {
     manifest(&top, "  p: {executable: p}\n");
     put(&top, "p", "");
     let (saw, seen) = channel::channel(0);
-    let asker = Arc::new(Restless { top: top.clone(), asked: Mutex::default(), seen });
+    let asker = Arc::new(Restless {
+        top: top.clone(),
+        asked: Mutex::default(),
+        seen,
+    });
     let (mut catalog, mut reports) = watch(settings(&top, Duration::from_millis(20)), asker);
     let see = async {
         loop {
-            if let Report::Problem(Problem { tool: Some(odd), .. }) = reports.recv().await.unwrap() {
+            if let Report::Problem(Problem {
+                tool: Some(odd), ..
+            }) = reports.recv().await.unwrap()
+            {
                 saw.send_replace(odd.strip_prefix("odd").unwrap().parse().unwrap());
             }
         }
@@ -66,7 +78,10 @@ async fn what_is_still_being_prepared_after_a_while_is_told() {
         manifest(top, "  p: {executable: p}\n");
         put(top, "p", "");
     });
-    let told = tokio::time::timeout(2 * FIRST, place.reports.recv()).await.unwrap().unwrap();
+    let told = tokio::time::timeout(2 * FIRST, place.reports.recv())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(
         matches!(&told, Report::Note(text) if text.contains("still being prepared") && text.contains("`p`")),
         "{told:?}"

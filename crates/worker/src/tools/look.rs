@@ -60,17 +60,30 @@ pub(super) struct Found {
 /// Looks.
 pub(super) fn look(settings: &Settings, mut memory: Memory) -> (Look, Memory) {
     memory.read(settings);
-    let mut look = Look { problems: memory.manifest.problems.clone(), ..Look::default() };
+    let mut look = Look {
+        problems: memory.manifest.problems.clone(),
+        ..Look::default()
+    };
     look.problems.extend(memory.problem.clone());
-    let wheels = settings.manifest.parent().unwrap_or(Path::new("/")).join("wheels");
+    let wheels = settings
+        .manifest
+        .parent()
+        .unwrap_or(Path::new("/"))
+        .join("wheels");
     match Wheels::look(&wheels, &memory.wheels) {
         Ok(wheels) => memory.wheels = wheels,
         Err(problem) => look.problems.push(problem),
     }
     look.wheels = memory.wheels.clone();
     look.problems.extend(look.wheels.problems.clone());
-    let mut stamps = Stamps { known: HashMap::new(), problems: Vec::new() };
-    let place = |entry: &Entry| Placed { entry: entry.clone(), code: found(settings, entry, &mut stamps) };
+    let mut stamps = Stamps {
+        known: HashMap::new(),
+        problems: Vec::new(),
+    };
+    let place = |entry: &Entry| Placed {
+        entry: entry.clone(),
+        code: found(settings, entry, &mut stamps),
+    };
     look.placed = memory.manifest.entries.iter().map(place).collect();
     look.problems.extend(stamps.problems);
     (look, memory)
@@ -83,8 +96,10 @@ impl Memory {
         let bytes = match bytes(&settings.manifest) {
             Ok(bytes) => bytes,
             Err(error) => {
-                let message =
-                    format!("the manifest `{}` cannot be read: {error}", settings.manifest.display());
+                let message = format!(
+                    "the manifest `{}` cannot be read: {error}",
+                    settings.manifest.display()
+                );
                 let hint = "MANIFEST_PATH says where it is; tools stay as they were meanwhile";
                 (self.bytes, self.seen) = (None, None);
                 self.problem = Some(Problem::new(message, hint));
@@ -122,7 +137,8 @@ fn bytes(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is no file"));
     }
     let mut bytes = Vec::new();
-    file.take(yaml::LARGEST as u64 + 1).read_to_end(&mut bytes)?;
+    file.take(yaml::LARGEST as u64 + 1)
+        .read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -140,8 +156,14 @@ impl Stamps {
         }
         let (stamp, is_whole) = place::stamp(folder, depth);
         if !is_whole && depth == Depth::Whole {
-            let message = format!("`{}` has too many files: changes of some are not seen", folder.display());
-            self.problems.push(Problem::new(message, "edit the manifest after such a change, or use wheels"));
+            let message = format!(
+                "`{}` has too many files: changes of some are not seen",
+                folder.display()
+            );
+            self.problems.push(Problem::new(
+                message,
+                "edit the manifest after such a change, or use wheels",
+            ));
         }
         self.known.insert(key, stamp);
         stamp
@@ -150,21 +172,36 @@ impl Stamps {
 
 fn found(settings: &Settings, entry: &Entry, stamps: &mut Stamps) -> Result<Found, Problem> {
     let site = settings.site.clone().filter(|site| site.is_dir());
-    let mut parts = site.iter().map(|site| stamps.of(site, Depth::Names).0).collect::<Vec<_>>();
-    let mut code = Code { site, ..Code::default() };
+    let mut parts = site
+        .iter()
+        .map(|site| stamps.of(site, Depth::Names).0)
+        .collect::<Vec<_>>();
+    let mut code = Code {
+        site,
+        ..Code::default()
+    };
     let program = match &entry.wanted {
         Wanted::Function { .. } | Wanted::Class { .. } => {
             code.python = Some(settings.python_dir.clone()).filter(|folder| folder.is_dir());
-            parts.extend(code.python.iter().map(|folder| stamps.of(folder, Depth::Whole).0));
+            parts.extend(
+                code.python
+                    .iter()
+                    .map(|folder| stamps.of(folder, Depth::Whole).0),
+            );
             None
         }
-        Wanted::Executable { tool_dir, executable } => {
+        Wanted::Executable {
+            tool_dir,
+            executable,
+        } => {
             let (folder, program) = place::executable(&settings.folder, tool_dir, executable)?;
             parts.push(stamps.of(&folder, Depth::Whole).0);
             code.folder = Some(folder);
             Some(program)
         }
     };
-    code.stamp = parts.into_iter().fold(Stamp::default(), |sum, part| Stamp(sum.0.rotate_left(9) ^ part));
+    code.stamp = parts.into_iter().fold(Stamp::default(), |sum, part| {
+        Stamp(sum.0.rotate_left(9) ^ part)
+    });
     Ok(Found { code, program })
 }

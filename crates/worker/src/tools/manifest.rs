@@ -41,8 +41,13 @@ const KEYS: [&str; 17] = [
     "schema_refresh_seconds",
     "resource_limits",
 ];
-const LIMITS: [&str; 5] =
-    ["max_cpu_seconds", "max_file_size_mb", "max_open_files", "max_processes", "max_stack_size_mb"];
+const LIMITS: [&str; 5] = [
+    "max_cpu_seconds",
+    "max_file_size_mb",
+    "max_open_files",
+    "max_processes",
+    "max_stack_size_mb",
+];
 
 /// What a manifest says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,9 +74,18 @@ pub(crate) struct Entry {
 /// What is to be run; paths are relative and have no `..`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    Function { module: String, function: String },
-    Class { module: String, class_name: String },
-    Executable { tool_dir: PathBuf, executable: PathBuf },
+    Function {
+        module: String,
+        function: String,
+    },
+    Class {
+        module: String,
+        class_name: String,
+    },
+    Executable {
+        tool_dir: PathBuf,
+        executable: PathBuf,
+    },
 }
 
 /// Reads a manifest. An error is one of the whole.
@@ -87,7 +101,9 @@ pub(crate) fn read(bytes: &[u8], base: &Base) -> Result<Manifest, Problem> {
     let mut manifest = Manifest::default();
     for Pair { line, key, value } in &pairs {
         match key.as_str() {
-            "version" => manifest.problems.extend(version(value).map(|problem| problem.at(*line))),
+            "version" => manifest
+                .problems
+                .extend(version(value).map(|problem| problem.at(*line))),
             "tools" => tools(&mut manifest, *line, value, base)?,
             other => manifest.problems.push(unknown(other, &TOP).at(*line)),
         }
@@ -107,8 +123,10 @@ fn version(value: &Tree) -> Option<Problem> {
     let version = value.value();
     let is_known = version.as_f64() == Some(1.0) || version.as_str() == Some("1");
     (!is_known).then(|| {
-        let message =
-            format!("`version` is {}, and only 1 is known; it is read as that", word(&version.to_string()));
+        let message = format!(
+            "`version` is {}, and only 1 is known; it is read as that",
+            word(&version.to_string())
+        );
         Problem::new(message, "write `version: 1`")
     })
 }
@@ -122,13 +140,18 @@ fn tools(manifest: &mut Manifest, line: u64, value: &Tree, base: &Base) -> Resul
         }
     };
     if pairs.len() > MOST_TOOLS {
-        let message = format!("the manifest has {} entries; it may have {MOST_TOOLS}", pairs.len());
+        let message = format!(
+            "the manifest has {} entries; it may have {MOST_TOOLS}",
+            pairs.len()
+        );
         return Err(Problem::new(message, "split it among workers").at(line));
     }
     for pair in pairs {
         match entry(pair, base) {
             Ok((entry, note)) => {
-                manifest.problems.extend(note.map(|problem| problem.of(&pair.key).at(pair.line)));
+                manifest
+                    .problems
+                    .extend(note.map(|problem| problem.of(&pair.key).at(pair.line)));
                 manifest.entries.push(entry);
             }
             Err(problem) => {
@@ -154,7 +177,9 @@ pub(crate) fn check_name(name: &str, base: &Base) -> Result<(), Problem> {
     if name.contains('/') {
         return Err(Problem::new("its name has a slash", hint));
     }
-    base.invoke(name).map(|_| ()).map_err(|bad| Problem::new(format!("its name cannot be used: {bad}"), hint))
+    base.invoke(name)
+        .map(|_| ())
+        .map_err(|bad| Problem::new(format!("its name cannot be used: {bad}"), hint))
 }
 
 /// What is read of an entry before it is known what it is.
@@ -179,11 +204,16 @@ struct Draft {
 fn entry(pair: &Pair, base: &Base) -> Result<(Entry, Option<Problem>), Problem> {
     check_name(&pair.key, base)?;
     let Tree::Map(fields) = &pair.value else {
-        return Err(Problem::new("its entry is no map", "write its keys on lines of their own, further in"));
+        return Err(Problem::new(
+            "its entry is no map",
+            "write its keys on lines of their own, further in",
+        ));
     };
     let mut draft = Draft::default();
     for field in fields {
-        draft.take(field).map_err(|problem| problem.at(field.line))?;
+        draft
+            .take(field)
+            .map_err(|problem| problem.at(field.line))?;
     }
     let note = draft.odd_runtime();
     Ok((draft.finish(&pair.key, pair.line)?, note))
@@ -205,7 +235,9 @@ impl Draft {
             "description" => self.said.description = filled(card::text("description", &value())?),
             "parameters" => self.said.parameters = Some(card::parameters(&value())?),
             "artifact_params" => self.said.artifact_params = card::artifact_params(&value())?,
-            "instructions" => self.said.instructions = filled(card::text("instructions", &value())?),
+            "instructions" => {
+                self.said.instructions = filled(card::text("instructions", &value())?)
+            }
             "config_schema" => self.said.config_schema = Some(card::config_schema(&value())?),
             "timeout_seconds" => self.timeout = Some(seconds(field)?),
             "sandbox_profile" => self.profile = Some(profile(field)?),
@@ -229,21 +261,45 @@ impl Draft {
         if runtime.as_str().is_some_and(is_known) {
             return None;
         }
-        let shown = runtime.as_str().map_or_else(|| runtime.to_string(), str::to_owned);
-        let message = format!("there is no runtime `{}` here; it is served by its other keys", word(&shown));
-        Some(Problem::new(message, "write `runtime: python`, or remove it"))
+        let shown = runtime
+            .as_str()
+            .map_or_else(|| runtime.to_string(), str::to_owned);
+        let message = format!(
+            "there is no runtime `{}` here; it is served by its other keys",
+            word(&shown)
+        );
+        Some(Problem::new(
+            message,
+            "write `runtime: python`, or remove it",
+        ))
     }
 
     fn finish(self, name: &str, line: u64) -> Result<Entry, Problem> {
         let requirement = match (&self.package, &self.version) {
             (Some(package), version) => Some(Requirement::new(package, version.as_deref())?),
             (None, Some(_)) => {
-                return Err(Problem::new("`version` without `package`", "say which package, or remove it"));
+                return Err(Problem::new(
+                    "`version` without `package`",
+                    "say which package, or remove it",
+                ));
             }
             (None, None) => None,
         };
-        let Draft { said, profile, timeout, refresh, limits, .. } = self;
-        let wanted = wanted(self.module, self.function, self.class_name, self.executable, self.tool_dir)?;
+        let Draft {
+            said,
+            profile,
+            timeout,
+            refresh,
+            limits,
+            ..
+        } = self;
+        let wanted = wanted(
+            self.module,
+            self.function,
+            self.class_name,
+            self.executable,
+            self.tool_dir,
+        )?;
         Ok(Entry {
             name: name.to_owned(),
             line,
@@ -273,21 +329,27 @@ fn wanted(
         (Some(module), None, Some(class_name), None) if tool_dir.is_none() => {
             Ok(Wanted::Class { module, class_name })
         }
-        (None, None, None, Some(executable)) => {
-            Ok(Wanted::Executable { tool_dir: tool_dir.unwrap_or_default(), executable })
-        }
+        (None, None, None, Some(executable)) => Ok(Wanted::Executable {
+            tool_dir: tool_dir.unwrap_or_default(),
+            executable,
+        }),
         (None, None, None, None) => Err(Problem::new("its entry does not say what to run", one)),
-        (Some(_), None, None, None) => {
-            Err(Problem::new("`module` without `function` or `class_name`", "say one of them"))
-        }
-        (None, _, _, None) => {
-            Err(Problem::new("`function` or `class_name` without `module`", "say where it is"))
-        }
+        (Some(_), None, None, None) => Err(Problem::new(
+            "`module` without `function` or `class_name`",
+            "say one of them",
+        )),
+        (None, _, _, None) => Err(Problem::new(
+            "`function` or `class_name` without `module`",
+            "say where it is",
+        )),
         (_, _, _, None) if tool_dir.is_some() => {
             let hint = "remove it: modules are looked for in the Python folder of the tools";
             Err(Problem::new("`tool_dir` belongs to an `executable`", hint))
         }
-        _ => Err(Problem::new("its entry says more than one thing to run", one)),
+        _ => Err(Problem::new(
+            "its entry says more than one thing to run",
+            one,
+        )),
     }
 }
 
@@ -297,12 +359,18 @@ fn filled(text: String) -> Option<String> {
 
 fn text(field: &Pair) -> Result<String, Problem> {
     let Tree::Plain(Value::String(text)) = &field.value else {
-        return Err(Problem::new(format!("`{}` is no text", field.key), "put it in quotes"));
+        return Err(Problem::new(
+            format!("`{}` is no text", field.key),
+            "put it in quotes",
+        ));
     };
     match (1..=LONGEST_WORD).contains(&text.len()) && !text.contains(char::is_control) {
         true => Ok(text.clone()),
         false => {
-            let message = format!("`{}` is empty, too long, or on more than one line", field.key);
+            let message = format!(
+                "`{}` is empty, too long, or on more than one line",
+                field.key
+            );
             Err(Problem::new(message, "write 1 to 256 bytes on one line"))
         }
     }
@@ -310,7 +378,10 @@ fn text(field: &Pair) -> Result<String, Problem> {
 
 fn is_identifier(text: &str) -> bool {
     let is_first = |letter: char| letter == '_' || letter.is_alphabetic();
-    text.starts_with(is_first) && text.chars().all(|letter| letter == '_' || letter.is_alphanumeric())
+    text.starts_with(is_first)
+        && text
+            .chars()
+            .all(|letter| letter == '_' || letter.is_alphanumeric())
 }
 
 fn identifier(field: &Pair) -> Result<String, Problem> {
@@ -318,7 +389,11 @@ fn identifier(field: &Pair) -> Result<String, Problem> {
     match is_identifier(&text) {
         true => Ok(text),
         false => {
-            let message = format!("`{}` is `{}`, which is no name in Python", field.key, word(&text));
+            let message = format!(
+                "`{}` is `{}`, which is no name in Python",
+                field.key,
+                word(&text)
+            );
             Err(Problem::new(message, "use letters, digits and _"))
         }
     }
@@ -330,7 +405,10 @@ fn module(field: &Pair) -> Result<String, Problem> {
         true => Ok(text),
         false => {
             let message = format!("`module` is `{}`, which is no module's name", word(&text));
-            Err(Problem::new(message, "write it as after `import`, such as imgtools.resize"))
+            Err(Problem::new(
+                message,
+                "write it as after `import`, such as imgtools.resize",
+            ))
         }
     }
 }
@@ -351,9 +429,14 @@ fn profile(field: &Pair) -> Result<Profile, Problem> {
 fn path(field: &Pair) -> Result<PathBuf, Problem> {
     let bad = |why: &str| {
         let message = format!("`{}` {why}", field.key);
-        Problem::new(message, "write a path below the folder of the tools, without `..`")
+        Problem::new(
+            message,
+            "write a path below the folder of the tools, without `..`",
+        )
     };
-    let Tree::Plain(Value::String(text)) = &field.value else { return Err(bad("is no text")) };
+    let Tree::Plain(Value::String(text)) = &field.value else {
+        return Err(bad("is no text"));
+    };
     if text.is_empty() || text.len() > LONGEST_PATH || text.contains(char::is_control) {
         return Err(bad("is empty, too long, or has control characters"));
     }
@@ -373,10 +456,18 @@ fn path(field: &Pair) -> Result<PathBuf, Problem> {
 }
 
 fn whole(key: &str, value: &Tree, range: RangeInclusive<u64>) -> Result<u64, Problem> {
-    value.value().as_u64().filter(|number| range.contains(number)).ok_or_else(|| {
-        let message = format!("`{key}` is no whole number from {} to {}", range.start(), range.end());
-        Problem::new(message, "write it without quotes")
-    })
+    value
+        .value()
+        .as_u64()
+        .filter(|number| range.contains(number))
+        .ok_or_else(|| {
+            let message = format!(
+                "`{key}` is no whole number from {} to {}",
+                range.start(),
+                range.end()
+            );
+            Problem::new(message, "write it without quotes")
+        })
 }
 
 fn seconds(field: &Pair) -> Result<Duration, Problem> {
@@ -391,7 +482,10 @@ fn refresh(field: &Pair) -> Result<Option<Duration>, Problem> {
 
 fn limits(field: &Pair) -> Result<Limits, Problem> {
     let Tree::Map(pairs) = &field.value else {
-        return Err(Problem::new("`resource_limits` is no map", format!("write {}", LIMITS.join(", "))));
+        return Err(Problem::new(
+            "`resource_limits` is no map",
+            format!("write {}", LIMITS.join(", ")),
+        ));
     };
     let mut limits = Limits::default();
     for Pair { line, key, value } in pairs {

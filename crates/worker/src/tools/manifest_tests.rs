@@ -11,12 +11,30 @@ fn manifest(text: &str) -> Manifest {
 
 /// The one problem of an entry `t` with these keys.
 fn problem(keys: &str) -> Problem {
-    let manifest =
-        manifest(&format!("version: 1\ntools:\n  good: {{module: m, function: f}}\n  t: {{{keys}}}\n"));
-    assert_eq!(manifest.entries.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["good"], "{keys}");
-    let [problem] = &manifest.problems[..] else { panic!("{keys}: {:?}", manifest.problems) };
-    assert_eq!((problem.tool.as_deref(), problem.line), (Some("t"), Some(4)), "{keys}");
-    assert!(!problem.hint.is_empty() && !problem.to_string().contains('\n'), "{keys}");
+    let manifest = manifest(&format!(
+        "version: 1\ntools:\n  good: {{module: m, function: f}}\n  t: {{{keys}}}\n"
+    ));
+    assert_eq!(
+        manifest
+            .entries
+            .iter()
+            .map(|entry| &*entry.name)
+            .collect::<Vec<_>>(),
+        ["good"],
+        "{keys}"
+    );
+    let [problem] = &manifest.problems[..] else {
+        panic!("{keys}: {:?}", manifest.problems)
+    };
+    assert_eq!(
+        (problem.tool.as_deref(), problem.line),
+        (Some("t"), Some(4)),
+        "{keys}"
+    );
+    assert!(
+        !problem.hint.is_empty() && !problem.to_string().contains('\n'),
+        "{keys}"
+    );
     problem.clone()
 }
 
@@ -48,18 +66,35 @@ tools:
 "#,
     );
     assert_eq!(manifest.problems, []);
-    let [resize, query, weather] = &manifest.entries[..] else { panic!("{manifest:?}") };
-    assert_eq!((&*resize.name, resize.line, resize.profile), ("resize_image", 4, Some(Profile::Restrictive)));
-    let wanted = Wanted::Function { module: "imgtools.resize".into(), function: "resize".into() };
+    let [resize, query, weather] = &manifest.entries[..] else {
+        panic!("{manifest:?}")
+    };
+    assert_eq!(
+        (&*resize.name, resize.line, resize.profile),
+        ("resize_image", 4, Some(Profile::Restrictive))
+    );
+    let wanted = Wanted::Function {
+        module: "imgtools.resize".into(),
+        function: "resize".into(),
+    };
     assert_eq!(resize.wanted, wanted);
-    assert_eq!(query.requirement, Some(Requirement::new("asyncpg", Some(">=0.29")).unwrap()));
+    assert_eq!(
+        query.requirement,
+        Some(Requirement::new("asyncpg", Some(">=0.29")).unwrap())
+    );
     assert_eq!(
         (query.timeout, query.said.description.as_deref()),
         (Some(Duration::from_secs(60)), Some("Asks a database."))
     );
     assert!(query.said.artifact_params["into"].is_optional && query.said.config_schema.is_some());
-    let wanted = Wanted::Executable { tool_dir: "weather".into(), executable: "python/bin/weather".into() };
-    assert_eq!((&weather.wanted, weather.refresh), (&wanted, Some(Duration::from_secs(600))));
+    let wanted = Wanted::Executable {
+        tool_dir: "weather".into(),
+        executable: "python/bin/weather".into(),
+    };
+    assert_eq!(
+        (&weather.wanted, weather.refresh),
+        (&wanted, Some(Duration::from_secs(600)))
+    );
     let limits = Limits {
         cpu_time: Some(Duration::from_secs(60)),
         file_bytes: Some(100 << 20),
@@ -73,8 +108,14 @@ tools:
 #[test]
 fn an_entry_that_is_not_right_is_left_out_and_the_others_are_not() {
     for (keys, says) in [
-        ("module: m, function: f, sandbox_profil: restrictive", "did you mean `sandbox_profile`?"),
-        ("module: m, function: f, sandbox_profile: restrictiv", "did you mean `restrictive`?"),
+        (
+            "module: m, function: f, sandbox_profil: restrictive",
+            "did you mean `sandbox_profile`?",
+        ),
+        (
+            "module: m, function: f, sandbox_profile: restrictiv",
+            "did you mean `restrictive`?",
+        ),
         ("module: m, function: f, colour: red", "`colour`"),
         ("module: m", "`function`"),
         ("function: f", "`module`"),
@@ -93,15 +134,39 @@ fn an_entry_that_is_not_right_is_left_out_and_the_others_are_not() {
         ("executable: .", "no file"),
         ("tool_dir: ../x, executable: y", "`..`"),
         ("module: m, function: f, timeout_seconds: 0", "whole number"),
-        ("module: m, function: f, timeout_seconds: -5", "whole number"),
-        ("module: m, function: f, timeout_seconds: many", "whole number"),
+        (
+            "module: m, function: f, timeout_seconds: -5",
+            "whole number",
+        ),
+        (
+            "module: m, function: f, timeout_seconds: many",
+            "whole number",
+        ),
         ("module: m, function: f, version: '1'", "without `package`"),
-        ("module: m, function: f, package: a, version: 1.10", "quotes"),
-        ("module: m, function: f, package: '--pre'", "no package's name"),
-        ("module: m, function: f, parameters: {type: array}", "schema of an object"),
-        ("module: m, function: f, config_schema: [{key: auth}]", "`auth`"),
-        ("executable: x, resource_limits: {max_memory: 5}", "`max_memory`"),
-        ("executable: x, resource_limits: {max_processes: 0}", "whole number"),
+        (
+            "module: m, function: f, package: a, version: 1.10",
+            "quotes",
+        ),
+        (
+            "module: m, function: f, package: '--pre'",
+            "no package's name",
+        ),
+        (
+            "module: m, function: f, parameters: {type: array}",
+            "schema of an object",
+        ),
+        (
+            "module: m, function: f, config_schema: [{key: auth}]",
+            "`auth`",
+        ),
+        (
+            "executable: x, resource_limits: {max_memory: 5}",
+            "`max_memory`",
+        ),
+        (
+            "executable: x, resource_limits: {max_processes: 0}",
+            "whole number",
+        ),
     ] {
         let told = problem(keys).to_string();
         assert!(told.contains(says), "{keys}: {told}");
@@ -110,9 +175,21 @@ fn an_entry_that_is_not_right_is_left_out_and_the_others_are_not() {
 
 #[test]
 fn names_that_no_topic_can_have_are_refused() {
-    for name in ["a/b", "'*'", "'a>'", "'#'", "'a+b'", "\"a\\nb\"", "''", &"x".repeat(250)] {
+    for name in [
+        "a/b",
+        "'*'",
+        "'a>'",
+        "'#'",
+        "'a+b'",
+        "\"a\\nb\"",
+        "''",
+        &"x".repeat(250),
+    ] {
         let manifest = manifest(&format!("tools:\n  {name}: {{module: m, function: f}}\n"));
-        assert!(manifest.entries.is_empty() && manifest.problems.len() == 1, "{name}: {manifest:?}");
+        assert!(
+            manifest.entries.is_empty() && manifest.problems.len() == 1,
+            "{name}: {manifest:?}"
+        );
     }
     let fine = manifest("tools:\n  some-tool_1.2 x: {module: m, function: f}\n");
     assert_eq!(fine.entries.len(), 1);
@@ -122,11 +199,18 @@ fn names_that_no_topic_can_have_are_refused() {
 fn what_is_not_a_map_is_named_with_its_line() {
     let read = manifest("version: 1\ntools:\n  a: 5\n  b: [x]\n  c:\n");
     let lines: Vec<_> = read.problems.iter().map(|problem| problem.line).collect();
-    assert_eq!((read.entries.len(), lines), (0, vec![Some(3), Some(4), Some(5)]));
+    assert_eq!(
+        (read.entries.len(), lines),
+        (0, vec![Some(3), Some(4), Some(5)])
+    );
     assert!(super::read(b"tools: [a]", &base()).is_err());
     assert!(super::read(b"- a", &base()).is_err());
     assert!(
-        super::read(b"tools: {a: {module: m, function: f}, a: {module: m, function: f}}", &base()).is_err()
+        super::read(
+            b"tools: {a: {module: m, function: f}, a: {module: m, function: f}}",
+            &base()
+        )
+        .is_err()
     );
 }
 
@@ -135,7 +219,10 @@ fn another_version_and_unknown_keys_at_the_top_are_told_and_the_rest_is_read() {
     let manifest = manifest("version: 2\ntolls: {}\ntools: {a: {module: m, function: f}}");
     assert_eq!(manifest.entries.len(), 1);
     let told: Vec<_> = manifest.problems.iter().map(ToString::to_string).collect();
-    assert!(told[0].contains("only 1 is known") && told[1].contains("did you mean `tools`?"), "{told:?}");
+    assert!(
+        told[0].contains("only 1 is known") && told[1].contains("did you mean `tools`?"),
+        "{told:?}"
+    );
     assert_eq!(self::manifest("version: '1'\ntools:\n").problems, []);
 }
 
@@ -151,15 +238,31 @@ fn a_runtime_is_a_hint_and_an_odd_one_is_told() {
         ("executable: x, runtime: [python]", true),
     ] {
         let manifest = manifest(&format!("tools:\n  t: {{{keys}}}\n"));
-        assert_eq!((manifest.entries.len(), manifest.problems.len()), (1, usize::from(is_odd)), "{keys}");
-        assert!(manifest.problems.iter().all(|problem| problem.tool.as_deref() == Some("t")), "{keys}");
+        assert_eq!(
+            (manifest.entries.len(), manifest.problems.len()),
+            (1, usize::from(is_odd)),
+            "{keys}"
+        );
+        assert!(
+            manifest
+                .problems
+                .iter()
+                .all(|problem| problem.tool.as_deref() == Some("t")),
+            "{keys}"
+        );
     }
 }
 
 #[test]
 fn a_manifest_without_tools_is_none_and_one_with_no_tools_is() {
     for text in ["", "# nothing yet\n", "version: 1\n"] {
-        assert!(read(text.as_bytes(), &base()).unwrap_err().message.contains("names no tools"), "{text}");
+        assert!(
+            read(text.as_bytes(), &base())
+                .unwrap_err()
+                .message
+                .contains("names no tools"),
+            "{text}"
+        );
     }
     for text in ["tools: {}", "version: 1\ntools:\n"] {
         assert_eq!(manifest(text), Manifest::default(), "{text}");
@@ -170,7 +273,9 @@ fn a_manifest_without_tools_is_none_and_one_with_no_tools_is() {
 fn bombs_are_refused_whole() {
     let deep = format!("tools: {}{}", "[".repeat(5000), "]".repeat(5000));
     let aliases = "a: &a [x]\nb: &b [*a, *a]\ntools: [*b, *b]";
-    let many: String = (0..600).map(|at| format!("  t{at}: {{module: m, function: f}}\n")).collect();
+    let many: String = (0..600)
+        .map(|at| format!("  t{at}: {{module: m, function: f}}\n"))
+        .collect();
     let large = format!("# {}\ntools: {{}}", "x".repeat(yaml::LARGEST));
     for text in [
         &*deep,
@@ -180,7 +285,11 @@ fn bombs_are_refused_whole() {
         "tools: {}\n---\ntools: {}",
         "tools: {<<: {a: 1}}\u{0}",
     ] {
-        assert!(read(text.as_bytes(), &base()).is_err(), "{}", &text[..text.len().min(60)]);
+        assert!(
+            read(text.as_bytes(), &base()).is_err(),
+            "{}",
+            &text[..text.len().min(60)]
+        );
     }
     assert!(read(b"\xff", &base()).is_err());
 }

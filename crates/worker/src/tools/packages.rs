@@ -21,7 +21,8 @@ use engine::{
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 use spec::{
-    ErrorInfo, ExecRequest, Maximum, Network, Policy, RunRequest, SessionRequest, Size, Status, Stream, Time,
+    ErrorInfo, ExecRequest, Maximum, Network, Policy, RunRequest, SessionRequest, Size, Status,
+    Stream, Time,
 };
 use std::{
     collections::BTreeSet,
@@ -40,7 +41,12 @@ use tokio::{
 /// What installing may take.
 const LONGEST: Duration = Duration::from_secs(300);
 /// What a folder may have.
-const MOST: CopyBounds = CopyBounds { entries: 50_000, bytes: 1 << 30, depth: 32, told: 3 };
+const MOST: CopyBounds = CopyBounds {
+    entries: 50_000,
+    bytes: 1 << 30,
+    depth: 32,
+    told: 3,
+};
 /// What is installed takes its room twice while pip is at it.
 const ROOM: u64 = 2 << 30;
 /// Until what failed is tried again: many tools may want the same.
@@ -103,7 +109,10 @@ impl Installer {
     ) -> Result<Installer, Problem> {
         index.check()?;
         let failed = |error: io::Error| {
-            Problem::new(format!("the folder for packages cannot be made: {error}"), "choose another --state")
+            Problem::new(
+                format!("the folder for packages cannot be made: {error}"),
+                "choose another --state",
+            )
         };
         fs::create_dir_all(&folder).map_err(failed)?;
         let folder = fs::canonicalize(folder).map_err(failed)?;
@@ -137,21 +146,32 @@ impl Installer {
         let place = self.0.folder.join(self.name(version, requirement, wheels));
         let mut failed = self.0.turn.lock().await;
         if !place.is_dir() {
-            if let Some((_, _, problem)) =
-                failed.as_ref().filter(|(other, at, _)| *other == place && at.elapsed() < AGAIN)
+            if let Some((_, _, problem)) = failed
+                .as_ref()
+                .filter(|(other, at, _)| *other == place && at.elapsed() < AGAIN)
             {
                 return Err(problem.clone());
             }
-            let what = Wanted { requirement, wheels, only: None };
+            let what = Wanted {
+                requirement,
+                wheels,
+                only: None,
+            };
             tell(format!("installing {what} in a sandbox"));
             let began = Instant::now();
             let made = match self.make_room().await {
                 Ok(()) => self.make(&what, &place).await,
                 Err(problem) => Err(problem),
             };
-            *failed = made.clone().err().map(|problem| (place.clone(), Instant::now(), problem));
+            *failed = made
+                .clone()
+                .err()
+                .map(|problem| (place.clone(), Instant::now(), problem));
             made?;
-            tell(format!("installed {what} in {:.1} s", began.elapsed().as_secs_f64()));
+            tell(format!(
+                "installed {what} in {:.1} s",
+                began.elapsed().as_secs_f64()
+            ));
             // What is too much now is told when the next is wanted.
             _ = self.make_room().await;
         }
@@ -173,27 +193,44 @@ impl Installer {
         add("1");
         add(version);
         add(&requirement.map(ToString::to_string).unwrap_or_default());
-        add(self.0.index.url.as_deref().filter(|_| requirement.is_some()).unwrap_or_default());
+        add(self
+            .0
+            .index
+            .url
+            .as_deref()
+            .filter(|_| requirement.is_some())
+            .unwrap_or_default());
         for (name, content) in &wheels.files {
             add(name);
             add(content);
         }
-        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        digest
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     /// Which Python it is that packages are for.
     async fn version(&self) -> Result<String, Problem> {
         let code = "import sys, sysconfig; print(sys.version, sysconfig.get_platform(), sys.implementation.cache_tag)";
         let command = vec![self.0.python.clone().into(), "-c".into(), code.into()];
-        let request =
-            RunRequest { command, profile: Some("restrictive".to_owned()), ..RunRequest::default() };
-        let spec = Policy::default().admit(request).map_err(|error| not_begun(&error.message))?;
+        let request = RunRequest {
+            command,
+            profile: Some("restrictive".to_owned()),
+            ..RunRequest::default()
+        };
+        let spec = Policy::default()
+            .admit(request)
+            .map_err(|error| not_begun(&error.message))?;
         let result = self.0.engine.run(spec).await;
         match result.status {
             Status::Succeeded => Ok(String::from_utf8_lossy(&result.stdout).into_owned()),
             _ => {
                 let why = result.error.map(|error| error.message);
-                Err(not_begun(&why.unwrap_or_else(|| String::from_utf8_lossy(&result.stderr).into_owned())))
+                Err(not_begun(&why.unwrap_or_else(|| {
+                    String::from_utf8_lossy(&result.stderr).into_owned()
+                })))
             }
         }
     }
@@ -225,7 +262,11 @@ impl Installer {
 
     fn session(&self, what: &Wanted<'_>) -> Result<spec::SessionSpec, Problem> {
         // Only what is named needs an index; wheels bring what they need.
-        let network = if what.requirement.is_some() { Network::Open } else { Network::None };
+        let network = if what.requirement.is_some() {
+            Network::Open
+        } else {
+            Network::None
+        };
         let limits = Maximum {
             memory: Some(Size(ROOM)),
             disk: Some(Size(ROOM)),
@@ -235,7 +276,9 @@ impl Installer {
         };
         let Index { url, trusted_host } = &self.0.index;
         let said = [("PIP_INDEX_URL", url), ("PIP_TRUSTED_HOST", trusted_host)].into_iter();
-        let env = said.filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into()))).collect();
+        let env = said
+            .filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into())))
+            .collect();
         let run = RunRequest {
             profile: Some("standard".to_owned()),
             network: Some(network),
@@ -245,33 +288,54 @@ impl Installer {
         };
         // Wheels that are tried alone begin within the time that one may take.
         let lifetime = Some(2 * LONGEST + Duration::from_secs(120));
-        let request = SessionRequest { run, idle: lifetime, lifetime };
-        Policy::default().admit_session(request).map_err(|error| not_begun(&error.message))
+        let request = SessionRequest {
+            run,
+            idle: lifetime,
+            lifetime,
+        };
+        Policy::default()
+            .admit_session(request)
+            .map_err(|error| not_begun(&error.message))
     }
 
-    async fn make_in(&self, session: &Session, what: &Wanted<'_>, place: &Path) -> Result<(), Problem> {
+    async fn make_in(
+        &self,
+        session: &Session,
+        what: &Wanted<'_>,
+        place: &Path,
+    ) -> Result<(), Problem> {
         let request = ExecRequest {
             command: command(&self.0.python, what),
             timeout: Some(LONGEST),
             ..ExecRequest::default()
         };
-        let exec = session.exec(request).await.map_err(|error: ErrorInfo| not_begun(&error.message))?;
+        let exec = session
+            .exec(request)
+            .await
+            .map_err(|error: ErrorInfo| not_begun(&error.message))?;
         judge(&exec, what).await?;
-        let (workspace, owner) = session.workspace().map_err(|error| not_begun(&error.message))?;
+        let (workspace, owner) = session
+            .workspace()
+            .map_err(|error| not_begun(&error.message))?;
         let (folder, place) = (self.0.folder.clone(), place.to_owned());
         blocking(move || take_out(&workspace, owner, &folder, &place)).await
     }
 
     /// Removes what crashes left, and what nobody used for long and is not among these.
     pub fn sweep(&self, in_use: &BTreeSet<PathBuf>) {
-        let Ok(entries) = fs::read_dir(&self.0.folder) else { return };
+        let Ok(entries) = fs::read_dir(&self.0.folder) else {
+            return;
+        };
         in_use.iter().for_each(|place| used(place));
         for entry in entries.flatten() {
             let path = entry.path();
             let is_making = entry.file_name().to_string_lossy().starts_with(MAKING);
             let age = entry.metadata().and_then(|found| found.modified());
-            let is_old =
-                age.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > UNUSED));
+            let is_old = age.is_ok_and(|at| {
+                SystemTime::now()
+                    .duration_since(at)
+                    .is_ok_and(|age| age > UNUSED)
+            });
             if is_making && lock(&path).is_some() {
                 _ = fs::remove_dir_all(&path);
             } else if !is_making && is_old && !in_use.contains(&path) {
@@ -310,25 +374,43 @@ impl Index {
             let is_sign = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
             !host.is_empty() && host.chars().all(is_sign)
         };
-        if self.trusted_host.as_deref().is_some_and(|host| !is_host(host)) {
-            return Err(Problem::new("PIP_TRUSTED_HOST is no host", "write HOST or HOST:PORT"));
+        if self
+            .trusted_host
+            .as_deref()
+            .is_some_and(|host| !is_host(host))
+        {
+            return Err(Problem::new(
+                "PIP_TRUSTED_HOST is no host",
+                "write HOST or HOST:PORT",
+            ));
         }
         let Some(url) = &self.url else { return Ok(()) };
         let (rest, is_safe) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
             (Some(rest), _) => (rest, true),
             (None, Some(rest)) => (rest, false),
-            (None, None) => return Err(Problem::new("PIP_INDEX_URL is no address of an index", hint)),
+            (None, None) => {
+                return Err(Problem::new(
+                    "PIP_INDEX_URL is no address of an index",
+                    hint,
+                ));
+            }
         };
         let host = rest.split('/').next().unwrap_or_default();
-        if !is_host(host) || rest.contains(|letter: char| letter.is_control() || " @?#\"'".contains(letter)) {
+        if !is_host(host)
+            || rest.contains(|letter: char| letter.is_control() || " @?#\"'".contains(letter))
+        {
             let message = "PIP_INDEX_URL is no plain address: credentials are given to no sandbox";
             return Err(Problem::new(message, hint));
         }
         match is_safe || self.trusted_host.as_deref() == Some(host) {
             true => Ok(()),
             false => {
-                let message = "PIP_INDEX_URL is without TLS: anybody on the way could say what is installed";
-                Err(Problem::new(message, "use https, or set PIP_TRUSTED_HOST to its host, too"))
+                let message =
+                    "PIP_INDEX_URL is without TLS: anybody on the way could say what is installed";
+                Err(Problem::new(
+                    message,
+                    "use https, or set PIP_TRUSTED_HOST to its host, too",
+                ))
             }
         }
     }
@@ -360,9 +442,16 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
         command.extend(["--find-links".into(), WHEELS.into()]);
     }
     command.push("--".into());
-    let wanted = what.wheels.files.keys().filter(|name| what.only.is_none_or(|only| only.contains(name)));
+    let wanted = what
+        .wheels
+        .files
+        .keys()
+        .filter(|name| what.only.is_none_or(|only| only.contains(name)));
     command.extend(wanted.map(|name| format!("{WHEELS}/{name}").into()));
-    command.extend(what.requirement.map(|requirement| requirement.to_string().into()));
+    command.extend(
+        what.requirement
+            .map(|requirement| requirement.to_string().into()),
+    );
     command
 }
 
@@ -375,8 +464,10 @@ async fn judge(exec: &Exec, what: &Wanted<'_>) -> Result<(), Problem> {
     let from = output.lengths()[1].saturating_sub(64 << 10);
     let said = output.read(Stream::Stderr, from, 64 << 10).bytes;
     let said = String::from_utf8_lossy(&said);
-    let errors: Vec<&str> =
-        said.lines().filter(|line| line.contains("ERROR") || line.contains("No module")).collect();
+    let errors: Vec<&str> = said
+        .lines()
+        .filter(|line| line.contains("ERROR") || line.contains("No module"))
+        .collect();
     let why = match (result.status, errors.is_empty(), result.error) {
         (Status::TimedOut, _, _) => format!("it took longer than {} s", LONGEST.as_secs()),
         (_, false, _) => errors.join(" "),
@@ -384,23 +475,30 @@ async fn judge(exec: &Exec, what: &Wanted<'_>) -> Result<(), Problem> {
         (_, true, None) => said.into_owned(),
     };
     let message = format!("{what} cannot be installed: {}", reason(&why));
-    let hint =
-        "it is tried again after a while; put what is needed into wheels/ beside the manifest, as wheels";
+    let hint = "it is tried again after a while; put what is needed into wheels/ beside the manifest, as wheels";
     // What pip says stays true; that it was stopped, or had no room, need not.
     let is_passing = result.status != Status::Failed || why.contains("No space left on device");
-    Err(Problem { is_passing, ..Problem::new(message, hint) })
+    Err(Problem {
+        is_passing,
+        ..Problem::new(message, hint)
+    })
 }
 
 fn not_begun(why: &str) -> Problem {
     let message = format!("packages cannot be installed: {}", reason(why));
-    Problem::new(message, "it is tried again after a while; `airlock doctor` shows what sandboxes lack")
-        .passing()
+    Problem::new(
+        message,
+        "it is tried again after a while; `airlock doctor` shows what sandboxes lack",
+    )
+    .passing()
 }
 
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(not_begun(&error.to_string())))
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(not_begun(&error.to_string())))
 }
 
 /// Takes what pip made out of the box, and looks at it before anybody sees it.
@@ -410,23 +508,30 @@ fn take_out(
     folder: &Path,
     place: &Path,
 ) -> Result<(), Problem> {
-    let failed = |error: io::Error| not_begun(&format!("what was installed cannot be kept: {error}"));
+    let failed =
+        |error: io::Error| not_begun(&format!("what was installed cannot be kept: {error}"));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let from = rustix::fs::openat(workspace, "layer", flags, Mode::empty());
-    let from = Tree::new(from.map_err(|error| failed(error.into()))?, owner, MOST.bytes);
+    let from = Tree::new(
+        from.map_err(|error| failed(error.into()))?,
+        owner,
+        MOST.bytes,
+    );
     let making = folder.join(format!("{MAKING}{}", engine::fresh_id()));
     fs::create_dir(&making).map_err(failed)?;
-    let made = lock(&making).ok_or_else(|| failed(io::Error::other("its lock is taken"))).and_then(|held| {
-        let to = Tree::new(held.try_clone().map_err(failed)?, None, MOST.bytes);
-        let copied = from.copy_into(&to, MOST).map_err(failed)?;
-        if let Some(left_out) = copied.left_out.first() {
-            let message = format!("what was installed is not kept: {}", reason(left_out));
-            return Err(Problem::new(message, "install less, and files only"));
-        }
-        settle(&making, &making).map_err(failed)??;
-        rustix::fs::syncfs(&held).map_err(|error| failed(error.into()))?;
-        fs::rename(&making, place).map_err(failed)
-    });
+    let made = lock(&making)
+        .ok_or_else(|| failed(io::Error::other("its lock is taken")))
+        .and_then(|held| {
+            let to = Tree::new(held.try_clone().map_err(failed)?, None, MOST.bytes);
+            let copied = from.copy_into(&to, MOST).map_err(failed)?;
+            if let Some(left_out) = copied.left_out.first() {
+                let message = format!("what was installed is not kept: {}", reason(left_out));
+                return Err(Problem::new(message, "install less, and files only"));
+            }
+            settle(&making, &making).map_err(failed)??;
+            rustix::fs::syncfs(&held).map_err(|error| failed(error.into()))?;
+            fs::rename(&making, place).map_err(failed)
+        });
     if made.is_err() {
         _ = fs::remove_dir_all(&making);
     }
@@ -443,11 +548,17 @@ fn settle(folder: &Path, top: &Path) -> io::Result<Result<(), Problem>> {
             }
         } else if found.is_file() {
             let may_run = found.permissions().mode() & 0o111 != 0;
-            fs::set_permissions(&path, PermissionsExt::from_mode(if may_run { 0o555 } else { 0o444 }))?;
+            fs::set_permissions(
+                &path,
+                PermissionsExt::from_mode(if may_run { 0o555 } else { 0o444 }),
+            )?;
         } else {
             let shown = word(&path.strip_prefix(top).unwrap_or(&path).to_string_lossy());
             let message = format!("what was installed has `{shown}`, which is no file");
-            return Ok(Err(Problem::new(message, "packages with links are not kept")));
+            return Ok(Err(Problem::new(
+                message,
+                "packages with links are not kept",
+            )));
         }
     }
     fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
@@ -472,8 +583,14 @@ fn discard(folder: &Path, place: &Path) {
 
 /// Somebody uses it. If that cannot be noted, it is made again some day.
 fn used(place: &Path) {
-    let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
-    let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
+    let now = rustix::fs::Timespec {
+        tv_sec: 0,
+        tv_nsec: rustix::fs::UTIME_NOW,
+    };
+    let times = rustix::fs::Timestamps {
+        last_access: now,
+        last_modification: now,
+    };
     _ = rustix::fs::utimensat(CWD, place, &times, AtFlags::SYMLINK_NOFOLLOW);
 }
 

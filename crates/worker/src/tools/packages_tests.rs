@@ -24,7 +24,8 @@ struct Place {
 
 impl Place {
     fn new(name: &str) -> Place {
-        let top = std::env::temp_dir().join(format!("airlock-packages-{name}-{}", std::process::id()));
+        let top =
+            std::env::temp_dir().join(format!("airlock-packages-{name}-{}", std::process::id()));
         fs::create_dir_all(top.join("wheels")).unwrap();
         let engine = Engine::open(engine::Settings::new(top.join("state"))).unwrap();
         Place { top, engine }
@@ -39,7 +40,13 @@ impl Place {
     }
 
     fn installer_from(&self, index: Index) -> Installer {
-        Installer::open(self.engine.clone(), self.folder(), "/usr/bin/python3".into(), index).unwrap()
+        Installer::open(
+            self.engine.clone(),
+            self.folder(),
+            "/usr/bin/python3".into(),
+            index,
+        )
+        .unwrap()
     }
 
     /// A wheel with a module that says what it is, and perhaps something that it needs.
@@ -60,7 +67,9 @@ with zipfile.ZipFile(f"{path}/{name}-{version}-py3-none-any.whl", "w") as wheel:
     wheel.writestr(f"{info}/RECORD", "".join(f"{n},,\n" for n in (f"{name}/__init__.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")))
 "#;
         let mut made = Command::new("/usr/bin/python3");
-        made.args(["-c", script]).arg(self.top.join("wheels")).args([name, version, needs]);
+        made.args(["-c", script])
+            .arg(self.top.join("wheels"))
+            .args([name, version, needs]);
         assert!(made.status().unwrap().success());
     }
 
@@ -82,14 +91,29 @@ async fn wheels_become_one_folder_that_tools_can_import_from_and_that_is_shared(
     let installer = place.installer();
     let told = std::sync::Mutex::new(Vec::new());
     let tell = |text| told.lock().unwrap().push(text);
-    let layer = installer.layer(None, &place.wheels(), tell).await.unwrap().unwrap();
-    assert!(layer.starts_with(fs::canonicalize(place.folder()).unwrap()) && told.lock().unwrap().len() == 2);
+    let layer = installer
+        .layer(None, &place.wheels(), tell)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        layer.starts_with(fs::canonicalize(place.folder()).unwrap())
+            && told.lock().unwrap().len() == 2
+    );
     let file = fs::metadata(layer.join("second/__init__.py")).unwrap();
     assert_eq!((file.mode() & 0o777, file.is_file()), (0o444, true));
     // The same for others who want the same, and by another installer.
     let inode = fs::metadata(&layer).unwrap().ino();
-    let again = place.installer().layer(None, &place.wheels(), |_| ()).await.unwrap().unwrap();
-    assert_eq!((again.clone(), fs::metadata(&again).unwrap().ino()), (layer.clone(), inode));
+    let again = place
+        .installer()
+        .layer(None, &place.wheels(), |_| ())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        (again.clone(), fs::metadata(&again).unwrap().ino()),
+        (layer.clone(), inode)
+    );
     // Seen in a box as a tool sees it, from the state folder that nothing else is shown of.
     let code = "import sys; sys.path[:0] = ['/tools/packages']; import first, second; print(first.NAME, second.NAME)";
     let request = |mount: String| RunRequest {
@@ -97,18 +121,35 @@ async fn wheels_become_one_folder_that_tools_can_import_from_and_that_is_shared(
         mounts: vec![mount.into()],
         ..RunRequest::default()
     };
-    let run = async |mount: String| place.engine.run(Policy::default().admit(request(mount)).unwrap()).await;
+    let run = async |mount: String| {
+        place
+            .engine
+            .run(Policy::default().admit(request(mount)).unwrap())
+            .await
+    };
     let result = run(format!("{}:/tools/packages:ro", layer.display())).await;
-    assert_eq!(String::from_utf8_lossy(&result.stdout), "first second\n", "{result:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&result.stdout),
+        "first second\n",
+        "{result:?}"
+    );
     for mount in [
         format!("{}:/tools/packages:rw", layer.display()),
         format!("{}:/tools/packages:ro", place.folder().display()),
     ] {
         let result = run(mount.clone()).await;
-        assert_eq!(result.error.unwrap().code, spec::ErrorCode::PolicyDenied, "{mount}");
+        assert_eq!(
+            result.error.unwrap().code,
+            spec::ErrorCode::PolicyDenied,
+            "{mount}"
+        );
     }
     place.wheel("third", "");
-    let other = installer.layer(None, &place.wheels(), |_| ()).await.unwrap().unwrap();
+    let other = installer
+        .layer(None, &place.wheels(), |_| ())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(other != layer && other.join("third").is_dir());
     place.close().await;
 }
@@ -117,13 +158,31 @@ async fn wheels_become_one_folder_that_tools_can_import_from_and_that_is_shared(
 async fn what_cannot_be_installed_is_told_and_leaves_nothing() {
     let place = Place::new("missing");
     place.wheel("needy", "absent-package");
-    let problem = place.installer().layer(None, &place.wheels(), |_| ()).await.unwrap_err();
+    let problem = place
+        .installer()
+        .layer(None, &place.wheels(), |_| ())
+        .await
+        .unwrap_err();
     assert!(problem.message.contains("absent-package"), "{problem}");
-    fs::write(place.top.join("wheels/needy-1.0-py3-none-any.whl"), "no zip").unwrap();
-    let problem = place.installer().layer(None, &place.wheels(), |_| ()).await.unwrap_err();
+    fs::write(
+        place.top.join("wheels/needy-1.0-py3-none-any.whl"),
+        "no zip",
+    )
+    .unwrap();
+    let problem = place
+        .installer()
+        .layer(None, &place.wheels(), |_| ())
+        .await
+        .unwrap_err();
     assert!(problem.message.contains("cannot be installed"), "{problem}");
     assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 0);
-    assert_eq!(place.installer().layer(None, &Wheels::default(), |_| ()).await, Ok(None));
+    assert_eq!(
+        place
+            .installer()
+            .layer(None, &Wheels::default(), |_| ())
+            .await,
+        Ok(None)
+    );
     place.close().await;
 }
 
@@ -139,7 +198,10 @@ async fn what_crashes_left_is_swept_and_what_is_being_made_is_not() {
     }
     let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(60);
     for path in [&old, &kept] {
-        fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
+        fs::File::open(path)
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
     }
     let held = lock(&made).unwrap();
     installer.sweep(&[kept.clone()].into());
@@ -167,16 +229,36 @@ async fn a_wheel_that_cannot_be_installed_leaves_the_others_and_is_named() {
     let sound = installer.sound(&place.wheels(), |_| ()).await;
     let names: Vec<&str> = sound.wheels.files.keys().map(|name| &name[..5]).collect();
     assert_eq!((names, sound.is_lacking), (vec!["first", "secon"], false));
-    let [needy, torn] = &sound.problems[..] else { panic!("{sound:?}") };
-    assert!(needy.message.contains("`needy-1.0") && needy.message.contains("absent-package"), "{needy}");
+    let [needy, torn] = &sound.problems[..] else {
+        panic!("{sound:?}")
+    };
+    assert!(
+        needy.message.contains("`needy-1.0") && needy.message.contains("absent-package"),
+        "{needy}"
+    );
     assert!(torn.message.contains("`torn-1.0"), "{torn}");
-    let layer = installer.layer(None, &sound.wheels, |_| ()).await.unwrap().unwrap();
-    assert!(layer.join("first").is_dir() && layer.join("second").is_dir() && !layer.join("needy").exists());
-    assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 1, "nothing is left of what was tried");
+    let layer = installer
+        .layer(None, &sound.wheels, |_| ())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        layer.join("first").is_dir()
+            && layer.join("second").is_dir()
+            && !layer.join("needy").exists()
+    );
+    assert_eq!(
+        fs::read_dir(place.folder()).unwrap().count(),
+        1,
+        "nothing is left of what was tried"
+    );
     // With none that will do, tools have to do without, and it is tried again.
     fs::remove_file(place.top.join("wheels/first-1.0-py3-none-any.whl")).unwrap();
     let sound = installer.sound(&place.wheels(), |_| ()).await;
-    assert!(sound.wheels.files.is_empty() && sound.is_lacking && sound.problems.len() == 1, "{sound:?}");
+    assert!(
+        sound.wheels.files.is_empty() && sound.is_lacking && sound.problems.len() == 1,
+        "{sound:?}"
+    );
     place.close().await;
 }
 
@@ -190,29 +272,64 @@ async fn of_wheels_that_do_not_go_together_the_newest_and_those_that_go_with_it_
     let sound = installer.sound(&place.wheels(), |_| ()).await;
     let names = |sound: &Sound| {
         let short = |name: &String| name.trim_end_matches("-py3-none-any.whl").to_owned();
-        sound.wheels.files.keys().map(short).collect::<Vec<_>>().join(" ")
+        sound
+            .wheels
+            .files
+            .keys()
+            .map(short)
+            .collect::<Vec<_>>()
+            .join(" ")
     };
-    assert_eq!((names(&sound), sound.is_lacking), ("wa-1.10 wb-1.0".to_owned(), false), "{sound:?}");
-    let [older] = &sound.problems[..] else { panic!("{sound:?}") };
-    assert!(older.message.contains("`wa-1.9-py3") && older.message.contains("`wa-1.10-py3"), "{older}");
+    assert_eq!(
+        (names(&sound), sound.is_lacking),
+        ("wa-1.10 wb-1.0".to_owned(), false),
+        "{sound:?}"
+    );
+    let [older] = &sound.problems[..] else {
+        panic!("{sound:?}")
+    };
+    assert!(
+        older.message.contains("`wa-1.9-py3") && older.message.contains("`wa-1.10-py3"),
+        "{older}"
+    );
     // One that needs the older goes with neither; one behind it is reached all the same.
     place.wheel("wc", "wa==1.9");
     place.wheel("wd", "");
     let sound = installer.sound(&place.wheels(), |_| ()).await;
-    assert_eq!((names(&sound), sound.is_lacking), ("wa-1.10 wb-1.0 wd-1.0".to_owned(), false), "{sound:?}");
-    let [first, second] = &sound.problems[..] else { panic!("{sound:?}") };
-    assert!(first.message.contains("`wc-1.0") && first.message.contains("conflicting"), "{first}");
-    assert!(second.message.contains("`wa-1.9"), "{second}");
-    let layer = installer.layer(None, &sound.wheels, |_| ()).await.unwrap().unwrap();
-    assert!(
-        layer.join("wa-1.10.dist-info").is_dir() && layer.join("wd").is_dir() && !layer.join("wc").exists()
+    assert_eq!(
+        (names(&sound), sound.is_lacking),
+        ("wa-1.10 wb-1.0 wd-1.0".to_owned(), false),
+        "{sound:?}"
     );
-    assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 2, "nothing is left of what was tried");
+    let [first, second] = &sound.problems[..] else {
+        panic!("{sound:?}")
+    };
+    assert!(
+        first.message.contains("`wc-1.0") && first.message.contains("conflicting"),
+        "{first}"
+    );
+    assert!(second.message.contains("`wa-1.9"), "{second}");
+    let layer = installer
+        .layer(None, &sound.wheels, |_| ())
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        layer.join("wa-1.10.dist-info").is_dir()
+            && layer.join("wd").is_dir()
+            && !layer.join("wc").exists()
+    );
+    assert_eq!(
+        fs::read_dir(place.folder()).unwrap().count(),
+        2,
+        "nothing is left of what was tried"
+    );
     place.close().await;
 }
 
 #[tokio::test]
-async fn where_time_is_up_what_was_added_is_served_with_what_it_needs_and_the_rest_is_added_later() {
+async fn where_time_is_up_what_was_added_is_served_with_what_it_needs_and_the_rest_is_added_later()
+{
     let place = Place::new("late");
     place.wheel("wa", "wz");
     place.wheel("wb", "wz==1.0");
@@ -223,28 +340,57 @@ async fn where_time_is_up_what_was_added_is_served_with_what_it_needs_and_the_re
     Arc::get_mut(&mut installer.0).unwrap().patience = Duration::ZERO;
     let names = |sound: &Sound| {
         let short = |name: &String| name.trim_end_matches("-py3-none-any.whl").to_owned();
-        sound.wheels.files.keys().map(short).collect::<Vec<_>>().join(" ")
+        sound
+            .wheels
+            .files
+            .keys()
+            .map(short)
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     // One more is tried each time: `wa`, which takes `wz`, then `wb`, which does not go with that, then `wc`.
-    let rounds = [("wa-1.0 wz-2.0", true), ("wa-1.0 wz-2.0", true), ("wa-1.0 wc-1.0 wz-2.0", false)];
+    let rounds = [
+        ("wa-1.0 wz-2.0", true),
+        ("wa-1.0 wz-2.0", true),
+        ("wa-1.0 wc-1.0 wz-2.0", false),
+    ];
     for (expected, is_lacking) in rounds {
         let sound = installer.sound(&place.wheels(), |_| ()).await;
-        assert_eq!((&*names(&sound), sound.is_lacking), (expected, is_lacking), "{sound:?}");
-        let layer = installer.layer(None, &sound.wheels, |_| ()).await.unwrap().unwrap();
+        assert_eq!(
+            (&*names(&sound), sound.is_lacking),
+            (expected, is_lacking),
+            "{sound:?}"
+        );
+        let layer = installer
+            .layer(None, &sound.wheels, |_| ())
+            .await
+            .unwrap()
+            .unwrap();
         assert!(layer.join("wa").is_dir() && layer.join("wz-2.0.dist-info").is_dir());
         installer.0.known.lock().await.as_mut().unwrap().again = Some(Instant::now());
     }
     let sound = installer.sound(&place.wheels(), |_| ()).await;
-    let [wb, wz] = &sound.problems[..] else { panic!("{sound:?}") };
-    assert!(wb.message.contains("`wb-1.0") && wb.message.contains("conflicting"), "{wb}");
+    let [wb, wz] = &sound.problems[..] else {
+        panic!("{sound:?}")
+    };
+    assert!(
+        wb.message.contains("`wb-1.0") && wb.message.contains("conflicting"),
+        "{wb}"
+    );
     assert!(wz.message.contains("`wz-1.0"), "{wz}");
     // Who asks while it is tried again does not wait; of other wheels nothing is known yet.
     let trying = installer.0.known.lock().await;
-    assert_eq!(installer.sound(&place.wheels(), |_| ()).await.wheels, sound.wheels);
+    assert_eq!(
+        installer.sound(&place.wheels(), |_| ()).await.wheels,
+        sound.wheels
+    );
     let mut other = place.wheels();
-    other.files.insert("other-1.0-py3-none-any.whl".to_owned(), String::new());
+    other
+        .files
+        .insert("other-1.0-py3-none-any.whl".to_owned(), String::new());
     let mut waiting = Box::pin(installer.sound(&other, |_| ()));
-    let is_waiting = std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending()));
+    let is_waiting =
+        std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context).is_pending()));
     assert!(is_waiting.await, "the control");
     drop((waiting, trying));
     // With all the time that it needs it comes to the same.
@@ -265,15 +411,30 @@ async fn what_is_left_out_for_want_of_room_is_tried_again_and_what_is_torn_is_no
     fs::File::open(full.join("x")).unwrap().sync_all().unwrap();
     Arc::get_mut(&mut installer.0).unwrap().most_kept = 1 << 19;
     let sound = installer.sound(&place.wheels(), |_| ()).await;
-    assert!(sound.wheels.files.is_empty() && sound.is_lacking, "{sound:?}");
-    assert!(sound.problems[0].message.contains("packages take 1 MiB already"), "{sound:?}");
+    assert!(
+        sound.wheels.files.is_empty() && sound.is_lacking,
+        "{sound:?}"
+    );
+    assert!(
+        sound.problems[0]
+            .message
+            .contains("packages take 1 MiB already"),
+        "{sound:?}"
+    );
     Arc::get_mut(&mut installer.0).unwrap().most_kept = 1 << 30;
-    assert!(installer.sound(&place.wheels(), |_| ()).await.is_lacking, "not for every tool at once");
+    assert!(
+        installer.sound(&place.wheels(), |_| ()).await.is_lacking,
+        "not for every tool at once"
+    );
     installer.0.known.lock().await.as_mut().unwrap().again = Some(Instant::now());
     *installer.0.turn.lock().await = None;
     let sound = installer.sound(&place.wheels(), |_| ()).await;
     let names: Vec<&str> = sound.wheels.files.keys().map(|name| &name[..5]).collect();
-    assert_eq!((names, sound.is_lacking, sound.problems.len()), (vec!["first"], false, 1), "{sound:?}");
+    assert_eq!(
+        (names, sound.is_lacking, sound.problems.len()),
+        (vec!["first"], false, 1),
+        "{sound:?}"
+    );
     assert!(sound.problems[0].message.contains("`torn-1.0"), "{sound:?}");
     place.close().await;
 }
@@ -290,20 +451,33 @@ async fn folders_are_bounded_together_and_the_longest_unused_goes_first() {
         fs::create_dir(&path).unwrap();
         fs::write(path.join("x"), vec![7; 1 << 20]).unwrap();
         fs::File::open(path.join("x")).unwrap().sync_all().unwrap();
-        fs::File::open(&path).unwrap().set_modified(hours(age)).unwrap();
+        fs::File::open(&path)
+            .unwrap()
+            .set_modified(hours(age))
+            .unwrap();
         path
     });
     let there = || [&oldest, &old, &fresh].map(|path| path.exists());
     installer.make_room().await.unwrap();
     assert_eq!(there(), [true, true, true]);
     Arc::get_mut(&mut installer.0).unwrap().most_kept = 5 << 19;
-    let layer = installer.layer(None, &place.wheels(), |_| ()).await.unwrap().unwrap();
+    let layer = installer
+        .layer(None, &place.wheels(), |_| ())
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!((there(), layer.is_dir()), ([false, true, true], true));
     // What may be in use stays, and nothing is added to it.
     Arc::get_mut(&mut installer.0).unwrap().most_kept = 1 << 19;
     place.wheel("second", "");
-    let problem = installer.layer(None, &place.wheels(), |_| ()).await.unwrap_err();
-    assert!(problem.message.contains("packages take 1 MiB already"), "{problem}");
+    let problem = installer
+        .layer(None, &place.wheels(), |_| ())
+        .await
+        .unwrap_err();
+    assert!(
+        problem.message.contains("packages take 1 MiB already"),
+        "{problem}"
+    );
     assert_eq!((there(), layer.is_dir()), ([false, false, true], true));
     place.close().await;
 }
@@ -315,7 +489,13 @@ fn links_are_not_kept() {
     fs::write(top.join("a/b/c"), "").unwrap();
     assert_eq!(settle(&top, &top).unwrap(), Ok(()));
     std::os::unix::fs::symlink("/etc/passwd", top.join("a/link")).unwrap();
-    assert!(settle(&top, &top).unwrap().unwrap_err().message.contains("`a/link`"));
+    assert!(
+        settle(&top, &top)
+            .unwrap()
+            .unwrap_err()
+            .message
+            .contains("`a/link`")
+    );
     fs::remove_dir_all(top).unwrap();
 }
 
@@ -324,22 +504,48 @@ fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
     let wheels = Wheels::default();
     let requirement = Requirement::new("asyncpg", Some(">=0.29")).unwrap();
     let line = |what: &Wanted<'_>| {
-        command(Path::new("/usr/bin/python3"), what).join(" ".as_ref()).into_string().unwrap()
+        command(Path::new("/usr/bin/python3"), what)
+            .join(" ".as_ref())
+            .into_string()
+            .unwrap()
     };
-    let named = line(&Wanted { requirement: Some(&requirement), wheels: &wheels, only: None });
-    assert!(named.contains("--only-binary=:all:") && named.ends_with("-- asyncpg>=0.29"), "{named}");
+    let named = line(&Wanted {
+        requirement: Some(&requirement),
+        wheels: &wheels,
+        only: None,
+    });
+    assert!(
+        named.contains("--only-binary=:all:") && named.ends_with("-- asyncpg>=0.29"),
+        "{named}"
+    );
     assert!(!named.contains("--no-index"));
-    assert!(line(&Wanted { requirement: None, wheels: &wheels, only: None }).contains("--no-index"));
+    assert!(
+        line(&Wanted {
+            requirement: None,
+            wheels: &wheels,
+            only: None
+        })
+        .contains("--no-index")
+    );
 }
 
 #[test]
 fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
     let check = |url: &str, host: Option<&str>| {
-        Index { url: Some(url.to_owned()), trusted_host: host.map(str::to_owned) }.check()
+        Index {
+            url: Some(url.to_owned()),
+            trusted_host: host.map(str::to_owned),
+        }
+        .check()
     };
     assert!(check("https://pypi.example/simple", None).is_ok());
     assert!(check("http://pypi.example:8080/simple", Some("pypi.example:8080")).is_ok());
-    assert!(check("http://pypi.example/simple", None).unwrap_err().message.contains("TLS"));
+    assert!(
+        check("http://pypi.example/simple", None)
+            .unwrap_err()
+            .message
+            .contains("TLS")
+    );
     for url in [
         "https://user:secret@pypi.example/simple",
         "file:///etc",
@@ -379,11 +585,22 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
     let module = "def add(a: int, b: int = 2) -> int:\n    \"\"\"Adds.\"\"\"\n    return a + b\n";
     fs::write(tools.join("python/m.py"), module).unwrap();
     let script = "#!/bin/sh\n[ \"$1\" = --schema ] || exit 3\necho a warning >&2\ncat \"$(dirname \"$0\")/said.json\"\n";
-    for (name, text) in [("good", script), ("bad", "#!/bin/sh\necho no config >&2\nexit 4\n")] {
+    for (name, text) in [
+        ("good", script),
+        ("bad", "#!/bin/sh\necho no config >&2\nexit 4\n"),
+    ] {
         fs::write(tools.join("set/bin").join(name), text).unwrap();
-        fs::set_permissions(tools.join("set/bin").join(name), PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(
+            tools.join("set/bin").join(name),
+            PermissionsExt::from_mode(0o755),
+        )
+        .unwrap();
     }
-    fs::write(tools.join("set/bin/said.json"), r#"{"tools": {"x": {"description": "It works."}}}"#).unwrap();
+    fs::write(
+        tools.join("set/bin/said.json"),
+        r#"{"tools": {"x": {"description": "It works."}}}"#,
+    )
+    .unwrap();
     let entries = "tools:\n  of_wheel: {module: first, function: f, description: d}\n  good: {tool_dir: set, executable: bin/good}\n  add: {module: m, function: add}\n  \
                    bad: {tool_dir: set, executable: bin/bad}\n";
     fs::write(tools.join("manifest.yaml"), entries).unwrap();
@@ -399,7 +616,11 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
     };
     let (mut catalog, mut reports) = watch(settings, caller(&place.engine));
     let waited = catalog.wait_for(|now| now.len() == 3);
-    let now = tokio::time::timeout(LONGEST, waited).await.unwrap().unwrap().clone();
+    let now = tokio::time::timeout(LONGEST, waited)
+        .await
+        .unwrap()
+        .unwrap()
+        .clone();
     assert_eq!(now["good"].card.description.as_deref(), Some("It works."));
     let add = &now["add"].card;
     let parameters = add.parameters.clone().unwrap_or_default();
@@ -417,7 +638,10 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
         }
     };
     let failed = tokio::time::timeout(LONGEST, failed).await.unwrap();
-    assert!(failed.contains("tool `bad`") && failed.contains("no config"), "{failed}");
+    assert!(
+        failed.contains("tool `bad`") && failed.contains("no config"),
+        "{failed}"
+    );
     drop(catalog);
     place.close().await;
 }
@@ -428,7 +652,9 @@ fn publish(wheel: Vec<u8>) -> egress::Settings {
     let server = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for connection in listener.incoming() {
-            let Ok(mut connection) = connection else { return };
+            let Ok(mut connection) = connection else {
+                return;
+            };
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
                 let mut byte = [0];
@@ -447,14 +673,25 @@ fn publish(wheel: Vec<u8>) -> egress::Settings {
                 "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
                 body.len()
             );
-            _ = connection.write_all(begin.as_bytes()).and_then(|()| connection.write_all(body));
+            _ = connection
+                .write_all(begin.as_bytes())
+                .and_then(|()| connection.write_all(body));
         }
     });
     let internet = egress::Internet::dangerously_instead(
-        |name| if name == "index.test" { vec![[93, 184, 216, 34].into()] } else { Vec::new() },
+        |name| {
+            if name == "index.test" {
+                vec![[93, 184, 216, 34].into()]
+            } else {
+                Vec::new()
+            }
+        },
         move |_| server,
     );
-    egress::Settings { internet, ..egress::Settings::default() }
+    egress::Settings {
+        internet,
+        ..egress::Settings::default()
+    }
 }
 
 #[tokio::test]
@@ -471,11 +708,21 @@ async fn packages_come_from_the_index_through_the_egress_door() {
     };
     let wanted = Requirement::new("first", Some(">=1")).unwrap();
     let none = Wheels::default();
-    let layer =
-        place.installer_from(index("index.test")).layer(Some(&wanted), &none, |_| ()).await.unwrap().unwrap();
+    let layer = place
+        .installer_from(index("index.test"))
+        .layer(Some(&wanted), &none, |_| ())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(layer.join("first/__init__.py").is_file());
-    let elsewhere =
-        place.installer_from(index("127.0.0.1:9")).layer(Some(&wanted), &none, |_| ()).await.unwrap_err();
-    assert!(elsewhere.message.contains("`first>=1` cannot be installed"), "{elsewhere}");
+    let elsewhere = place
+        .installer_from(index("127.0.0.1:9"))
+        .layer(Some(&wanted), &none, |_| ())
+        .await
+        .unwrap_err();
+    assert!(
+        elsewhere.message.contains("`first>=1` cannot be installed"),
+        "{elsewhere}"
+    );
     place.close().await;
 }

@@ -34,7 +34,12 @@ pub(crate) fn executable(
     executable: &Path,
 ) -> Result<(PathBuf, PathBuf), Problem> {
     let folder_of = |path: &Path| format!("the folder `{}`", word(&path.to_string_lossy()));
-    let handle = openat(CWD, tools, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let handle = openat(
+        CWD,
+        tools,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
     let handle = handle.map_err(|error| absent("the folder of the manifest", error))?;
     let folder = match tool_dir.as_os_str().is_empty() {
         true => handle,
@@ -42,7 +47,10 @@ pub(crate) fn executable(
             .map_err(|error| absent(&folder_of(tool_dir), error))?,
     };
     let name = |path: &Path| format!("the program `{}`", word(&path.to_string_lossy()));
-    let candidates = [executable.to_owned(), Path::new("python/bin").join(executable)];
+    let candidates = [
+        executable.to_owned(),
+        Path::new("python/bin").join(executable),
+    ];
     let mut problem = None;
     for candidate in candidates {
         match program(folder.as_fd(), &candidate) {
@@ -59,7 +67,13 @@ pub(crate) fn executable(
 /// Through no link that leads out of the folder.
 fn beneath(folder: BorrowedFd<'_>, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    openat2(folder, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+    openat2(
+        folder,
+        path,
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+        resolve,
+    )
 }
 
 fn program(folder: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<()> {
@@ -79,14 +93,20 @@ fn real(handle: &OwnedFd) -> rustix::io::Result<PathBuf> {
 
 fn absent(what: &str, error: Errno) -> Problem {
     match error {
-        Errno::NOENT => Problem::new(format!("{what} is not there"), "it is looked for again until it is"),
+        Errno::NOENT => Problem::new(
+            format!("{what} is not there"),
+            "it is looked for again until it is",
+        ),
         Errno::XDEV => {
             let hint = "put it below, and let links point to what lies below";
             Problem::new(format!("{what} leads out of the folder of the tools"), hint)
         }
         Errno::ACCESS => Problem::new(format!("{what} may not be run"), "chmod a+rx"),
         Errno::ISDIR => Problem::new(format!("{what} is no file"), "name a program"),
-        other => Problem::new(format!("{what} cannot be used: {}", io::Error::from(other)), "mend it"),
+        other => Problem::new(
+            format!("{what} cannot be used: {}", io::Error::from(other)),
+            "mend it",
+        ),
     }
 }
 
@@ -110,10 +130,15 @@ fn has_file(folder: &Path, part: &str) -> bool {
     if folder.join(format!("{part}.py")).is_file() {
         return true;
     }
-    let Ok(entries) = fs::read_dir(folder) else { return false };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return false;
+    };
     let begins = format!("{part}.");
     let is_it = |name: &str| name.starts_with(&begins) && name.ends_with(".so");
-    entries.take(MOST_FILES).flatten().any(|entry| entry.file_name().to_str().is_some_and(is_it))
+    entries
+        .take(MOST_FILES)
+        .flatten()
+        .any(|entry| entry.file_name().to_str().is_some_and(is_it))
 }
 
 /// How far a stamp looks.
@@ -143,13 +168,29 @@ pub(crate) fn stamp(folder: &Path, depth: Depth) -> (Stamp, bool) {
 
 /// What one file is like now.
 pub(crate) fn of_file(digest: &mut Sha256, path: &Path) {
-    let Ok(found) = fs::symlink_metadata(path) else { return };
+    let Ok(found) = fs::symlink_metadata(path) else {
+        return;
+    };
     let mut add = |found: &fs::Metadata| {
         // A change of what is in it changes at least one of these, whatever is done to its time.
-        let numbers = [found.dev(), found.ino(), found.len(), u64::from(found.mode())];
-        let times = [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()];
-        numbers.iter().for_each(|number| digest.update(number.to_le_bytes()));
-        times.iter().for_each(|time| digest.update(time.to_le_bytes()));
+        let numbers = [
+            found.dev(),
+            found.ino(),
+            found.len(),
+            u64::from(found.mode()),
+        ];
+        let times = [
+            found.mtime(),
+            found.mtime_nsec(),
+            found.ctime(),
+            found.ctime_nsec(),
+        ];
+        numbers
+            .iter()
+            .for_each(|number| digest.update(number.to_le_bytes()));
+        times
+            .iter()
+            .for_each(|time| digest.update(time.to_le_bytes()));
     };
     add(&found);
     if found.is_symlink()
@@ -161,7 +202,10 @@ pub(crate) fn of_file(digest: &mut Sha256, path: &Path) {
 
 pub(crate) fn short(digest: Sha256) -> u64 {
     let bytes = digest.finalize();
-    bytes.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+    bytes
+        .iter()
+        .take(8)
+        .fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 fn walk(folder: &Path, deepest: usize, left: &mut usize, digest: &mut Sha256) -> bool {
@@ -170,7 +214,11 @@ fn walk(folder: &Path, deepest: usize, left: &mut usize, digest: &mut Sha256) ->
         return true;
     };
     // In an order of our own: that of a file system may change.
-    let mut names: Vec<_> = entries.take(*left + 1).flatten().map(|entry| entry.file_name()).collect();
+    let mut names: Vec<_> = entries
+        .take(*left + 1)
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
     names.sort();
     let mut is_whole = true;
     for name in names {

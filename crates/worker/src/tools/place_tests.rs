@@ -7,7 +7,8 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("airlock-place-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("airlock-place-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Folder(fs::canonicalize(path).unwrap())
     }
@@ -40,11 +41,17 @@ fn programs_are_found_where_the_mesh_looks_for_them() {
         folder.find("weather", "python/bin/weather"),
         Ok((real.join("weather"), "python/bin/weather".into()))
     );
-    assert_eq!(folder.find("weather", "weather"), Ok((real.join("weather"), "python/bin/weather".into())));
+    assert_eq!(
+        folder.find("weather", "weather"),
+        Ok((real.join("weather"), "python/bin/weather".into()))
+    );
     assert_eq!(folder.find("", "plain"), Ok((real.clone(), "plain".into())));
     // A link that stays is followed; the folder is known by its real path.
     symlink("weather", real.join("linked")).unwrap();
-    assert_eq!(folder.find("linked", "weather").unwrap().0, real.join("weather"));
+    assert_eq!(
+        folder.find("linked", "weather").unwrap().0,
+        real.join("weather")
+    );
 }
 
 #[test]
@@ -79,7 +86,13 @@ fn what_is_not_there_leads_out_or_cannot_be_run_is_told_apart() {
 #[test]
 fn modules_are_found_as_python_finds_them() {
     let folder = Folder::new("modules");
-    for name in ["a.py", "p/__init__.py", "p/q.py", "n/s/m.py", "c.cpython-311-x86_64-linux-gnu.so"] {
+    for name in [
+        "a.py",
+        "p/__init__.py",
+        "p/q.py",
+        "n/s/m.py",
+        "c.cpython-311-x86_64-linux-gnu.so",
+    ] {
         folder.put(name, 0o644);
     }
     for module in ["a", "p", "p.q", "n.s.m", "n.s", "c"] {
@@ -104,7 +117,12 @@ fn other_code_has_another_stamp_whatever_its_time_says() {
     let path = folder.0.join("deep/er/m.py");
     let time = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, "y").unwrap();
-    fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(time)
+        .unwrap();
     assert_ne!(look(Depth::Whole), whole, "as large and as old as before");
     assert_eq!(look(Depth::Names), names);
     folder.put("other-1.0.dist-info/RECORD", 0o644);
@@ -119,7 +137,10 @@ fn packages_of_a_folder_are_other_code_once_it_is_touched() {
     let before = look();
     assert_eq!(look(), before, "the control");
     let long_ago = std::time::SystemTime::UNIX_EPOCH;
-    fs::File::open(&folder.0).unwrap().set_modified(long_ago).unwrap();
+    fs::File::open(&folder.0)
+        .unwrap()
+        .set_modified(long_ago)
+        .unwrap();
     assert_ne!(look(), before);
 }
 

@@ -52,20 +52,35 @@ pub(super) async fn prepare(
         Ok(Installed { packages, sound }) => {
             code.packages = packages;
             let tools = match program {
-                Some(program) => of_program(settings, asker, entry, code, &program, &mut notes).await,
-                None => of_python(settings, asker, entry, code, &mut notes).await.map(|(tool, why)| {
-                    untold = why;
-                    vec![tool]
-                }),
+                Some(program) => {
+                    of_program(settings, asker, entry, code, &program, &mut notes).await
+                }
+                None => of_python(settings, asker, entry, code, &mut notes)
+                    .await
+                    .map(|(tool, why)| {
+                        untold = why;
+                        vec![tool]
+                    }),
             };
             (tools, sound)
         }
         Err(problem) => (Err(problem), Sound::default()),
     };
-    let Sound { wheels, problems: common, is_lacking } = sound;
+    let Sound {
+        wheels,
+        problems: common,
+        is_lacking,
+    } = sound;
     let lacks_packages = is_lacking && wheels.files.is_empty();
     let is_partial = untold.is_some() || is_lacking;
-    Prepared { tools, notes, common, untold, is_partial, lacks_packages }
+    Prepared {
+        tools,
+        notes,
+        common,
+        untold,
+        is_partial,
+        lacks_packages,
+    }
 }
 
 /// What an entry names itself it needs; wheels that all share not every entry does, so that they keep none from being served.
@@ -82,13 +97,21 @@ async fn install(
             (true, _) => Err(problem),
             (false, true) => Ok(Installed::default()),
             (false, false) => {
-                let sound = Sound { problems: vec![problem], ..Sound::default() };
-                Ok(Installed { sound, ..Installed::default() })
+                let sound = Sound {
+                    problems: vec![problem],
+                    ..Sound::default()
+                };
+                Ok(Installed {
+                    sound,
+                    ..Installed::default()
+                })
             }
         };
     };
     let sound = installer.sound(wheels, &tell).await;
-    let packages = installer.layer(entry.requirement.as_ref(), &sound.wheels, &tell).await?;
+    let packages = installer
+        .layer(entry.requirement.as_ref(), &sound.wheels, &tell)
+        .await?;
     Ok(Installed { packages, sound })
 }
 
@@ -100,16 +123,26 @@ async fn of_python(
     notes: &mut Vec<Problem>,
 ) -> Result<(Tool, Option<Problem>), Problem> {
     let (module, what) = match &entry.wanted {
-        Wanted::Function { module, function } => {
-            (module, What::Function { module: module.clone(), function: function.clone() })
-        }
-        Wanted::Class { module, class_name } => {
-            (module, What::Class { module: module.clone(), class_name: class_name.clone() })
-        }
+        Wanted::Function { module, function } => (
+            module,
+            What::Function {
+                module: module.clone(),
+                function: function.clone(),
+            },
+        ),
+        Wanted::Class { module, class_name } => (
+            module,
+            What::Class {
+                module: module.clone(),
+                class_name: class_name.clone(),
+            },
+        ),
         Wanted::Executable { .. } => return Err(Problem::new("it is no Python", "")),
     };
-    let folders: Vec<&Path> =
-        [&code.python, &code.packages, &code.site].into_iter().filter_map(Option::as_deref).collect();
+    let folders: Vec<&Path> = [&code.python, &code.packages, &code.site]
+        .into_iter()
+        .filter_map(Option::as_deref)
+        .collect();
     // What lies in none of the folders may still be one of the interpreter's own: only it can tell.
     let is_there = place::has_module(&folders, module);
     let (mut said, mut untold) = (entry.said.clone(), None);
@@ -118,7 +151,11 @@ async fn of_python(
             Ok(more) => said = said.or(more),
             // Served all the same: whoever calls it is told so, instead of waiting for nobody.
             Err(problem) => {
-                let problem = if is_there { problem } else { nowhere(module, &problem) };
+                let problem = if is_there {
+                    problem
+                } else {
+                    nowhere(module, &problem)
+                };
                 match said.is_bare() {
                     true => untold = Some(problem),
                     false => notes.push(problem),
@@ -131,16 +168,32 @@ async fn of_python(
 
 fn nowhere(module: &str, problem: &Problem) -> Problem {
     let message = format!("its module `{module}` is nowhere: {}", problem.message);
-    Problem::new(message, "put it into TOOLS_PYTHON_DIR; it is looked for again")
+    Problem::new(
+        message,
+        "put it into TOOLS_PYTHON_DIR; it is looked for again",
+    )
 }
 
-async fn ask(settings: &Settings, asker: &impl Asker, code: &Code, what: &What) -> Result<Said, Problem> {
+async fn ask(
+    settings: &Settings,
+    asker: &impl Asker,
+    code: &Code,
+    what: &What,
+) -> Result<Said, Problem> {
     match what {
         What::Function { module, function } => {
             probe::of_function(asker, &settings.python, code, (module, function)).await
         }
         What::Class { module, class_name } => {
-            probe::of_class(asker, &settings.python, code, (module, class_name), None, PROBE).await
+            probe::of_class(
+                asker,
+                &settings.python,
+                code,
+                (module, class_name),
+                None,
+                PROBE,
+            )
+            .await
         }
         What::Executable { .. } => Err(Problem::new("it is no Python", "")),
     }
@@ -159,17 +212,30 @@ async fn of_program(
     let is_alone = said.len() == 1;
     let (mut tools, mut first) = (Vec::new(), None);
     for (own, said) in said {
-        let name = if is_alone { entry.name.clone() } else { format!("{}__{own}", entry.name) };
+        let name = if is_alone {
+            entry.name.clone()
+        } else {
+            format!("{}__{own}", entry.name)
+        };
         let said = said.and_then(|said| check_name(&name, &settings.base).map(|()| said));
         match said {
             Ok(said) => {
                 if said.wants_credentials {
-                    let message =
-                        format!("`{}` speaks of `auth`, which the mesh does not bring here", word(&own));
+                    let message = format!(
+                        "`{}` speaks of `auth`, which the mesh does not bring here",
+                        word(&own)
+                    );
                     notes.push(Problem::new(message, "it is served, and has to do without"));
                 }
-                let said = if is_alone { said.or(entry.said.clone()) } else { said };
-                let what = What::Executable { path: program.to_owned(), tool: own };
+                let said = if is_alone {
+                    said.or(entry.said.clone())
+                } else {
+                    said
+                };
+                let what = What::Executable {
+                    path: program.to_owned(),
+                    tool: own,
+                };
                 tools.push(tool(&name, what, code.clone(), said, entry));
             }
             Err(problem) => {

@@ -54,10 +54,18 @@ pub trait Asker: Send + Sync + 'static {
 
 impl Asker for Caller {
     async fn ask(&self, question: Question) -> Result<Vec<u8>, Refusal> {
-        let Question { code, command, config, time } = question;
+        let Question {
+            code,
+            command,
+            config,
+            time,
+        } = question;
         match config {
             None => Caller::ask(self, &code, command, time).await,
-            Some(config) => self.ask_with(&code, command, &[(CONFIG, &config)], time).await,
+            Some(config) => {
+                self.ask_with(&code, command, &[(CONFIG, &config)], time)
+                    .await
+            }
         }
     }
 }
@@ -77,11 +85,19 @@ pub(crate) async fn tools_of(
     config: Option<Vec<u8>>,
     time: Duration,
 ) -> Result<card::Tools, Problem> {
-    let mut command = vec![Path::new(places::FOLDER).join(program).into(), "--schema".into()];
+    let mut command = vec![
+        Path::new(places::FOLDER).join(program).into(),
+        "--schema".into(),
+    ];
     if config.is_some() {
         command.extend(["--config".into(), config_inside()]);
     }
-    let question = Question { code: code.clone(), command, config, time };
+    let question = Question {
+        code: code.clone(),
+        command,
+        config,
+        time,
+    };
     card::read(&asker.ask(question).await.map_err(unanswered)?)
 }
 
@@ -94,7 +110,12 @@ pub(crate) async fn of_function(
 ) -> Result<Said, Problem> {
     let command = [places::RUNNER, "--describe", module, function].map(OsString::from);
     let command = [python.into()].into_iter().chain(command).collect();
-    let question = Question { code: code.clone(), command, config: None, time: PROBE };
+    let question = Question {
+        code: code.clone(),
+        command,
+        config: None,
+        time: PROBE,
+    };
     card::read_one(&asker.ask(question).await.map_err(unanswered)?)
 }
 
@@ -109,14 +130,24 @@ pub(crate) async fn of_class(
 ) -> Result<Said, Problem> {
     let command = [places::RUNNER, "--schema-class", module, class_name].map(OsString::from);
     let command = [python.into()].into_iter().chain(command);
-    let command = command.chain(config.is_some().then(config_inside)).collect();
-    let question = Question { code: code.clone(), command, config, time };
+    let command = command
+        .chain(config.is_some().then(config_inside))
+        .collect();
+    let question = Question {
+        code: code.clone(),
+        command,
+        config,
+        time,
+    };
     card::read_one(&asker.ask(question).await.map_err(unanswered)?)
 }
 
 fn unanswered(refusal: Refusal) -> Problem {
     let message = format!("it does not say what it is: {}", reason(&refusal.message));
-    Problem::new(message, "it is asked again after a while, and as soon as its code changes")
+    Problem::new(
+        message,
+        "it is asked again after a while, and as soon as its code changes",
+    )
 }
 
 /// What a card depends on: the tool's name, its code, and what is set for it. Never the secrets themselves.
@@ -134,11 +165,20 @@ pub struct Cards<A> {
 impl<A: Asker> Cards<A> {
     /// With this asker, and this interpreter inside.
     pub fn new(asker: Arc<A>, python: PathBuf) -> Cards<A> {
-        Cards { asker, python, known: Mutex::default(), turns: Semaphore::new(MOST_ASKED) }
+        Cards {
+            asker,
+            python,
+            known: Mutex::default(),
+            turns: Semaphore::new(MOST_ASKED),
+        }
     }
 
     /// What the tool is with this configuration, in less than 5 s. Functions are the same with any.
-    pub async fn describe(&self, tool: &Tool, config: &Map<String, Value>) -> Result<ToolCard, Refusal> {
+    pub async fn describe(
+        &self,
+        tool: &Tool,
+        config: &Map<String, Value>,
+    ) -> Result<ToolCard, Refusal> {
         let is_plain = matches!(tool.what, What::Function { .. });
         if is_plain || config.is_empty() {
             return Ok(tool.card.clone());
@@ -180,7 +220,15 @@ impl<A: Asker> Cards<A> {
                 of_function(asker, &self.python, code, (module, function)).await
             }
             What::Class { module, class_name } => {
-                of_class(asker, &self.python, code, (module, class_name), config, PROMPT).await
+                of_class(
+                    asker,
+                    &self.python,
+                    code,
+                    (module, class_name),
+                    config,
+                    PROMPT,
+                )
+                .await
             }
             What::Executable { path, tool: name } => {
                 let mut tools = tools_of(asker, code, path, config, PROMPT).await?;
@@ -189,7 +237,12 @@ impl<A: Asker> Cards<A> {
                     1 => tools.pop_first().map(|(_, said)| said),
                     _ => tools.remove(name),
                 };
-                found.unwrap_or_else(|| Err(Problem::new("it has no such tool with this configuration", "")))
+                found.unwrap_or_else(|| {
+                    Err(Problem::new(
+                        "it has no such tool with this configuration",
+                        "",
+                    ))
+                })
             }
         }
     }
@@ -207,8 +260,11 @@ fn key(tool: &Tool, config: &[u8]) -> Key {
 /// What is left unsaid is as it was known: for a configuration, as without one.
 pub(super) fn with_known(said: ToolCard, known: &ToolCard) -> ToolCard {
     let known = known.clone();
-    let artifact_params =
-        if said.artifact_params.is_empty() { known.artifact_params } else { said.artifact_params };
+    let artifact_params = if said.artifact_params.is_empty() {
+        known.artifact_params
+    } else {
+        said.artifact_params
+    };
     ToolCard {
         tool_name: said.tool_name,
         description: said.description.or(known.description),

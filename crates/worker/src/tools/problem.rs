@@ -26,22 +26,35 @@ pub struct Problem {
 impl Problem {
     /// One of the whole manifest.
     pub fn new(message: impl fmt::Display, hint: impl fmt::Display) -> Problem {
-        Problem { message: message.to_string(), hint: hint.to_string(), ..Problem::default() }
+        Problem {
+            message: message.to_string(),
+            hint: hint.to_string(),
+            ..Problem::default()
+        }
     }
 
     /// The same, of a moment: a machine without room or time.
     pub fn passing(self) -> Problem {
-        Problem { is_passing: true, ..self }
+        Problem {
+            is_passing: true,
+            ..self
+        }
     }
 
     /// The same, of one tool.
     pub fn of(self, tool: &str) -> Problem {
-        Problem { tool: Some(word(tool)), ..self }
+        Problem {
+            tool: Some(word(tool)),
+            ..self
+        }
     }
 
     /// The same, with the manifest's line.
     pub fn at(self, line: u64) -> Problem {
-        Problem { line: (line > 0).then_some(line), ..self }
+        Problem {
+            line: (line > 0).then_some(line),
+            ..self
+        }
     }
 }
 
@@ -68,7 +81,10 @@ pub(crate) fn word(text: &str) -> String {
 
 /// What somebody else said, fit for one line of a message.
 pub(crate) fn reason(text: &str) -> String {
-    cut(&text.split_whitespace().collect::<Vec<_>>().join(" "), LONGEST_REASON)
+    cut(
+        &text.split_whitespace().collect::<Vec<_>>().join(" "),
+        LONGEST_REASON,
+    )
 }
 
 fn cut(text: &str, longest: usize) -> String {

@@ -25,18 +25,28 @@ impl Requirement {
         };
         let are_names = |extras: &str| extras.is_empty() || extras.split(',').all(is_name);
         if !is_name(name) || !extras.is_some_and(are_names) || package.len() > LONGEST {
-            let message = format!("`package` is `{}`, which is no package's name", word(package));
+            let message = format!(
+                "`package` is `{}`, which is no package's name",
+                word(package)
+            );
             return Err(Problem::new(
                 message,
                 "write a name such as asyncpg; versions belong into `version`",
             ));
         }
-        let versions = version.map(str::trim).filter(|version| !version.is_empty() && *version != "*");
-        let Some(versions) = versions else { return Ok(Requirement(package.to_owned())) };
+        let versions = version
+            .map(str::trim)
+            .filter(|version| !version.is_empty() && *version != "*");
+        let Some(versions) = versions else {
+            return Ok(Requirement(package.to_owned()));
+        };
         if versions.len() > LONGEST {
             return Err(bad_version(versions));
         }
-        let clauses: Option<Vec<String>> = versions.split(',').map(|clause| checked(clause.trim())).collect();
+        let clauses: Option<Vec<String>> = versions
+            .split(',')
+            .map(|clause| checked(clause.trim()))
+            .collect();
         let clauses = clauses.ok_or_else(|| bad_version(versions))?;
         Ok(Requirement(format!("{package}{}", clauses.join(","))))
     }
@@ -56,11 +66,16 @@ fn is_name(text: &str) -> bool {
 /// One clause, with `==` where it has no operator.
 fn checked(clause: &str) -> Option<String> {
     const OPERATORS: [&str; 8] = ["===", "==", "!=", "~=", "<=", ">=", "<", ">"];
-    let with = OPERATORS.iter().find_map(|operator| Some((*operator, clause.strip_prefix(operator)?)));
+    let with = OPERATORS
+        .iter()
+        .find_map(|operator| Some((*operator, clause.strip_prefix(operator)?)));
     let (operator, version) = with.unwrap_or(("==", clause));
     let version = version.trim();
     let is_sign = |letter: char| letter.is_ascii_alphanumeric() || ".*+!_-".contains(letter);
-    let begins = version.chars().next().is_some_and(|letter| letter.is_ascii_alphanumeric());
+    let begins = version
+        .chars()
+        .next()
+        .is_some_and(|letter| letter.is_ascii_alphanumeric());
     (begins && version.chars().all(is_sign)).then(|| format!("{operator}{version}"))
 }
 
@@ -75,11 +90,18 @@ mod tests {
             ("asyncpg", None, "asyncpg"),
             ("asyncpg", Some(">=0.29"), "asyncpg>=0.29"),
             ("zope.interface", Some("5.0"), "zope.interface==5.0"),
-            ("uvicorn[standard,x-1]", Some(">= 0.2 , <1, !=0.5.*"), "uvicorn[standard,x-1]>=0.2,<1,!=0.5.*"),
+            (
+                "uvicorn[standard,x-1]",
+                Some(">= 0.2 , <1, !=0.5.*"),
+                "uvicorn[standard,x-1]>=0.2,<1,!=0.5.*",
+            ),
             ("a", Some("1!2.0+local.1"), "a==1!2.0+local.1"),
             ("a", Some("*"), "a"),
         ] {
-            assert_eq!(Requirement::new(package, version).unwrap().to_string(), becomes);
+            assert_eq!(
+                Requirement::new(package, version).unwrap().to_string(),
+                becomes
+            );
         }
     }
 
@@ -103,7 +125,16 @@ mod tests {
         ] {
             assert!(Requirement::new(package, None).is_err(), "{package}");
         }
-        for version in ["-1", ">=", "1 --pre", "1;os_name=='x'", "@ https://x", ">=1,,2", "1\n2", "==../x"] {
+        for version in [
+            "-1",
+            ">=",
+            "1 --pre",
+            "1;os_name=='x'",
+            "@ https://x",
+            ">=1,,2",
+            "1\n2",
+            "==../x",
+        ] {
             assert!(Requirement::new("a", Some(version)).is_err(), "{version}");
         }
     }

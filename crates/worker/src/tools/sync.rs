@@ -62,7 +62,11 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Bounds {
-        Bounds { objects: 20_000, object_bytes: 512 << 20, bytes: 4 << 30 }
+        Bounds {
+            objects: 20_000,
+            object_bytes: 512 << 20,
+            bytes: 4 << 30,
+        }
     }
 }
 
@@ -95,7 +99,13 @@ impl ToolSync {
     /// Checks what can be checked without asking the server.
     pub fn open(settings: Settings) -> Result<ToolSync, ShelfError> {
         let store = Store::open(&settings.remote)?;
-        ToolSync::over(store, &settings.namespace, settings.folder, settings.interval, settings.bounds)
+        ToolSync::over(
+            store,
+            &settings.namespace,
+            settings.folder,
+            settings.interval,
+            settings.bounds,
+        )
     }
 
     fn over(
@@ -138,7 +148,9 @@ impl ToolSync {
             // One that panics is a failure as others are.
             cycle.spawn(async move { once.cycle().await });
             if let Some(Err(_)) = cycle.join_next().await {
-                sync.tell(State::Failed("bringing tools stopped in the middle".to_owned()));
+                sync.tell(State::Failed(
+                    "bringing tools stopped in the middle".to_owned(),
+                ));
             }
             tokio::time::sleep(sync.interval).await;
         }
@@ -169,7 +181,10 @@ impl ToolSync {
             self.drop_marks(&mut listed.wanted).await?;
             Ok(without_files_as_folders(listed))
         };
-        let Listed { wanted, mut refused } = in_time(LISTING, listing).await?;
+        let Listed {
+            wanted,
+            mut refused,
+        } = in_time(LISTING, listing).await?;
         let (folder, wanted) = (self.folder.clone(), Arc::new(wanted));
         let (tree, changes) = blocking({
             let wanted = wanted.clone();
@@ -180,14 +195,27 @@ impl ToolSync {
             }
         })
         .await?;
-        let bytes =
-            changes.changed.iter().filter_map(|path| wanted.get(path)).map(|object| object.size).sum();
-        let fetched = in_time(carrying(bytes), self.fetch(&tree, &changes.changed, &wanted)).await?;
+        let bytes = changes
+            .changed
+            .iter()
+            .filter_map(|path| wanted.get(path))
+            .map(|object| object.size)
+            .sum();
+        let fetched = in_time(
+            carrying(bytes),
+            self.fetch(&tree, &changes.changed, &wanted),
+        )
+        .await?;
         let mut foreign = changes.foreign;
         foreign.extend(blocking(move || tree.apply(&wanted, fetched)).await?);
         // However it was found out: what is in another order would be told again.
         foreign.sort();
-        let told = |path| format!("{} is here already, from elsewhere: it stays", names::shown(path));
+        let told = |path| {
+            format!(
+                "{} is here already, from elsewhere: it stays",
+                names::shown(path)
+            )
+        };
         refused.extend(foreign.iter().map(|path| told(path)));
         Ok(some_of(refused))
     }
@@ -200,15 +228,26 @@ impl ToolSync {
             count += 1;
             bytes = bytes.saturating_add(meta.size);
             if count > bounds.objects {
-                problem = Some(format!("the bucket has more than {} objects for us", bounds.objects));
+                problem = Some(format!(
+                    "the bucket has more than {} objects for us",
+                    bounds.objects
+                ));
             } else if bytes > bounds.bytes {
-                problem = Some(format!("the objects have more than {} bytes together", bounds.bytes));
+                problem = Some(format!(
+                    "the objects have more than {} bytes together",
+                    bounds.bytes
+                ));
             } else if meta.size > bounds.object_bytes {
                 let (shown, most) = (names::shown(rest), bounds.object_bytes);
-                problem = Some(format!("{shown} has {} bytes, and at most {most} are taken", meta.size));
+                problem = Some(format!(
+                    "{shown} has {} bytes, and at most {most} are taken",
+                    meta.size
+                ));
             }
             match refusal(rest) {
-                Some(why) => refused.push(format!("{} {why}", names::shown(&rest.replace(ODD, "")))),
+                Some(why) => {
+                    refused.push(format!("{} {why}", names::shown(&rest.replace(ODD, ""))))
+                }
                 None => _ = found.insert(rest.to_owned(), wanted(meta)),
             }
             problem.is_none()
@@ -219,18 +258,31 @@ impl ToolSync {
         listed.map_err(|error| cause(&error))?;
         match problem {
             Some(problem) => Err(problem),
-            None => Ok(Listed { wanted: found, refused }),
+            None => Ok(Listed {
+                wanted: found,
+                refused,
+            }),
         }
     }
 
     /// Some programs put an empty object `NAME/` where a folder is. It is listed like `NAME`, but nothing has that key.
     async fn drop_marks(&self, found: &mut BTreeMap<String, Wanted>) -> Result<(), String> {
-        let folders: BTreeSet<String> =
-            found.keys().flat_map(|path| ancestors(path)).map(str::to_owned).collect();
+        let folders: BTreeSet<String> = found
+            .keys()
+            .flat_map(|path| ancestors(path))
+            .map(str::to_owned)
+            .collect();
         for folder in folders {
             if found.get(&folder).is_some_and(|object| object.size == 0) {
-                let options = GetOptions { head: true, ..GetOptions::default() };
-                match self.store.get(&format!("{}/{folder}", self.below), options).await {
+                let options = GetOptions {
+                    head: true,
+                    ..GetOptions::default()
+                };
+                match self
+                    .store
+                    .get(&format!("{}/{folder}", self.below), options)
+                    .await
+                {
                     Err(Error::NotFound { .. }) => _ = found.remove(&folder),
                     looked => _ = looked.map_err(|error| cause(&error))?,
                 }
@@ -251,18 +303,22 @@ impl ToolSync {
             let mut under_way = JoinSet::new();
             for path in some {
                 let told = |why: String| format!("{} cannot be brought: {why}", names::shown(path));
-                let Some(object) = wanted.get(path) else { continue };
+                let Some(object) = wanted.get(path) else {
+                    continue;
+                };
                 let (draft, file) = tree.draft().map_err(|error| told(error.to_string()))?;
                 let (store, key) = (self.store.clone(), format!("{}/{path}", self.below));
                 let (path, object) = (path.clone(), object.clone());
                 under_way.spawn(async move {
                     let came = bring(&store, &key, &object, file).await;
                     let told = |why| format!("{} cannot be brought: {why}", names::shown(&path));
-                    came.map_err(told).map(|came| came.then_some(Fetched { path, draft }))
+                    came.map_err(told)
+                        .map(|came| came.then_some(Fetched { path, draft }))
                 });
             }
             while let Some(came) = under_way.join_next().await {
-                fetched.extend(came.map_err(|_| "bringing tools stopped in the middle".to_owned())??);
+                fetched
+                    .extend(came.map_err(|_| "bringing tools stopped in the middle".to_owned())??);
             }
         }
         Ok(fetched)
@@ -274,8 +330,20 @@ async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<
     // One that was replaced meanwhile may belong to a manifest that is not here yet. GCS has its own word for it, which is not
     // in our lists. What cannot be a header would be the end of the client.
     let is_header = |tag: &String| tag.bytes().all(|byte| byte.is_ascii_graphic());
-    let if_match = object.e_tag.clone().filter(|tag| store.kind == Kind::S3 && is_header(tag));
-    let found = match store.get(key, GetOptions { if_match, ..GetOptions::default() }).await {
+    let if_match = object
+        .e_tag
+        .clone()
+        .filter(|tag| store.kind == Kind::S3 && is_header(tag));
+    let found = match store
+        .get(
+            key,
+            GetOptions {
+                if_match,
+                ..GetOptions::default()
+            },
+        )
+        .await
+    {
         // It stands for an empty folder: see `drop_marks`.
         Err(Error::NotFound { .. }) if object.size == 0 => return Ok(false),
         Err(Error::Precondition { .. }) => return Err("it changed meanwhile".to_owned()),
@@ -291,7 +359,9 @@ async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<
 /// loudly, with the state that is given back.
 pub async fn first(state: &mut watch::Receiver<State>, patience: Duration) -> State {
     let brought = state.wait_for(|state| matches!(state, State::Ok { .. }));
-    let brought = tokio::time::timeout(patience, brought).await.map(|state| state.map(|state| state.clone()));
+    let brought = tokio::time::timeout(patience, brought)
+        .await
+        .map(|state| state.map(|state| state.clone()));
     match brought {
         Ok(Ok(state)) => state,
         Ok(Err(_)) | Err(_) => state.borrow().clone(),
@@ -306,9 +376,15 @@ struct Listed {
 
 fn wanted(meta: &ObjectMeta) -> Wanted {
     // A store without marks of its own has at least a time.
-    let mark =
-        meta.e_tag.clone().unwrap_or_else(|| format!("modified {}", meta.last_modified.timestamp_millis()));
-    Wanted { mark, size: meta.size, e_tag: meta.e_tag.clone() }
+    let mark = meta
+        .e_tag
+        .clone()
+        .unwrap_or_else(|| format!("modified {}", meta.last_modified.timestamp_millis()));
+    Wanted {
+        mark,
+        size: meta.size,
+        e_tag: meta.e_tag.clone(),
+    }
 }
 
 /// Why a key cannot be a file beneath the folder.
@@ -328,7 +404,10 @@ fn refusal(path: &str) -> Option<&'static str> {
 
 /// A name cannot be a file and a folder: the file wins, or whoever can write beneath a name could take it away.
 fn without_files_as_folders(listed: Listed) -> Listed {
-    let Listed { wanted: mut found, mut refused } = listed;
+    let Listed {
+        wanted: mut found,
+        mut refused,
+    } = listed;
     let beneath_files: Vec<String> = found
         .keys()
         .filter(|path| ancestors(path).any(|folder| found.contains_key(folder)))
@@ -338,7 +417,10 @@ fn without_files_as_folders(listed: Listed) -> Listed {
         found.remove(&path);
         refused.push(format!("{} lies in what is a file", names::shown(&path)));
     }
-    Listed { wanted: found, refused }
+    Listed {
+        wanted: found,
+        refused,
+    }
 }
 
 fn some_of(mut refused: Vec<String>) -> Vec<String> {
@@ -350,9 +432,19 @@ fn some_of(mut refused: Vec<String>) -> Vec<String> {
     refused
 }
 
-async fn in_time<T>(patience: Duration, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let late = |_| Err(format!("the store took longer than {} seconds", patience.as_secs()));
-    tokio::time::timeout(patience, work).await.unwrap_or_else(late)
+async fn in_time<T>(
+    patience: Duration,
+    work: impl Future<Output = Result<T, String>>,
+) -> Result<T, String> {
+    let late = |_| {
+        Err(format!(
+            "the store took longer than {} seconds",
+            patience.as_secs()
+        ))
+    };
+    tokio::time::timeout(patience, work)
+        .await
+        .unwrap_or_else(late)
 }
 
 /// The folders that a path lies in.
@@ -371,7 +463,9 @@ async fn copy(found: object_store::GetResult, file: File, announced: u64) -> Res
         if size > announced {
             return Err("more bytes come than it has".to_owned());
         }
-        file.write_all(&piece).await.map_err(|error| error.to_string())?;
+        file.write_all(&piece)
+            .await
+            .map_err(|error| error.to_string())?;
     }
     file.sync_all().await.map_err(|error| error.to_string())?;
     Ok(size)

@@ -23,7 +23,10 @@ struct World {
 impl World {
     fn new() -> World {
         let name = format!("airlock-sync-{}", beneath::unique().unwrap());
-        World { bucket: Arc::new(InMemory::new()), folder: std::env::temp_dir().join(name) }
+        World {
+            bucket: Arc::new(InMemory::new()),
+            folder: std::env::temp_dir().join(name),
+        }
     }
 
     fn sync(&self) -> ToolSync {
@@ -32,18 +35,31 @@ impl World {
 
     fn bounded(&self, bounds: Bounds) -> ToolSync {
         let store = Store::of(self.bucket.clone());
-        ToolSync::over(store, "my/org/", self.folder.clone(), Duration::from_secs(1), bounds).unwrap()
+        ToolSync::over(
+            store,
+            "my/org/",
+            self.folder.clone(),
+            Duration::from_secs(1),
+            bounds,
+        )
+        .unwrap()
     }
 
     async fn put(&self, path: &str, bytes: &'static str) {
         self.bucket
-            .put(&Key::parse(format!("my/org/str-runtime/{path}")).unwrap(), bytes.into())
+            .put(
+                &Key::parse(format!("my/org/str-runtime/{path}")).unwrap(),
+                bytes.into(),
+            )
             .await
             .unwrap();
     }
 
     async fn delete(&self, path: &str) {
-        self.bucket.delete(&Key::parse(format!("my/org/str-runtime/{path}")).unwrap()).await.unwrap();
+        self.bucket
+            .delete(&Key::parse(format!("my/org/str-runtime/{path}")).unwrap())
+            .await
+            .unwrap();
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -63,11 +79,17 @@ impl Drop for World {
 }
 
 fn fine() -> State {
-    State::Ok { refused: Vec::new() }
+    State::Ok {
+        refused: Vec::new(),
+    }
 }
 
 fn foreign(path: &str) -> State {
-    State::Ok { refused: vec![format!("`{path}` is here already, from elsewhere: it stays")] }
+    State::Ok {
+        refused: vec![format!(
+            "`{path}` is here already, from elsewhere: it stays"
+        )],
+    }
 }
 
 #[tokio::test]
@@ -82,7 +104,11 @@ async fn files_of_others_are_neither_written_over_nor_taken_away() {
             assert_eq!(world.sync().cycle().await, foreign("a.py"));
         }
         assert_eq!(world.read("a.py").unwrap(), own);
-        assert_eq!(world.read("b.py").unwrap(), "fresh", "the control: the rest is brought");
+        assert_eq!(
+            world.read("b.py").unwrap(),
+            "fresh",
+            "the control: the rest is brought"
+        );
     }
     world.delete("a.py").await;
     assert_eq!(world.sync().cycle().await, fine());
@@ -122,7 +148,10 @@ async fn what_somebody_else_has_there_is_compared_once_and_told_once() {
         // To list and to compare, and then only to list.
         for asks in [2, 1, 1] {
             let before = fake.count();
-            assert_eq!(from(fake.remote(), &world.folder).cycle().await, foreign("a.py"));
+            assert_eq!(
+                from(fake.remote(), &world.folder).cycle().await,
+                foreign("a.py")
+            );
             assert_eq!(fake.count() - before, asks);
         }
         assert_eq!(world.read("a.py").unwrap(), own);
@@ -141,7 +170,10 @@ async fn tools_come_from_a_bucket_of_google_as_well() {
     );
     let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
     let refused = vec!["`a//b` cannot be a path".to_owned()];
-    assert_eq!(from(fake.google(), &world.folder).cycle().await, State::Ok { refused });
+    assert_eq!(
+        from(fake.google(), &world.folder).cycle().await,
+        State::Ok { refused }
+    );
     assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
     assert_eq!(world.read("python/t.py").unwrap(), "bytes");
 }
@@ -165,15 +197,27 @@ async fn a_cycle_that_panics_is_told_of_and_followed_by_another() {
     let world = World::new();
     // Refused at the start; the client panics over it.
     _ = rustls::crypto::ring::default_provider().install_default();
-    let client = object_store::aws::AmazonS3Builder::new().with_bucket_name("b").with_token("a\nb");
-    let client = client.with_access_key_id("k").with_secret_access_key("s").build().unwrap();
+    let client = object_store::aws::AmazonS3Builder::new()
+        .with_bucket_name("b")
+        .with_token("a\nb");
+    let client = client
+        .with_access_key_id("k")
+        .with_secret_access_key("s")
+        .build()
+        .unwrap();
     let store = Store::of(Arc::new(client));
     let pause = Duration::from_secs(10);
     let sync = ToolSync::over(store, "n", world.folder.clone(), pause, Bounds::default()).unwrap();
     let mut state = sync.state();
     let running = tokio::spawn(sync.run());
     let failed = State::Failed("bringing tools stopped in the middle".to_owned());
-    assert_eq!(*state.wait_for(|state| *state != State::Waiting).await.unwrap(), failed);
+    assert_eq!(
+        *state
+            .wait_for(|state| *state != State::Waiting)
+            .await
+            .unwrap(),
+        failed
+    );
     tokio::time::sleep(pause * 3).await;
     assert!(!running.is_finished());
     running.abort();
@@ -183,13 +227,18 @@ async fn a_cycle_that_panics_is_told_of_and_followed_by_another() {
 async fn keys_that_no_client_can_name_do_not_keep_tools_away() {
     let world = World::new();
     let object = |key: &str| (format!("n/str-runtime/{key}"), "bytes".to_owned());
-    let mut here = BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
+    let mut here =
+        BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
     here.extend((0..100).map(|count| object(&format!("b//{count:02}"))));
     let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
-    let mut odd = Vec::from(["../x", "a//b", "b//00"].map(|key| format!("`{key}` cannot be a path")));
+    let mut odd =
+        Vec::from(["../x", "a//b", "b//00"].map(|key| format!("`{key}` cannot be a path")));
     odd.extend((1..18).map(|count| format!("`b//{count:02}` cannot be a path")));
     odd.push("and 83 more".to_owned());
-    assert_eq!(from(fake.remote(), &world.folder).cycle().await, State::Ok { refused: odd });
+    assert_eq!(
+        from(fake.remote(), &world.folder).cycle().await,
+        State::Ok { refused: odd }
+    );
     assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
     assert_eq!(world.read("python/t.py").unwrap(), "bytes");
 }
@@ -202,7 +251,10 @@ async fn a_planted_folder_for_what_is_on_its_way_is_refused() {
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(world.at(".airlock-sync"), Some(12_345), None).unwrap();
         let state = world.sync().cycle().await;
-        assert!(matches!(&state, State::Failed(why) if why.contains("not ours alone")), "{state:?}");
+        assert!(
+            matches!(&state, State::Failed(why) if why.contains("not ours alone")),
+            "{state:?}"
+        );
         assert!(!world.at("a.py").exists());
         std::os::unix::fs::chown(world.at(".airlock-sync"), Some(0), None).unwrap();
     }
@@ -225,7 +277,10 @@ async fn what_changes_is_brought_and_what_vanishes_goes_even_after_a_restart() {
     assert_eq!(world.read("manifest.yaml").unwrap(), "one");
     assert_eq!(world.read("python/tool.py").unwrap(), "code");
     let mode = |path: &str| fs::metadata(world.at(path)).unwrap().permissions().mode() & 0o777;
-    assert_eq!([mode("python/tool.py"), mode("bin/run"), mode("bin/elf")], [0o644, 0o755, 0o755]);
+    assert_eq!(
+        [mode("python/tool.py"), mode("bin/run"), mode("bin/elf")],
+        [0o644, 0o755, 0o755]
+    );
 
     // What did not change is left alone: somebody else's bytes of the same length stay.
     fs::write(world.at("python/tool.py"), "EDIT").unwrap();
@@ -236,13 +291,24 @@ async fn what_changes_is_brought_and_what_vanishes_goes_even_after_a_restart() {
     assert_eq!(world.read("manifest.yaml").unwrap(), "two");
     fs::remove_file(world.at("python/tool.py")).unwrap();
     assert_eq!(sync.cycle().await, fine());
-    assert_eq!(world.read("python/tool.py").unwrap(), "code", "what is missing comes again");
+    assert_eq!(
+        world.read("python/tool.py").unwrap(),
+        "code",
+        "what is missing comes again"
+    );
 
     world.delete("python/tool.py").await;
     drop(sync);
     assert_eq!(world.sync().cycle().await, fine());
-    assert!(!world.at("python").exists(), "gone, with the folder that is empty without it");
-    assert_eq!(world.read("own.txt").unwrap(), "not brought", "not ours to take away");
+    assert!(
+        !world.at("python").exists(),
+        "gone, with the folder that is empty without it"
+    );
+    assert_eq!(
+        world.read("own.txt").unwrap(),
+        "not brought",
+        "not ours to take away"
+    );
 }
 
 #[tokio::test]
@@ -258,7 +324,9 @@ async fn a_name_turns_from_file_to_folder_and_back() {
     // Both at once: the file wins, even without bytes. Whoever can write beneath `manifest.yaml` cannot take it away.
     for bytes in ["", "file"] {
         world.put("a", bytes).await;
-        let refused = State::Ok { refused: vec!["`a/b/c` lies in what is a file".to_owned()] };
+        let refused = State::Ok {
+            refused: vec!["`a/b/c` lies in what is a file".to_owned()],
+        };
         assert_eq!(sync.cycle().await, refused);
         assert_eq!(world.read("a").unwrap(), bytes);
     }
@@ -276,12 +344,33 @@ async fn a_failure_changes_nothing() {
     world.put("large", "0123456789").await;
     let bounds = Bounds::default();
     for (bounds, why) in [
-        (Bounds { objects: 1, ..bounds }, "more than 1 objects"),
-        (Bounds { object_bytes: 9, ..bounds }, "`large` has 10 bytes, and at most 9"),
-        (Bounds { bytes: 12, ..bounds }, "more than 12 bytes together"),
+        (
+            Bounds {
+                objects: 1,
+                ..bounds
+            },
+            "more than 1 objects",
+        ),
+        (
+            Bounds {
+                object_bytes: 9,
+                ..bounds
+            },
+            "`large` has 10 bytes, and at most 9",
+        ),
+        (
+            Bounds {
+                bytes: 12,
+                ..bounds
+            },
+            "more than 12 bytes together",
+        ),
     ] {
         let state = world.bounded(bounds).cycle().await;
-        assert!(matches!(&state, State::Failed(told) if told.contains(why)), "{state:?}");
+        assert!(
+            matches!(&state, State::Failed(told) if told.contains(why)),
+            "{state:?}"
+        );
         assert_eq!(world.read("manifest.yaml").unwrap(), "one");
     }
     assert_eq!(world.sync().cycle().await, fine());
@@ -296,8 +385,14 @@ async fn code_that_cannot_be_put_keeps_the_manifest_away() {
     // Somebody's folder is in the way.
     fs::create_dir_all(world.at("z.py/kept")).unwrap();
     let state = world.sync().cycle().await;
-    assert!(matches!(&state, State::Failed(why) if why.contains("`z.py`")), "{state:?}");
-    assert!(!world.at("a.yaml").exists(), "it would name code that is not there");
+    assert!(
+        matches!(&state, State::Failed(why) if why.contains("`z.py`")),
+        "{state:?}"
+    );
+    assert!(
+        !world.at("a.yaml").exists(),
+        "it would name code that is not there"
+    );
     assert!(world.at("z.py/kept").exists());
     fs::remove_dir_all(world.at("z.py")).unwrap();
     assert_eq!(world.sync().cycle().await, fine());
@@ -312,7 +407,10 @@ async fn links_are_not_followed_neither_to_write_nor_to_remove() {
     symlink(&outside.folder, world.at("linked")).unwrap();
     world.put("linked/planted", "bytes").await;
     let state = world.sync().cycle().await;
-    assert!(matches!(&state, State::Failed(why) if why.contains("symbolic link")), "{state:?}");
+    assert!(
+        matches!(&state, State::Failed(why) if why.contains("symbolic link")),
+        "{state:?}"
+    );
     assert_eq!(fs::read_dir(&outside.folder).unwrap().count(), 0);
     fs::remove_file(world.at("linked")).unwrap();
     assert_eq!(world.sync().cycle().await, fine(), "the control");
@@ -342,7 +440,10 @@ async fn a_table_of_lies_takes_nothing_away_outside() {
     fs::write(outside.at("precious"), "kept").unwrap();
     let name = outside.folder.file_name().unwrap().to_str().unwrap();
     let lie = format!("../{name}/precious");
-    assert_eq!(fs::read(world.folder.parent().unwrap().join(name).join("precious")).unwrap(), b"kept");
+    assert_eq!(
+        fs::read(world.folder.parent().unwrap().join(name).join("precious")).unwrap(),
+        b"kept"
+    );
     assert_eq!(world.sync().cycle().await, fine());
     let entry = serde_json::json!({"mark": "m", "size": 4});
     let table = serde_json::json!({"files": {lie: entry.clone(), "old": entry}});
@@ -350,7 +451,10 @@ async fn a_table_of_lies_takes_nothing_away_outside() {
     fs::write(world.at(".airlock-sync/table.json"), table.to_string()).unwrap();
     fs::write(world.at(".airlock-sync/0123"), "what a crash left").unwrap();
     assert_eq!(world.sync().cycle().await, fine());
-    assert!(!world.at("old").exists(), "the control: the table was believed");
+    assert!(
+        !world.at("old").exists(),
+        "the control: the table was believed"
+    );
     assert_eq!(outside.read("precious").unwrap(), "kept");
     assert!(!world.at(".airlock-sync/0123").exists(), "swept");
     fs::write(world.at(".airlock-sync/table.json"), "{no json").unwrap();
@@ -362,14 +466,29 @@ async fn a_table_of_lies_takes_nothing_away_outside() {
 #[tokio::test]
 #[ignore = "a child of the test below"]
 async fn brings_until_it_is_killed() {
-    let Some(folder) = std::env::var_os("AIRLOCK_TEST_FOLDER") else { return };
-    let world = World { bucket: Arc::new(InMemory::new()), folder: folder.into() };
+    let Some(folder) = std::env::var_os("AIRLOCK_TEST_FOLDER") else {
+        return;
+    };
+    let world = World {
+        bucket: Arc::new(InMemory::new()),
+        folder: folder.into(),
+    };
     for round in 0_u64.. {
         for count in 0..6 {
-            let key = Key::parse(format!("my/org/str-runtime/{}/{count}.py", (round + count) % 9)).unwrap();
+            let key = Key::parse(format!(
+                "my/org/str-runtime/{}/{count}.py",
+                (round + count) % 9
+            ))
+            .unwrap();
             match round % 3 {
                 0 => world.bucket.delete(&key).await.unwrap(),
-                _ => _ = world.bucket.put(&key, round.to_string().into()).await.unwrap(),
+                _ => {
+                    _ = world
+                        .bucket
+                        .put(&key, round.to_string().into())
+                        .await
+                        .unwrap()
+                }
             }
         }
         assert_eq!(world.sync().cycle().await, fine());
@@ -383,24 +502,42 @@ async fn whatever_was_brought_is_known_after_a_kill() {
     let mut left = 0;
     for rounds in [1, 2, 5, 3, 4, 8, 9, 7] {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "tools::sync::tests::brings_until_it_is_killed"])
+            .args([
+                "--ignored",
+                "--exact",
+                "--nocapture",
+                "tools::sync::tests::brings_until_it_is_killed",
+            ])
             .env("AIRLOCK_TEST_FOLDER", &world.folder)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        assert_eq!(lines.filter(|line| line.contains("brought ")).take(rounds).count(), rounds);
+        let lines = BufReader::new(child.stdout.take().unwrap())
+            .lines()
+            .map(Result::unwrap);
+        assert_eq!(
+            lines
+                .filter(|line| line.contains("brought "))
+                .take(rounds)
+                .count(),
+            rounds
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         let mut found = Vec::new();
         walk(&world.folder, &mut found);
-        left += found.iter().filter(|path| path.extension().is_some_and(|end| end == "py")).count();
+        left += found
+            .iter()
+            .filter(|path| path.extension().is_some_and(|end| end == "py"))
+            .count();
         // An empty bucket takes away whatever came from one: nothing is left that nobody knows of.
         assert_eq!(world.sync().cycle().await, fine());
         found.clear();
         walk(&world.folder, &mut found);
         found.retain(|path| {
-            ![".airlock-sync/lock", ".airlock-sync/table.json"].iter().any(|own| world.at(own) == *path)
+            ![".airlock-sync/lock", ".airlock-sync/table.json"]
+                .iter()
+                .any(|own| world.at(own) == *path)
         });
         assert_eq!(found, Vec::<PathBuf>::new());
     }
@@ -420,9 +557,14 @@ async fn no_file_is_there_before_the_table_says_that_it_is_ours() {
             let mut found = Vec::new();
             walk(&folder, &mut found);
             let known = fs::read_to_string(&table).unwrap_or_default();
-            let names = found.iter().map(|path| path.file_name().unwrap().to_str().unwrap());
+            let names = found
+                .iter()
+                .map(|path| path.file_name().unwrap().to_str().unwrap());
             for name in names.filter(|name| name.ends_with(".py")) {
-                assert!(known.contains(&format!("\"{name}\"")), "{name} is not known");
+                assert!(
+                    known.contains(&format!("\"{name}\"")),
+                    "{name} is not known"
+                );
                 looks += 1;
             }
         }
@@ -443,7 +585,10 @@ async fn one_worker_at_a_time() {
     let world = World::new();
     let held = Tree::open(&world.folder).unwrap();
     let state = world.sync().cycle().await;
-    assert!(matches!(&state, State::Failed(why) if why.contains("another worker")), "{state:?}");
+    assert!(
+        matches!(&state, State::Failed(why) if why.contains("another worker")),
+        "{state:?}"
+    );
     drop(held);
     assert_eq!(world.sync().cycle().await, fine());
 }
@@ -453,7 +598,11 @@ async fn the_first_time_is_waited_for_but_not_forever() {
     let world = World::new();
     let sync = world.sync();
     let mut state = sync.state();
-    assert_eq!(first(&mut state, FIRST).await, State::Waiting, "nobody runs it");
+    assert_eq!(
+        first(&mut state, FIRST).await,
+        State::Waiting,
+        "nobody runs it"
+    );
     let running = tokio::spawn(sync.run());
     assert_eq!(first(&mut state, FIRST).await, fine());
     running.abort();
@@ -481,7 +630,15 @@ fn hostile_keys_are_refused() {
     ] {
         assert!(refusal(bad).is_some(), "{bad:?}");
     }
-    for good in ["a", "a/b c/ü.py", "...", "a..b", "python/.hidden", "a\\b", "x/a.airlock-b"] {
+    for good in [
+        "a",
+        "a/b c/ü.py",
+        "...",
+        "a..b",
+        "python/.hidden",
+        "a\\b",
+        "x/a.airlock-b",
+    ] {
         assert_eq!(refusal(good), None, "{good:?}");
     }
 }

@@ -44,7 +44,12 @@ impl Wheels {
         if stamp == known.stamp && known.folder == folder {
             return Ok(known.clone());
         }
-        let looked = Wheels { folder: folder.to_owned(), stamp, files: BTreeMap::new(), problems: misnamed };
+        let looked = Wheels {
+            folder: folder.to_owned(),
+            stamp,
+            files: BTreeMap::new(),
+            problems: misnamed,
+        };
         looked.with(names, known, |name, left| {
             open(folder, name).and_then(|file| read(name, file, left, |_| Ok(())))
         })
@@ -66,7 +71,9 @@ impl Wheels {
                     left = rest;
                     self.files.insert(name, content);
                 }
-                Err(problem) if problem.is_passing && known.files.contains_key(&name) => return Err(problem),
+                Err(problem) if problem.is_passing && known.files.contains_key(&name) => {
+                    return Err(problem);
+                }
                 Err(problem) => {
                     // Another stamp than that of what is there: so it is tried again at the next look.
                     self.stamp.0 ^= u64::from(problem.is_passing) << (place % MOST_FILES);
@@ -102,9 +109,20 @@ fn unread(name: &str, why: &dyn std::fmt::Display) -> Problem {
 /// The same, of what the machine says, which need not be for what the file is.
 fn unread_now(name: &str, error: &io::Error) -> Problem {
     use Errno as E;
-    let passing = [E::IO, E::STALE, E::INTR, E::AGAIN, E::MFILE, E::NFILE, E::NOMEM];
+    let passing = [
+        E::IO,
+        E::STALE,
+        E::INTR,
+        E::AGAIN,
+        E::MFILE,
+        E::NFILE,
+        E::NOMEM,
+    ];
     match Errno::from_io_error(error).is_some_and(|error| passing.contains(&error)) {
-        true => Problem { hint: "it is tried again".to_owned(), ..unread(name, error).passing() },
+        true => Problem {
+            hint: "it is tried again".to_owned(),
+            ..unread(name, error).passing()
+        },
         false => unread(name, error),
     }
 }
@@ -115,7 +133,9 @@ fn stamp(folder: &Path, names: &[String], misnamed: &[Problem]) -> Stamp {
         return Stamp::default();
     }
     let mut digest = Sha256::new();
-    misnamed.iter().for_each(|problem| digest.update(&problem.message));
+    misnamed
+        .iter()
+        .for_each(|problem| digest.update(&problem.message));
     for name in names {
         digest.update(name);
         of_file(&mut digest, &folder.join(name));
@@ -131,16 +151,26 @@ fn is_name(name: &str) -> bool {
 
 /// Those that may be wheels, and what is wrong with the names of others.
 fn names(folder: &Path) -> Result<(Vec<String>, Vec<Problem>), Problem> {
-    let (mut names, mut others): (Vec<_>, Vec<_>) =
-        listed(folder, MOST_NAMES)?.into_iter().partition(|name| is_name(name) && name.len() <= LONGEST_NAME);
+    let (mut names, mut others): (Vec<_>, Vec<_>) = listed(folder, MOST_NAMES)?
+        .into_iter()
+        .partition(|name| is_name(name) && name.len() <= LONGEST_NAME);
     if names.len() > MOST_FILES {
-        let message = format!("wheels/ has {} wheels; it may have {MOST_FILES}", names.len());
-        return Err(Problem::new(message, "put fewer there, or mount a folder of packages"));
+        let message = format!(
+            "wheels/ has {} wheels; it may have {MOST_FILES}",
+            names.len()
+        );
+        return Err(Problem::new(
+            message,
+            "put fewer there, or mount a folder of packages",
+        ));
     }
     names.sort();
     others.sort();
     let misnamed = |name: &String| {
-        let message = format!("`{}` in wheels/ has no name of a wheel, and is left out", word(name));
+        let message = format!(
+            "`{}` in wheels/ has no name of a wheel, and is left out",
+            word(name)
+        );
         Problem::new(message, "give it the name that it was built with")
     };
     let misnamed = others.iter().take(MOST_FILES).map(misnamed).collect();
@@ -149,8 +179,12 @@ fn names(folder: &Path) -> Result<(Vec<String>, Vec<Problem>), Problem> {
 
 /// Whatever is called like a wheel there. Half of them would be as if somebody had removed the others.
 fn listed(folder: &Path, most: usize) -> Result<Vec<String>, Problem> {
-    let unlisted =
-        |error: io::Error| Problem::new(format!("wheels/ cannot be read: {error}"), "let the worker read it");
+    let unlisted = |error: io::Error| {
+        Problem::new(
+            format!("wheels/ cannot be read: {error}"),
+            "let the worker read it",
+        )
+    };
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(unlisted)?,
@@ -161,7 +195,11 @@ fn listed(folder: &Path, most: usize) -> Result<Vec<String>, Problem> {
             let message = format!("wheels/ has more than {most} names, and is not looked at");
             return Err(Problem::new(message, "put nothing but wheels there"));
         }
-        let name = entry.map_err(unlisted)?.file_name().to_string_lossy().into_owned();
+        let name = entry
+            .map_err(unlisted)?
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
         if name.ends_with(".whl") {
             names.push(name);
         }
@@ -192,9 +230,15 @@ fn read(
     mut each: impl FnMut(&[u8]) -> Result<(), Problem>,
 ) -> Result<String, Problem> {
     let too_much = || {
-        let why = format!("with it there are more than {} MiB of wheels", MOST_BYTES >> 20);
+        let why = format!(
+            "with it there are more than {} MiB of wheels",
+            MOST_BYTES >> 20
+        );
         let hint = "put fewer there, or mount a folder of packages";
-        Problem { hint: hint.to_owned(), ..unread(name, &why) }
+        Problem {
+            hint: hint.to_owned(),
+            ..unread(name, &why)
+        }
     };
     if file.metadata().is_ok_and(|found| found.len() > *left) {
         return Err(too_much());
@@ -211,7 +255,11 @@ fn read(
         digest.update(&buffer[..count]);
         each(&buffer[..count])?;
     }
-    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
 }
 
 #[cfg(test)]
@@ -224,18 +272,36 @@ mod tests {
         fs::create_dir_all(top.join("dir-1.0-py3-none-any.whl")).unwrap();
         fs::write(top.join("good-1.0-py3-none-any.whl"), "x").unwrap();
         fs::write(top.join("my wheel (1).whl"), "x").unwrap();
-        std::os::unix::fs::symlink("good-1.0-py3-none-any.whl", top.join("link-1.0-py3-none-any.whl"))
-            .unwrap();
+        std::os::unix::fs::symlink(
+            "good-1.0-py3-none-any.whl",
+            top.join("link-1.0-py3-none-any.whl"),
+        )
+        .unwrap();
         let huge = File::create(top.join("huge-1.0-py3-none-any.whl")).unwrap();
         huge.set_len(MOST_BYTES + 1).unwrap();
         let found = Wheels::look(&top, &Wheels::default()).unwrap();
-        assert_eq!(found.files.keys().collect::<Vec<_>>(), ["good-1.0-py3-none-any.whl"]);
+        assert_eq!(
+            found.files.keys().collect::<Vec<_>>(),
+            ["good-1.0-py3-none-any.whl"]
+        );
         let told: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
         let named = ["`my wheel (1).whl`", "`dir-1.0", "`huge-1.0", "`link-1.0"];
         assert_eq!(told.len(), named.len(), "{told:?}");
-        assert!(told.iter().zip(named).all(|(told, name)| told.contains(name)), "{told:?}");
-        assert!(told[3].contains("a link") && told[2].contains("512 MiB"), "{told:?}");
-        assert_eq!(Wheels::look(&top, &found), Ok(found.clone()), "and it stays told");
+        assert!(
+            told.iter()
+                .zip(named)
+                .all(|(told, name)| told.contains(name)),
+            "{told:?}"
+        );
+        assert!(
+            told[3].contains("a link") && told[2].contains("512 MiB"),
+            "{told:?}"
+        );
+        assert_eq!(
+            Wheels::look(&top, &found),
+            Ok(found.clone()),
+            "and it stays told"
+        );
         fs::remove_file(top.join("link-1.0-py3-none-any.whl")).unwrap();
         fs::write(top.join("link-1.0-py3-none-any.whl"), "y").unwrap();
         let found = Wheels::look(&top, &found).unwrap();
@@ -246,26 +312,53 @@ mod tests {
     #[test]
     fn one_that_cannot_be_read_for_a_moment_is_tried_again() {
         // The kernel says EIO of the first page of our memory.
-        let broken =
-            || read("b.whl", File::open("/proc/self/mem").unwrap(), &mut MOST_BYTES.clone(), |_| Ok(()));
+        let broken = || {
+            read(
+                "b.whl",
+                File::open("/proc/self/mem").unwrap(),
+                &mut MOST_BYTES.clone(),
+                |_| Ok(()),
+            )
+        };
         let problem = broken().unwrap_err();
         assert!(problem.is_passing, "{problem}");
         let none = open(Path::new("/nowhere"), "b.whl").unwrap_err();
         assert!(!none.is_passing, "the control: {none}");
 
-        let fresh = || Wheels { stamp: Stamp(8), ..Wheels::default() };
+        let fresh = || Wheels {
+            stamp: Stamp(8),
+            ..Wheels::default()
+        };
         let names = || vec!["a.whl".to_owned(), "b.whl".to_owned()];
         let fine = |name: &str, _: &mut u64| Ok(name.to_owned());
-        let flawed = |name: &str, _: &mut u64| if name == "b.whl" { broken() } else { Ok(name.to_owned()) };
+        let flawed = |name: &str, _: &mut u64| {
+            if name == "b.whl" {
+                broken()
+            } else {
+                Ok(name.to_owned())
+            }
+        };
         let without = fresh().with(names(), &Wheels::default(), flawed).unwrap();
-        assert_eq!(without.files.keys().collect::<Vec<_>>(), ["a.whl"], "others are there");
+        assert_eq!(
+            without.files.keys().collect::<Vec<_>>(),
+            ["a.whl"],
+            "others are there"
+        );
         assert_eq!(without.problems, std::slice::from_ref(&problem));
         assert_ne!(without.stamp, Stamp(8), "so it is looked at again");
         let whole = fresh().with(names(), &without, fine).unwrap();
         assert_eq!((whole.files.len(), whole.stamp), (2, Stamp(8)));
-        assert_eq!(fresh().with(names(), &whole, flawed), Err(problem), "those of before stay");
+        assert_eq!(
+            fresh().with(names(), &whole, flawed),
+            Err(problem),
+            "those of before stay"
+        );
         let missing = |_: &str, _: &mut u64| Err(none.clone());
-        assert_eq!(fresh().with(names(), &whole, missing).unwrap().stamp, Stamp(8), "the control");
+        assert_eq!(
+            fresh().with(names(), &whole, missing).unwrap().stamp,
+            Stamp(8),
+            "the control"
+        );
     }
 
     #[test]
@@ -280,7 +373,11 @@ mod tests {
         }
         let found = Wheels::look(&top, &Wheels::default()).unwrap();
         assert_eq!((found.files.len(), found.problems.len()), (MOST_FILES, 0));
-        assert_eq!(listed(&top, 2000 + MOST_FILES).unwrap().len(), MOST_FILES, "the control");
+        assert_eq!(
+            listed(&top, 2000 + MOST_FILES).unwrap().len(),
+            MOST_FILES,
+            "the control"
+        );
         let told = listed(&top, 1999 + MOST_FILES).unwrap_err();
         assert!(told.message.contains("more than 2063 names"), "{told}");
         fs::remove_dir_all(top).unwrap();

@@ -34,8 +34,14 @@ pub(crate) struct Pair {
 /// Reads a document.
 pub(crate) fn read(bytes: &[u8]) -> Result<Tree, Problem> {
     if bytes.len() > LARGEST {
-        let message = format!("the manifest has {} bytes; it may have {LARGEST}", bytes.len());
-        return Err(Problem::new(message, "leave out what tools say of themselves"));
+        let message = format!(
+            "the manifest has {} bytes; it may have {LARGEST}",
+            bytes.len()
+        );
+        return Err(Problem::new(
+            message,
+            "leave out what tools say of themselves",
+        ));
     }
     let text = std::str::from_utf8(bytes)
         .map_err(|_| Problem::new("the manifest is no text in UTF-8", "write it as UTF-8"))?;
@@ -54,8 +60,14 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Tree, Problem> {
         with_snippet: false,
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let message = format!("the manifest cannot be read: {}", reason(&error.to_string()));
-        Problem::new(message, "write one plain YAML document, without anchors, aliases or merges")
+        let message = format!(
+            "the manifest cannot be read: {}",
+            reason(&error.to_string())
+        );
+        Problem::new(
+            message,
+            "write one plain YAML document, without anchors, aliases or merges",
+        )
     })
 }
 
@@ -63,9 +75,12 @@ impl Tree {
     /// The same without lines.
     pub(crate) fn value(&self) -> Value {
         match self {
-            Tree::Map(pairs) => {
-                Value::Object(pairs.iter().map(|pair| (pair.key.clone(), pair.value.value())).collect())
-            }
+            Tree::Map(pairs) => Value::Object(
+                pairs
+                    .iter()
+                    .map(|pair| (pair.key.clone(), pair.value.value()))
+                    .collect(),
+            ),
             Tree::List(list) => Value::Array(list.iter().map(Tree::value).collect()),
             Tree::Plain(value) => value.clone(),
         }
@@ -91,7 +106,11 @@ impl<'de> Visitor<'de> for Reader {
         let mut pairs = Vec::new();
         while let Some(key) = map.next_key::<serde_saphyr::Spanned<String>>()? {
             let value = map.next_value()?;
-            pairs.push(Pair { line: key.referenced.line(), key: key.value, value });
+            pairs.push(Pair {
+                line: key.referenced.line(),
+                key: key.value,
+                value,
+            });
         }
         Ok(Tree::Map(pairs))
     }

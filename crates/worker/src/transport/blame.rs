@@ -78,12 +78,20 @@ pub(super) struct Blame {
 impl Blame {
     pub(super) fn standing(&self, family: &Family, message: &Outgoing, now: Instant) -> Standing {
         // Words are counted only where there is something to be found.
-        let rest = (!self.known.is_empty()).then(|| self.known.get(&family.name(message))).flatten();
-        let quiet = self.quiet_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        let rest = (!self.known.is_empty())
+            .then(|| self.known.get(&family.name(message)))
+            .flatten();
+        let quiet = self
+            .quiet_until
+            .map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
         let Some(rest) = rest else {
             // Where one tool cannot be told of, others often cannot, either.
             let is_doubtful = *family == Family::Words && !quiet.is_zero();
-            return if is_doubtful { Standing::Doubtful } else { Standing::Good };
+            return if is_doubtful {
+                Standing::Doubtful
+            } else {
+                Standing::Good
+            };
         };
         match rest.until.saturating_duration_since(now).max(quiet) {
             Duration::ZERO => Standing::Doubtful,
@@ -96,10 +104,17 @@ impl Blame {
         self.quiet_until = Some(now + FIRST_REST);
         let name = family.name(message);
         if self.known.len() >= MOST_KNOWN && !self.known.contains_key(&name) {
-            let first = self.known.iter().min_by_key(|(_, rest)| rest.until).map(|(name, _)| name.clone());
+            let first = self
+                .known
+                .iter()
+                .min_by_key(|(_, rest)| rest.until)
+                .map(|(name, _)| name.clone());
             first.and_then(|first| self.known.remove(&first));
         }
-        let rest = self.known.entry(name).or_insert(Rest { lasts: Duration::ZERO, until: now });
+        let rest = self.known.entry(name).or_insert(Rest {
+            lasts: Duration::ZERO,
+            until: now,
+        });
         rest.lasts = (rest.lasts * 2).clamp(FIRST_REST, family.longest_rest());
         rest.until = now + rest.lasts;
     }
@@ -120,21 +135,34 @@ mod tests {
 
     fn message(words: &str) -> Outgoing {
         let payload = Bytes::from(words.to_owned());
-        Outgoing { topic: "a/b".to_owned(), payload, properties: Properties::new() }
+        Outgoing {
+            topic: "a/b".to_owned(),
+            payload,
+            properties: Properties::new(),
+        }
     }
 
     #[test]
     fn a_family_rests_longer_each_time_to_a_bound_and_is_good_again_when_one_of_it_was_taken() {
-        let of_audience = (Family::Audience("a".to_owned()), [20, 40, 80, 160, 160, 160]);
+        let of_audience = (
+            Family::Audience("a".to_owned()),
+            [20, 40, 80, 160, 160, 160],
+        );
         for (family, expected) in [of_audience, (Family::Words, [20, 40, 80, 160, 320, 640])] {
             let (mut blame, mut now) = (Blame::default(), Instant::now());
             assert_eq!(blame.standing(&family, &message("x"), now), Standing::Good);
             for seconds in expected {
                 let rest = Duration::from_secs(seconds);
                 blame.ended(&family, &message("x"), now);
-                assert_eq!(blame.standing(&family, &message("x"), now), Standing::Rests(rest));
+                assert_eq!(
+                    blame.standing(&family, &message("x"), now),
+                    Standing::Rests(rest)
+                );
                 now += rest;
-                assert_eq!(blame.standing(&family, &message("x"), now), Standing::Doubtful);
+                assert_eq!(
+                    blame.standing(&family, &message("x"), now),
+                    Standing::Doubtful
+                );
             }
             blame.answered(&family, &message("x"));
             assert_eq!(blame.standing(&family, &message("x"), now), Standing::Good);
@@ -145,11 +173,23 @@ mod tests {
     fn other_words_are_another_family_unless_they_are_for_the_same() {
         let (mut blame, now) = (Blame::default(), Instant::now());
         blame.ended(&Family::Words, &message("x"), now);
-        assert_eq!(blame.standing(&Family::Words, &message("y"), now), Standing::Doubtful);
-        assert_eq!(blame.standing(&Family::Words, &message("y"), now + FIRST_REST), Standing::Good);
-        let (one, other) = (Family::Audience("one".to_owned()), Family::Audience("other".to_owned()));
+        assert_eq!(
+            blame.standing(&Family::Words, &message("y"), now),
+            Standing::Doubtful
+        );
+        assert_eq!(
+            blame.standing(&Family::Words, &message("y"), now + FIRST_REST),
+            Standing::Good
+        );
+        let (one, other) = (
+            Family::Audience("one".to_owned()),
+            Family::Audience("other".to_owned()),
+        );
         blame.ended(&one, &message("x"), now);
-        assert_eq!(blame.standing(&one, &message("y"), now), Standing::Rests(FIRST_REST));
+        assert_eq!(
+            blame.standing(&one, &message("y"), now),
+            Standing::Rests(FIRST_REST)
+        );
         assert_eq!(blame.standing(&other, &message("x"), now), Standing::Good);
     }
 
@@ -160,7 +200,10 @@ mod tests {
         blame.ended(&one, &message("x"), now);
         let later = now + FIRST_REST;
         blame.ended(&other, &message("x"), later);
-        assert_eq!(blame.standing(&one, &message("x"), later), Standing::Rests(FIRST_REST));
+        assert_eq!(
+            blame.standing(&one, &message("x"), later),
+            Standing::Rests(FIRST_REST)
+        );
     }
 
     #[test]
@@ -168,10 +211,20 @@ mod tests {
         let (mut blame, begun) = (Blame::default(), Instant::now());
         let family = |number: usize| Family::Audience(number.to_string());
         for number in 0..=MOST_KNOWN {
-            blame.ended(&family(number), &message("x"), begun + Duration::from_millis(number as u64));
+            blame.ended(
+                &family(number),
+                &message("x"),
+                begun + Duration::from_millis(number as u64),
+            );
         }
         assert_eq!(blame.known.len(), MOST_KNOWN);
-        assert_eq!(blame.standing(&family(0), &message("x"), begun), Standing::Good);
-        assert_ne!(blame.standing(&family(1), &message("x"), begun), Standing::Good);
+        assert_eq!(
+            blame.standing(&family(0), &message("x"), begun),
+            Standing::Good
+        );
+        assert_ne!(
+            blame.standing(&family(1), &message("x"), begun),
+            Standing::Good
+        );
     }
 }

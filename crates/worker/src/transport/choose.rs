@@ -58,7 +58,9 @@ impl Broker {
 fn enough(set: NonZeroU16, most: usize) -> Result<NonZeroU16, Trouble> {
     let least = u16::try_from(most.saturating_add(ROOM)).map_err(|_| {
         let largest = usize::from(u16::MAX) - ROOM;
-        never(format!("{most} calls at once and waiting are too many: brokers send {largest} at most"))
+        never(format!(
+            "{most} calls at once and waiting are too many: brokers send {largest} at most"
+        ))
     })?;
     Ok(set.saturating_add(least.saturating_sub(set.get())))
 }
@@ -79,7 +81,10 @@ mod tests {
     #[tokio::test]
     async fn what_is_wrong_is_told_before_anything_is_begun() {
         let settings = amqp::Settings::new("127.0.0.1", 5672, "", "me");
-        let patience = Patience { tries: 1, pause: std::time::Duration::ZERO };
+        let patience = Patience {
+            tries: 1,
+            pause: std::time::Duration::ZERO,
+        };
         let checked = Broker::Amqp(settings.clone()).check(8);
         assert!(checked.is_err_and(|trouble| trouble.is_final));
         let refused = Broker::Amqp(settings).link(BTreeSet::new(), patience, 8);

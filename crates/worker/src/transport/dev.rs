@@ -49,7 +49,15 @@ impl Connector for DevBroker {
         let incoming = self.line("").await?;
         let outgoing = self.line("-out").await?;
         let (asked, early, sent) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
-        Ok(Speaking { incoming, outgoing, asked, early, sent, heard: Instant::now(), was_idle: false })
+        Ok(Speaking {
+            incoming,
+            outgoing,
+            asked,
+            early,
+            sent,
+            heard: Instant::now(),
+            was_idle: false,
+        })
     }
 }
 
@@ -58,7 +66,12 @@ impl DevBroker {
         let stream = within(TcpStream::connect(&self.address)).await?;
         stream.set_nodelay(true).map_err(trouble)?;
         let (from, to) = stream.into_split();
-        let mut line = Line { from: BufReader::new(from), to, held: Vec::new(), unsent: BytesMut::new() };
+        let mut line = Line {
+            from: BufReader::new(from),
+            to,
+            held: Vec::new(),
+            unsent: BytesMut::new(),
+        };
         let hello = Command::Connect {
             client_id: format!("{}{suffix}", self.client_id),
             queue_name: format!("{}{suffix}", self.queue),
@@ -81,7 +94,8 @@ struct Line {
 
 impl Line {
     async fn write(&mut self, command: &Command) -> Result<(), Trouble> {
-        self.unsent.extend_from_slice(&lines::line(command).map_err(trouble)?);
+        self.unsent
+            .extend_from_slice(&lines::line(command).map_err(trouble)?);
         self.flush().await
     }
 
@@ -95,18 +109,27 @@ impl Line {
 
     /// May be dropped and called again.
     async fn reply(&mut self) -> Result<Reply, Trouble> {
-        if !lines::fill(&mut self.from, &mut self.held).await.map_err(trouble)? {
+        if !lines::fill(&mut self.from, &mut self.held)
+            .await
+            .map_err(trouble)?
+        {
             return Err(trouble(io::Error::from(io::ErrorKind::UnexpectedEof)));
         }
         let read = lines::read(&self.held);
         self.held.clear();
-        read.map_err(|error| again(format!("the broker's answer is none of its dialect: {error}")))
+        read.map_err(|error| {
+            again(format!(
+                "the broker's answer is none of its dialect: {error}"
+            ))
+        })
     }
 
     /// Asks, and waits for what must be answered at once.
     async fn ask(&mut self, command: &Command) -> Result<(), Trouble> {
         self.write(command).await?;
-        let reply = timeout(LONGEST_WAIT, self.reply()).await.map_err(|_| silent())??;
+        let reply = timeout(LONGEST_WAIT, self.reply())
+            .await
+            .map_err(|_| silent())??;
         refusal(&reply).map_or(Ok(()), |why| Err(again(why)))
     }
 }
@@ -144,7 +167,11 @@ impl Connection for Speaking {
             if !self.asked.contains(&Asked::Messages) {
                 // Noted first: should this be dropped now, the rest is written the next time.
                 self.owes(Asked::Messages);
-                self.incoming.write(&Command::Receive { timeout_ms: RECEIVE_MS }).await?;
+                self.incoming
+                    .write(&Command::Receive {
+                        timeout_ms: RECEIVE_MS,
+                    })
+                    .await?;
             }
             self.incoming.flush().await?;
             let due = self.due();
@@ -172,24 +199,40 @@ impl Connection for Speaking {
 
     async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
         self.finish_asking().await?;
-        self.incoming.ask(&Command::Subscribe { topic_pattern: to.pattern.clone() }).await
+        self.incoming
+            .ask(&Command::Subscribe {
+                topic_pattern: to.pattern.clone(),
+            })
+            .await
     }
 
     /// The answer is not waited for: behind an open question for messages, that of many would take long.
     async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
         self.owes(Asked::Unsubscribe);
-        self.incoming.write(&Command::Unsubscribe { topic_pattern: from.pattern.clone() }).await
+        self.incoming
+            .write(&Command::Unsubscribe {
+                topic_pattern: from.pattern.clone(),
+            })
+            .await
     }
 
     async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
-        let no_json = |error: serde_json::Error| again(format!("what is to be sent is no JSON: {error}"));
-        let written = |(name, text): (&String, &String)| value(name, text).map(|value| (name.clone(), value));
+        let no_json =
+            |error: serde_json::Error| again(format!("what is to be sent is no JSON: {error}"));
+        let written =
+            |(name, text): (&String, &String)| value(name, text).map(|value| (name.clone(), value));
         let user_properties: Result<Written, _> = message.properties.iter().map(written).collect();
         let user_properties = user_properties.map_err(no_json)?;
         let payload: Box<RawValue> = serde_json::from_slice(&message.payload).map_err(no_json)?;
         let topic = message.topic.clone();
         self.sent.push_back((number, Instant::now()));
-        self.outgoing.write(&Command::Publish { topic, payload, user_properties }).await
+        self.outgoing
+            .write(&Command::Publish {
+                topic,
+                payload,
+                user_properties,
+            })
+            .await
     }
 
     async fn settle(&mut self, _tag: u64) -> Result<(), Trouble> {
@@ -214,7 +257,9 @@ impl Speaking {
 
     fn received(&mut self, reply: Reply) -> Result<(), Trouble> {
         self.heard = Instant::now();
-        self.asked.pop_front().ok_or_else(|| again("the broker answers what nobody asked"))?;
+        self.asked
+            .pop_front()
+            .ok_or_else(|| again("the broker answers what nobody asked"))?;
         if let Some(why) = refusal(&reply) {
             return Err(again(why));
         }
@@ -233,7 +278,9 @@ impl Speaking {
     fn forgive(&mut self) {
         if std::mem::take(&mut self.was_idle) {
             self.heard = Instant::now();
-            self.sent.iter_mut().for_each(|(_, since)| *since = self.heard);
+            self.sent
+                .iter_mut()
+                .for_each(|(_, since)| *since = self.heard);
         }
     }
 
@@ -241,7 +288,9 @@ impl Speaking {
     async fn finish_asking(&mut self) -> Result<(), Trouble> {
         self.incoming.flush().await?;
         while !self.asked.is_empty() {
-            let reply = timeout(LONGEST_WAIT, self.incoming.reply()).await.map_err(|_| silent())??;
+            let reply = timeout(LONGEST_WAIT, self.incoming.reply())
+                .await
+                .map_err(|_| silent())??;
             self.received(reply)?;
         }
         Ok(())
@@ -251,10 +300,20 @@ impl Speaking {
 /// A message that cannot be read is nobody's but its sender's fault: the link stays.
 fn event(message: &RawValue) -> Event {
     match lines::read::<Delivered>(message.get().as_bytes()) {
-        Ok(Delivered { topic, payload, user_properties, .. }) => {
+        Ok(Delivered {
+            topic,
+            payload,
+            user_properties,
+            ..
+        }) => {
             let payload = Bytes::from(lines::as_text(&payload));
             let properties = lines::as_texts(user_properties.unwrap_or_default());
-            Event::Message { tag: None, topic, payload, properties }
+            Event::Message {
+                tag: None,
+                topic,
+                payload,
+                properties,
+            }
         }
         Err(error) => {
             let why = format!("a message cannot be read: {}", start(&error.to_string()));
@@ -276,7 +335,11 @@ fn refusal(reply: &Reply) -> Option<String> {
     let said = |text: &Option<String>| start(text.as_deref().unwrap_or("?"));
     match reply.status.as_str() {
         "OK" | "TIMEOUT" => None,
-        _ => Some(format!("the broker says {}: {}", said(&reply.error_code), said(&reply.error_message))),
+        _ => Some(format!(
+            "the broker says {}: {}",
+            said(&reply.error_code),
+            said(&reply.error_message)
+        )),
     }
 }
 
@@ -286,11 +349,17 @@ fn start(text: &str) -> String {
 }
 
 async fn within<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Trouble> {
-    timeout(LONGEST_WAIT, work).await.map_err(|_| silent())?.map_err(trouble)
+    timeout(LONGEST_WAIT, work)
+        .await
+        .map_err(|_| silent())?
+        .map_err(trouble)
 }
 
 fn silent() -> Trouble {
-    silence(format!("the broker says nothing for {} s", LONGEST_WAIT.as_secs()))
+    silence(format!(
+        "the broker says nothing for {} s",
+        LONGEST_WAIT.as_secs()
+    ))
 }
 
 fn trouble(error: io::Error) -> Trouble {

@@ -25,18 +25,27 @@ async fn broker(most: usize) -> DevBroker {
                     holds |= line.contains("RECEIVE") || line.contains("PUBLISH");
                     ended += usize::from(line.contains("UNSUBSCRIBE"));
                     if !holds || ended == most {
-                        to.write_all(&b"{\"status\":\"OK\"}\n".repeat(owed)).await.unwrap();
+                        to.write_all(&b"{\"status\":\"OK\"}\n".repeat(owed))
+                            .await
+                            .unwrap();
                         (owed, holds) = (0, false);
                     }
                 }
             });
         }
     });
-    DevBroker { address, client_id: "me".to_owned(), queue: "q".to_owned() }
+    DevBroker {
+        address,
+        client_id: "me".to_owned(),
+        queue: "q".to_owned(),
+    }
 }
 
 fn subscription(number: usize) -> Subscription {
-    Subscription { pattern: format!("tool/{number}"), is_shared: true }
+    Subscription {
+        pattern: format!("tool/{number}"),
+        is_shared: true,
+    }
 }
 
 #[tokio::test]
@@ -46,20 +55,29 @@ async fn subscriptions_end_without_waiting_for_an_open_question() {
         speaking.subscribe(&subscription(number)).await.unwrap();
     }
     // It asks for messages, and is not answered.
-    assert!(timeout(Duration::from_millis(50), speaking.next()).await.is_err());
+    assert!(
+        timeout(Duration::from_millis(50), speaking.next())
+            .await
+            .is_err()
+    );
     let ends = async {
         for number in 0..50 {
             speaking.unsubscribe(&subscription(number)).await.unwrap();
         }
         speaking.finish_asking().await.unwrap();
     };
-    timeout(LONG, ends).await.expect("none waits for the answer to another");
+    timeout(LONG, ends)
+        .await
+        .expect("none waits for the answer to another");
 }
 
 #[tokio::test]
 async fn a_broker_that_falls_silent_is_given_up() {
-    let message =
-        Outgoing { topic: "t".to_owned(), payload: Bytes::from("{}"), properties: Default::default() };
+    let message = Outgoing {
+        topic: "t".to_owned(),
+        payload: Bytes::from("{}"),
+        properties: Default::default(),
+    };
     for publishes in [false, true] {
         let mut speaking = broker(usize::MAX).await.connect().await.unwrap();
         if publishes {
@@ -68,8 +86,16 @@ async fn a_broker_that_falls_silent_is_given_up() {
         pause();
         let begun = Instant::now();
         assert_eq!(speaking.next().await.unwrap_err(), silent());
-        let least = if publishes { LONGEST_WAIT } else { LONGEST_WAIT + Duration::from_millis(RECEIVE_MS) };
-        assert!(begun.elapsed() <= least + Duration::from_secs(1), "{:?}", begun.elapsed());
+        let least = if publishes {
+            LONGEST_WAIT
+        } else {
+            LONGEST_WAIT + Duration::from_millis(RECEIVE_MS)
+        };
+        assert!(
+            begun.elapsed() <= least + Duration::from_secs(1),
+            "{:?}",
+            begun.elapsed()
+        );
         tokio::time::resume();
     }
 }
@@ -77,7 +103,11 @@ async fn a_broker_that_falls_silent_is_given_up() {
 #[tokio::test]
 async fn who_did_not_listen_does_not_blame_the_broker() {
     let mut speaking = broker(usize::MAX).await.connect().await.unwrap();
-    assert!(timeout(Duration::from_millis(50), speaking.next()).await.is_err());
+    assert!(
+        timeout(Duration::from_millis(50), speaking.next())
+            .await
+            .is_err()
+    );
     pause();
     assert!(timeout(LONGEST_WAIT * 3, speaking.idle()).await.is_err());
     let begun = Instant::now();
@@ -107,7 +137,11 @@ async fn that_delivers(messages: &'static [&'static str]) -> Speaking {
             });
         }
     });
-    let mut broker = DevBroker { address, client_id: "me".to_owned(), queue: "q".to_owned() };
+    let mut broker = DevBroker {
+        address,
+        client_id: "me".to_owned(),
+        queue: "q".to_owned(),
+    };
     broker.connect().await.unwrap()
 }
 
@@ -120,8 +154,18 @@ async fn what_a_broker_in_python_writes_is_read() {
     ])
     .await;
     let half = || vec![("s".to_owned(), "\u{fffd}".to_owned())];
-    for (says, beside) in [(r#"{"x":null}"#, half()), ("\u{fffd}", half()), ("1", Vec::new())] {
-        let Event::Message { topic, payload, properties, .. } = speaking.next().await.unwrap() else {
+    for (says, beside) in [
+        (r#"{"x":null}"#, half()),
+        ("\u{fffd}", half()),
+        ("1", Vec::new()),
+    ] {
+        let Event::Message {
+            topic,
+            payload,
+            properties,
+            ..
+        } = speaking.next().await.unwrap()
+        else {
             panic!("a message was sent")
         };
         assert_eq!((topic.as_str(), &payload[..]), ("t", says.as_bytes()));
@@ -146,7 +190,10 @@ async fn a_message_that_cannot_be_read_is_passed_over_and_the_next_one_comes() {
         );
     }
     let next = speaking.next().await.unwrap();
-    assert!(matches!(&next, Event::Message { topic, .. } if topic == "t"), "{next:?}");
+    assert!(
+        matches!(&next, Event::Message { topic, .. } if topic == "t"),
+        "{next:?}"
+    );
     let end = speaking.next().await.unwrap_err();
     assert!(end.message.contains("none of its dialect"), "{end:?}");
 }

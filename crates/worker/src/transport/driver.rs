@@ -128,10 +128,27 @@ enum Reads {
 
 impl<S: Speaker> Driver<S> {
     /// Goes on where the greeting ended. `incoming` has what was read beyond it.
-    pub(super) fn new(stream: Box<dyn Stream>, incoming: BytesMut, speaker: S, times: Times) -> Driver<S> {
+    pub(super) fn new(
+        stream: Box<dyn Stream>,
+        incoming: BytesMut,
+        speaker: S,
+        times: Times,
+    ) -> Driver<S> {
         let (sent, heard) = (Instant::now(), Instant::now());
         let (is_unflushed, added, beaten, stuck, unread) = (false, 0, None, None, None);
-        Driver { stream, incoming, speaker, times, is_unflushed, added, sent, heard, beaten, stuck, unread }
+        Driver {
+            stream,
+            incoming,
+            speaker,
+            times,
+            is_unflushed,
+            added,
+            sent,
+            heard,
+            beaten,
+            stuck,
+            unread,
+        }
     }
 
     /// Waits until something was read or written, or the clock says that something must be done.
@@ -153,7 +170,9 @@ impl<S: Speaker> Driver<S> {
         };
         match moved {
             Some(Ok(())) => Ok(()),
-            Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Err(self.speaker.closed()),
+            Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(self.speaker.closed())
+            }
             Some(Err(error)) => Err(again(format!("the connection broke: {error}"))),
             None => self.late(reads),
         }
@@ -176,7 +195,11 @@ impl<S: Speaker> Driver<S> {
     fn poll_move(&mut self, context: &mut Context<'_>, reads: Reads) -> Poll<io::Result<()>> {
         let wrote = self.poll_write(context)?;
         let read = reads == Reads::Yes && self.poll_read(context)?;
-        if wrote || read { Poll::Ready(Ok(())) } else { Poll::Pending }
+        if wrote || read {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
+        }
     }
 
     /// True if something was written.
@@ -245,7 +268,10 @@ impl<S: Speaker> Driver<S> {
         let owed = owed.map(|(since, _)| since + times.answer);
         let all = [stuck, silence, owed, self.beat_due(reads)];
         // One of them is always there: either something waits to be written, or something is due to be.
-        all.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + times.speak)
+        all.into_iter()
+            .flatten()
+            .min()
+            .unwrap_or_else(|| Instant::now() + times.speak)
     }
 
     fn late(&mut self, reads: Reads) -> Result<(), Trouble> {
@@ -259,7 +285,9 @@ impl<S: Speaker> Driver<S> {
         if reads == Reads::Yes {
             if self.beaten.is_some_and(|since| now >= since + hear) {
                 let seconds = hear.as_secs();
-                return Err(silence(format!("the broker has not been heard for {seconds} seconds")));
+                return Err(silence(format!(
+                    "the broker has not been heard for {seconds} seconds"
+                )));
             }
             self.is_answered()?;
         }
@@ -281,9 +309,9 @@ impl<S: Speaker> Driver<S> {
             return Ok(());
         }
         match self.speaker.owed() {
-            Some((since, what)) if Instant::now() >= since + self.times.answer => {
-                Err(silence(format!("the broker lives, but {what} for {seconds} seconds")))
-            }
+            Some((since, what)) if Instant::now() >= since + self.times.answer => Err(silence(
+                format!("the broker lives, but {what} for {seconds} seconds"),
+            )),
             Some(_) | None => Ok(()),
         }
     }

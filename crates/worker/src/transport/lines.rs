@@ -23,11 +23,25 @@ pub type Written = BTreeMap<String, Box<RawValue>>;
 #[serde(tag = "cmd", rename_all = "UPPERCASE", try_from = "Fields")]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Command {
-    Connect { client_id: String, queue_name: String, subscriptions: Vec<String> },
-    Subscribe { topic_pattern: String },
-    Unsubscribe { topic_pattern: String },
-    Publish { topic: String, payload: Box<RawValue>, user_properties: Written },
-    Receive { timeout_ms: u64 },
+    Connect {
+        client_id: String,
+        queue_name: String,
+        subscriptions: Vec<String>,
+    },
+    Subscribe {
+        topic_pattern: String,
+    },
+    Unsubscribe {
+        topic_pattern: String,
+    },
+    Publish {
+        topic: String,
+        payload: Box<RawValue>,
+        user_properties: Written,
+    },
+    Receive {
+        timeout_ms: u64,
+    },
     Ack,
     Disconnect,
 }
@@ -67,23 +81,32 @@ impl TryFrom<Fields> for Command {
 
     fn try_from(fields: Fields) -> Result<Command, String> {
         let lacks = |name: &str| format!("{} lacks `{name}`", fields.cmd);
-        let pattern = || fields.topic_pattern.clone().ok_or_else(|| lacks("topic_pattern"));
+        let pattern = || {
+            fields
+                .topic_pattern
+                .clone()
+                .ok_or_else(|| lacks("topic_pattern"))
+        };
         Ok(match fields.cmd.as_str() {
             "CONNECT" => Command::Connect {
                 client_id: fields.client_id,
                 queue_name: fields.queue_name,
                 subscriptions: fields.subscriptions,
             },
-            "SUBSCRIBE" => Command::Subscribe { topic_pattern: pattern()? },
-            "UNSUBSCRIBE" => Command::Unsubscribe { topic_pattern: pattern()? },
+            "SUBSCRIBE" => Command::Subscribe {
+                topic_pattern: pattern()?,
+            },
+            "UNSUBSCRIBE" => Command::Unsubscribe {
+                topic_pattern: pattern()?,
+            },
             "PUBLISH" => Command::Publish {
                 topic: fields.topic.clone().ok_or_else(|| lacks("topic"))?,
                 payload: fields.payload.clone().ok_or_else(|| lacks("payload"))?,
                 user_properties: fields.user_properties.unwrap_or_default(),
             },
-            "RECEIVE" => {
-                Command::Receive { timeout_ms: milliseconds(fields.timeout_ms.unwrap_or(RECEIVE_MS))? }
-            }
+            "RECEIVE" => Command::Receive {
+                timeout_ms: milliseconds(fields.timeout_ms.unwrap_or(RECEIVE_MS))?,
+            },
             "ACK" => Command::Ack,
             "DISCONNECT" => Command::Disconnect,
             other => {
@@ -127,12 +150,18 @@ pub struct Delivered {
 impl Reply {
     /// All is well.
     pub fn ok() -> Reply {
-        Reply { status: "OK".to_owned(), ..Reply::default() }
+        Reply {
+            status: "OK".to_owned(),
+            ..Reply::default()
+        }
     }
 
     /// Nothing came in time.
     pub fn timeout() -> Reply {
-        Reply { status: "TIMEOUT".to_owned(), ..Reply::default() }
+        Reply {
+            status: "TIMEOUT".to_owned(),
+            ..Reply::default()
+        }
     }
 
     /// It cannot be done.
@@ -177,7 +206,10 @@ pub async fn fill(from: &mut (impl AsyncBufRead + Unpin), held: &mut Vec<u8>) ->
 }
 
 fn too_long() -> io::Error {
-    io::Error::new(io::ErrorKind::FileTooLarge, format!("a line of more than {LONGEST} bytes"))
+    io::Error::new(
+        io::ErrorKind::FileTooLarge,
+        format!("a line of more than {LONGEST} bytes"),
+    )
 }
 
 /// Reads to the end of a line of which nothing is kept.
@@ -185,7 +217,10 @@ pub async fn pass_over(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()>
     loop {
         let read = from.fill_buf().await?;
         let end = read.iter().position(|byte| *byte == b'\n');
-        let (is_over, used) = (end.is_some() || read.is_empty(), end.map_or(read.len(), |at| at + 1));
+        let (is_over, used) = (
+            end.is_some() || read.is_empty(),
+            end.map_or(read.len(), |at| at + 1),
+        );
         from.consume(used);
         if is_over {
             return Ok(());
@@ -196,13 +231,19 @@ pub async fn pass_over(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()>
 /// A text is what it says; everything else is what is written.
 pub fn as_text(written: &RawValue) -> String {
     let text = written.get();
-    let said = if text.starts_with('"') { read(text.as_bytes()).ok() } else { None };
+    let said = if text.starts_with('"') {
+        read(text.as_bytes()).ok()
+    } else {
+        None
+    };
     said.unwrap_or_else(|| text.to_owned())
 }
 
 /// Properties as texts, without those that say nothing.
 pub fn as_texts(properties: Written) -> Properties {
-    let said = properties.into_iter().filter(|(_, value)| value.get() != "null");
+    let said = properties
+        .into_iter()
+        .filter(|(_, value)| value.get() != "null");
     said.map(|(name, value)| (name, as_text(&value))).collect()
 }
 
@@ -217,8 +258,14 @@ mod tests {
             Ok(other) => Err(format!("{other:?}")),
             Err(error) => Err(error.to_string()),
         };
-        assert_eq!(sent(r#"{"cmd":"PUBLISH","topic":"a","payload":null}"#), Ok("null".to_owned()));
-        assert_eq!(sent(r#"{"cmd":"PUBLISH","topic":"a","payload": [1 ,2]}"#), Ok("[1 ,2]".to_owned()));
+        assert_eq!(
+            sent(r#"{"cmd":"PUBLISH","topic":"a","payload":null}"#),
+            Ok("null".to_owned())
+        );
+        assert_eq!(
+            sent(r#"{"cmd":"PUBLISH","topic":"a","payload": [1 ,2]}"#),
+            Ok("[1 ,2]".to_owned())
+        );
         let none = sent(r#"{"cmd":"PUBLISH","topic":"a"}"#).unwrap_err();
         assert!(none.contains("PUBLISH lacks `payload`"), "{none}");
     }
@@ -229,9 +276,20 @@ mod tests {
             Ok(Command::Receive { timeout_ms }) => Some(timeout_ms),
             _ => None,
         };
-        let said = ["", r#","timeout_ms":null"#, r#","timeout_ms":1000.0"#, r#","timeout_ms":0"#];
-        assert_eq!(said.map(waits), [Some(5000), Some(5000), Some(1000), Some(0)]);
-        assert_eq!(waits(r#","timeout_ms":18446744073709551615"#), Some(u64::MAX));
+        let said = [
+            "",
+            r#","timeout_ms":null"#,
+            r#","timeout_ms":1000.0"#,
+            r#","timeout_ms":0"#,
+        ];
+        assert_eq!(
+            said.map(waits),
+            [Some(5000), Some(5000), Some(1000), Some(0)]
+        );
+        assert_eq!(
+            waits(r#","timeout_ms":18446744073709551615"#),
+            Some(u64::MAX)
+        );
         let wrong = [r#","timeout_ms":-1"#, r#","timeout_ms":"1""#];
         assert_eq!(wrong.map(waits), [None, None]);
     }
@@ -246,7 +304,10 @@ mod tests {
         assert!(fill(&mut two, &mut held).await.unwrap());
         assert_eq!(held, b"all");
         held.clear();
-        assert!(!fill(&mut two, &mut held).await.unwrap(), "half a line is none");
+        assert!(
+            !fill(&mut two, &mut held).await.unwrap(),
+            "half a line is none"
+        );
     }
 
     #[tokio::test]

@@ -201,8 +201,17 @@ impl Reach {
 
     async fn send(&self, family: Family, message: Outgoing, goes_alone: bool) -> Result<(), Gone> {
         let (done, told) = oneshot::channel();
-        let sending = Sending { message, done, family, goes_alone, was_unanswered: false };
-        self.orders.send(Order::Publish(sending)).await.map_err(|_| Gone::Over)?;
+        let sending = Sending {
+            message,
+            done,
+            family,
+            goes_alone,
+            was_unanswered: false,
+        };
+        self.orders
+            .send(Order::Publish(sending))
+            .await
+            .map_err(|_| Gone::Over)?;
         told.await.unwrap_or(Err(Gone::Over))
     }
 
@@ -227,7 +236,10 @@ impl Link {
     ) -> Link {
         let (orders, taken) = mpsc::channel(MOST_ORDERS);
         let (arrives, arrived) = mpsc::channel(MOST_ARRIVED);
-        let (states, state) = watch::channel(LinkState::Connecting { why: String::new(), after: 0 });
+        let (states, state) = watch::channel(LinkState::Connecting {
+            why: String::new(),
+            after: 0,
+        });
         let (notes, notices) = mpsc::channel(MOST_NOTICES);
         let (redelivers, releases) = (connector.redelivers(), connector.releases());
         let keeper = Keeper {
@@ -251,7 +263,15 @@ impl Link {
             connections: 0,
         };
         let (reach, task) = (Reach { orders }, tokio::spawn(keeper.run(connector)));
-        Link { arrived, state, notices, redelivers, releases, reach, task }
+        Link {
+            arrived,
+            state,
+            notices,
+            redelivers,
+            releases,
+            reach,
+            task,
+        }
     }
 }
 
@@ -311,14 +331,22 @@ impl Keeper {
                 Err(trouble) => (trouble, self.patience.pause),
             };
             // One that subscribed was good: the tries begin anew.
-            failures = if self.connections > before { 0 } else { failures + 1 };
-            let is_over = trouble.is_final || (self.patience.tries != 0 && failures >= self.patience.tries);
+            failures = if self.connections > before {
+                0
+            } else {
+                failures + 1
+            };
+            let is_over =
+                trouble.is_final || (self.patience.tries != 0 && failures >= self.patience.tries);
             let why = format!("{}: {trouble}", connector.address());
             if is_over {
                 self.states.send_replace(LinkState::Lost { why });
                 return;
             }
-            self.states.send_replace(LinkState::Connecting { why, after: self.connections });
+            self.states.send_replace(LinkState::Connecting {
+                why,
+                after: self.connections,
+            });
             tokio::time::sleep(pause).await;
             if self.taken.is_closed() && self.taken.is_empty() {
                 return;
@@ -388,7 +416,8 @@ impl Keeper {
             self.suspects.append(&mut self.unconfirmed);
             return false;
         };
-        self.blame.ended(&guilty.family, &guilty.message, Instant::now());
+        self.blame
+            .ended(&guilty.family, &guilty.message, Instant::now());
         _ = guilty.done.send(Err(Gone::Ended(format!(
             "the broker ends each connection by which it is sent: {trouble}. Its log may say why: it may be too large for \
              the broker, this user may not send there, or a queue for it may be full"
@@ -400,7 +429,9 @@ impl Keeper {
     /// Those that would lead to the same.
     fn hold_back(&mut self) {
         for (number, sending) in std::mem::take(&mut self.suspects) {
-            _ = self.admit(sending).map(|sending| self.suspects.insert(number, sending));
+            _ = self
+                .admit(sending)
+                .map(|sending| self.suspects.insert(number, sending));
         }
     }
 
@@ -417,11 +448,15 @@ impl Keeper {
             _ = sending.done.send(Err(Gone::HeldBack(why)));
             return None;
         }
-        match self.blame.standing(&sending.family, &sending.message, Instant::now()) {
+        match self
+            .blame
+            .standing(&sending.family, &sending.message, Instant::now())
+        {
             Standing::Rests(left) if !sending.goes_alone => {
                 let seconds = left.as_secs() + 1;
-                let why =
-                    format!("the broker ended connections over such before: none is sent for {seconds} s");
+                let why = format!(
+                    "the broker ended connections over such before: none is sent for {seconds} s"
+                );
                 _ = sending.done.send(Err(Gone::HeldBack(why)));
                 return None;
             }
@@ -433,15 +468,35 @@ impl Keeper {
 
     fn heard(&mut self, heard: Heard) -> Result<(), Trouble> {
         match heard {
-            Heard::Event(Event::Message { tag, topic, payload, properties }) => {
-                let Some(orders) = self.orders.upgrade() else { return Ok(()) };
+            Heard::Event(Event::Message {
+                tag,
+                topic,
+                payload,
+                properties,
+            }) => {
+                let Some(orders) = self.orders.upgrade() else {
+                    return Ok(());
+                };
                 let (of, can_go_back) = (tag.map(|tag| (self.connections, tag)), self.can_go_back);
-                let receipt = Receipt { of, can_go_back, orders };
-                self.hand_over(Arrived { topic, payload, properties, receipt });
+                let receipt = Receipt {
+                    of,
+                    can_go_back,
+                    orders,
+                };
+                self.hand_over(Arrived {
+                    topic,
+                    payload,
+                    properties,
+                    receipt,
+                });
             }
             Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
-            Heard::Event(Event::Refused(number, why)) => self.conclude(number, Err(Gone::Refused(why))),
-            Heard::Event(Event::NotNow(number, why)) => self.conclude(number, Err(Gone::NotNow(why))),
+            Heard::Event(Event::Refused(number, why)) => {
+                self.conclude(number, Err(Gone::Refused(why)))
+            }
+            Heard::Event(Event::NotNow(number, why)) => {
+                self.conclude(number, Err(Gone::NotNow(why)))
+            }
             Heard::Event(Event::Unanswered(number, why)) => return self.unanswered(number, why),
             // Whoever does not read them does not want to know.
             Heard::Event(Event::Notice(notice)) => _ = self.notes.try_send(notice),
@@ -461,7 +516,9 @@ impl Keeper {
     /// What is under way by this number no more.
     fn take(&mut self, number: u64) -> Option<Sending> {
         self.alone.take_if(|alone| *alone == number);
-        self.unconfirmed.remove(&number).or_else(|| self.suspects.remove(&number))
+        self.unconfirmed
+            .remove(&number)
+            .or_else(|| self.suspects.remove(&number))
     }
 
     /// A connection that has answered what was sent later is good, and two that leave the same unanswered are seldom bad: the
@@ -469,7 +526,9 @@ impl Keeper {
     /// is suspect there: each that goes alone and is not answered would keep everybody waiting.
     fn unanswered(&mut self, number: u64, why: String) -> Result<(), Trouble> {
         let was_alone = self.alone == Some(number);
-        let Some(sending) = self.take(number) else { return Ok(()) };
+        let Some(sending) = self.take(number) else {
+            return Ok(());
+        };
         // What is only unanswered ends no connections.
         self.blame.answered(&sending.family, &sending.message);
         if self.answered > number || sending.was_unanswered || self.is_silent(&sending.family) {
@@ -482,7 +541,9 @@ impl Keeper {
             self.unconfirmed.insert(number, sending);
         }
         self.unconfirmed.append(&mut self.suspects);
-        self.unconfirmed.values_mut().for_each(|sending| sending.was_unanswered = true);
+        self.unconfirmed
+            .values_mut()
+            .for_each(|sending| sending.was_unanswered = true);
         Err(silence(why))
     }
 
@@ -507,10 +568,16 @@ impl Keeper {
         }
     }
 
-    async fn carry_out<C: Connection>(&mut self, order: Order, connection: &mut C) -> Result<(), Trouble> {
+    async fn carry_out<C: Connection>(
+        &mut self,
+        order: Order,
+        connection: &mut C,
+    ) -> Result<(), Trouble> {
         match order {
             Order::Publish(sending) => {
-                let Some(sending) = self.admit(sending) else { return Ok(()) };
+                let Some(sending) = self.admit(sending) else {
+                    return Ok(());
+                };
                 self.last += 1;
                 if sending.goes_alone {
                     self.suspects.insert(self.last, sending);
@@ -529,8 +596,14 @@ impl Keeper {
                 self.subscriptions.remove(&from);
                 connection.unsubscribe(&from).await
             }
-            Order::Settle { connection: of, tag } if of == self.connections => connection.settle(tag).await,
-            Order::Release { connection: of, tag } if of == self.connections => connection.release(tag).await,
+            Order::Settle {
+                connection: of,
+                tag,
+            } if of == self.connections => connection.settle(tag).await,
+            Order::Release {
+                connection: of,
+                tag,
+            } if of == self.connections => connection.release(tag).await,
             Order::Settle { .. } | Order::Release { .. } => Ok(()),
         }
     }

@@ -51,7 +51,10 @@ impl Connector for Script {
 
     async fn connect(&mut self) -> Result<Scripted, Trouble> {
         self.tries.lock().unwrap().push(Instant::now());
-        self.answers.recv().await.unwrap_or_else(|| Err(trouble("no more script", true)))
+        self.answers
+            .recv()
+            .await
+            .unwrap_or_else(|| Err(trouble("no more script", true)))
     }
 }
 
@@ -64,7 +67,10 @@ impl Scripted {
 
 impl Connection for Scripted {
     async fn next(&mut self) -> Result<Event, Trouble> {
-        self.hears.recv().await.unwrap_or_else(|| Err(trouble("the broker is gone", false)))
+        self.hears
+            .recv()
+            .await
+            .unwrap_or_else(|| Err(trouble("the broker is gone", false)))
     }
 
     async fn idle(&mut self) -> Trouble {
@@ -108,7 +114,14 @@ impl Connection for Scripted {
 impl Broker {
     fn message(&self, tag: u64, topic: &str) {
         let (topic, payload, properties) = (topic.to_owned(), Bytes::new(), Properties::new());
-        self.says.send(Ok(Event::Message { tag: Some(tag), topic, payload, properties })).unwrap();
+        self.says
+            .send(Ok(Event::Message {
+                tag: Some(tag),
+                topic,
+                payload,
+                properties,
+            }))
+            .unwrap();
     }
 
     fn says(&self, event: Event) {
@@ -118,12 +131,17 @@ impl Broker {
     async fn did(&mut self) -> Did {
         // When all wait for ever, time moves on to this.
         let did = tokio::time::timeout(Duration::from_secs(3600), self.did.recv()).await;
-        did.expect("something is done").expect("the connection is there")
+        did.expect("something is done")
+            .expect("the connection is there")
     }
 }
 
 fn trouble(message: &str, is_final: bool) -> Trouble {
-    Trouble { message: message.to_owned(), is_final, is_silence: false }
+    Trouble {
+        message: message.to_owned(),
+        is_final,
+        is_silence: false,
+    }
 }
 
 /// The test's end of a link.
@@ -136,18 +154,38 @@ struct World {
 fn world(patterns: &[&str], tries: u64) -> World {
     let (answers, script) = mpsc::unbounded_channel();
     let made = Arc::new(Mutex::new(Vec::new()));
-    let connector = Script { answers: script, tries: made.clone() };
-    let subscriptions = patterns.iter().map(|pattern| subscription(pattern)).collect();
-    let patience = Patience { tries, pause: Duration::from_secs(3) };
-    World { answers, tries: made, link: Link::start(connector, subscriptions, patience) }
+    let connector = Script {
+        answers: script,
+        tries: made.clone(),
+    };
+    let subscriptions = patterns
+        .iter()
+        .map(|pattern| subscription(pattern))
+        .collect();
+    let patience = Patience {
+        tries,
+        pause: Duration::from_secs(3),
+    };
+    World {
+        answers,
+        tries: made,
+        link: Link::start(connector, subscriptions, patience),
+    }
 }
 
 fn subscription(pattern: &str) -> Subscription {
-    Subscription { pattern: pattern.to_owned(), is_shared: false }
+    Subscription {
+        pattern: pattern.to_owned(),
+        is_shared: false,
+    }
 }
 
 fn outgoing(topic: &str) -> Outgoing {
-    Outgoing { topic: topic.to_owned(), payload: Bytes::new(), properties: Properties::new() }
+    Outgoing {
+        topic: topic.to_owned(),
+        payload: Bytes::new(),
+        properties: Properties::new(),
+    }
 }
 
 impl World {
@@ -155,7 +193,15 @@ impl World {
         let (says, hears) = mpsc::unbounded_channel();
         let (does, did) = mpsc::unbounded_channel();
         let refuses = refuses.map(str::to_owned);
-        assert!(self.answers.send(Ok(Scripted { hears, does, refuses })).is_ok());
+        assert!(
+            self.answers
+                .send(Ok(Scripted {
+                    hears,
+                    does,
+                    refuses
+                }))
+                .is_ok()
+        );
         Broker { says, did }
     }
 
@@ -170,7 +216,9 @@ impl World {
     async fn until(&mut self, wanted: LinkState) {
         let wait = self.link.state.wait_for(|state| *state == wanted);
         let reached = tokio::time::timeout(Duration::from_secs(3600), wait).await;
-        reached.expect("it comes to that").expect("the link is there");
+        reached
+            .expect("it comes to that")
+            .expect("the link is there");
     }
 
     async fn connected(&mut self) {
@@ -181,7 +229,13 @@ impl World {
 #[tokio::test(start_paused = true)]
 async fn it_is_connected_when_everything_is_subscribed() {
     let mut world = world(&["a", "b"], 0);
-    assert_eq!(*world.link.state.borrow(), LinkState::Connecting { why: String::new(), after: 0 });
+    assert_eq!(
+        *world.link.state.borrow(),
+        LinkState::Connecting {
+            why: String::new(),
+            after: 0
+        }
+    );
     let mut broker = world.lets_in();
     world.connected().await;
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
@@ -204,20 +258,35 @@ async fn what_was_subscribed_and_not_confirmed_is_said_again_to_the_next_connect
         first.did().await;
     }
     let sent = [first.did().await, first.did().await, first.did().await];
-    let Did::Published(_, middle) = &sent[1] else { panic!("{sent:?}") };
+    let Did::Published(_, middle) = &sent[1] else {
+        panic!("{sent:?}")
+    };
     assert!(["x", "y", "z"].contains(&middle.as_str()));
     first.says(Event::Confirmed(2));
     drop(first);
     let mut second = world.lets_in();
     let begun = [second.did().await, second.did().await, second.did().await];
-    assert_eq!(begun[..2], [Did::Subscribed("b".to_owned()), Did::Subscribed("c".to_owned())]);
+    assert_eq!(
+        begun[..2],
+        [
+            Did::Subscribed("b".to_owned()),
+            Did::Subscribed("c".to_owned())
+        ]
+    );
     assert_eq!(begun[2], sent[0]);
     second.says(Event::Confirmed(1));
-    assert_eq!(second.did().await, sent[2], "what was confirmed is not sent again");
+    assert_eq!(
+        second.did().await,
+        sent[2],
+        "what was confirmed is not sent again"
+    );
     second.says(Event::Refused(3, "no room".to_owned()));
     let mut told = [x.await.unwrap(), y.await.unwrap(), z.await.unwrap()];
     told.sort_by_key(Result::is_err);
-    assert_eq!(told, [Ok(()), Ok(()), Err(Gone::Refused("no room".to_owned()))]);
+    assert_eq!(
+        told,
+        [Ok(()), Ok(()), Err(Gone::Refused("no room".to_owned()))]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -260,14 +329,26 @@ async fn tries_are_counted_and_paused_and_begin_anew_after_a_good_connection() {
     drop(broker);
     world.refuses(false);
     let broker = world.lets_in();
-    world.until(LinkState::Connecting { why: "script: no".to_owned(), after: 1 }).await;
+    world
+        .until(LinkState::Connecting {
+            why: "script: no".to_owned(),
+            after: 1,
+        })
+        .await;
     world.connected().await;
     drop(broker);
     world.refuses(false);
     world.refuses(false);
-    world.until(LinkState::Lost { why: "script: no".to_owned() }).await;
+    world
+        .until(LinkState::Lost {
+            why: "script: no".to_owned(),
+        })
+        .await;
     let tries = world.tries.lock().unwrap().clone();
-    let pauses: Vec<_> = tries.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
+    let pauses: Vec<_> = tries
+        .windows(2)
+        .map(|two| (two[1] - two[0]).as_secs())
+        .collect();
     assert_eq!(pauses, [3; 5]);
     let over = world.link.reach.publish(outgoing("x")).await;
     assert_eq!(over, Err(Gone::Over));
@@ -281,7 +362,11 @@ async fn without_hope_it_is_not_tried_again() {
     world.refuses(true);
     let waits = world.link.reach.clone();
     let waits = tokio::spawn(async move { waits.publish(outgoing("x")).await });
-    world.until(LinkState::Lost { why: "script: no".to_owned() }).await;
+    world
+        .until(LinkState::Lost {
+            why: "script: no".to_owned(),
+        })
+        .await;
     assert_eq!(world.tries.lock().unwrap().len(), 2);
     assert_eq!(waits.await.unwrap(), Err(Gone::Over));
 }
@@ -290,7 +375,11 @@ async fn without_hope_it_is_not_tried_again() {
 async fn a_connection_that_refuses_a_subscription_is_a_failure() {
     let mut world = world(&["a"], 2);
     let (first, second) = (world.lets_in_but(Some("a")), world.lets_in_but(Some("a")));
-    world.until(LinkState::Lost { why: "script: refused".to_owned() }).await;
+    world
+        .until(LinkState::Lost {
+            why: "script: refused".to_owned(),
+        })
+        .await;
     assert_eq!(world.tries.lock().unwrap().len(), 2);
     drop((first, second));
 }
@@ -302,7 +391,12 @@ async fn one_that_nobody_uses_says_farewell() {
     world.connected().await;
     broker.message(1, "held");
     let arrived = world.link.arrived.recv().await.unwrap();
-    let Link { reach, task, arrived: receiver, .. } = world.link;
+    let Link {
+        reach,
+        task,
+        arrived: receiver,
+        ..
+    } = world.link;
     drop(reach);
     arrived.receipt.settle().await;
     assert_eq!(broker.did().await, Did::Settled(1), "a receipt is a use");
@@ -343,7 +437,10 @@ async fn what_the_broker_does_not_take_for_now_is_told_as_such_and_holds_back_no
         let sends = tokio::spawn(async move { reach.publish(outgoing("x")).await });
         assert_eq!(broker.did().await, Did::Published(number, "x".to_owned()));
         broker.says(Event::NotNow(number, "quota exceeded".to_owned()));
-        assert_eq!(sends.await.unwrap(), Err(Gone::NotNow("quota exceeded".to_owned())));
+        assert_eq!(
+            sends.await.unwrap(),
+            Err(Gone::NotNow("quota exceeded".to_owned()))
+        );
     }
 }
 
@@ -353,10 +450,20 @@ async fn each_connection_that_ends_is_another_state_though_for_the_same_reason_a
     for after in 1..=3 {
         // It is over before anybody can have looked.
         drop(world.lets_in());
-        world.until(LinkState::Connecting { why: "script: the broker is gone".to_owned(), after }).await;
+        world
+            .until(LinkState::Connecting {
+                why: "script: the broker is gone".to_owned(),
+                after,
+            })
+            .await;
     }
     world.refuses(false);
-    world.until(LinkState::Connecting { why: "script: no".to_owned(), after: 3 }).await;
+    world
+        .until(LinkState::Connecting {
+            why: "script: no".to_owned(),
+            after: 3,
+        })
+        .await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -388,7 +495,10 @@ async fn the_number_of_unconfirmed_messages_is_bounded() {
 }
 
 fn sends(world: &World, topic: &'static str, audience: &str) -> JoinHandle<Result<(), Gone>> {
-    let (reach, family) = (world.link.reach.clone(), Family::Audience(audience.to_owned()));
+    let (reach, family) = (
+        world.link.reach.clone(),
+        Family::Audience(audience.to_owned()),
+    );
     tokio::spawn(async move { reach.publish_of(family, outgoing(topic)).await })
 }
 
@@ -416,7 +526,10 @@ async fn a_message_over_which_the_broker_ends_two_connections_is_given_up_and_ot
     drop(broker);
     let told = poison.await.unwrap().unwrap_err();
     let why = "the broker ends each connection by which it is sent: the broker is gone. ";
-    assert!(matches!(&told, Gone::Ended(told) if told.starts_with(why)), "{told:?}");
+    assert!(
+        matches!(&told, Gone::Ended(told) if told.starts_with(why)),
+        "{told:?}"
+    );
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
     assert_eq!(broker.did().await, Did::Published(2, "good".to_owned()));
@@ -427,8 +540,15 @@ async fn a_message_over_which_the_broker_ends_two_connections_is_given_up_and_ot
     broker.says(Event::Confirmed(3));
     assert_eq!(late.await.unwrap(), Ok(()));
     let tries = world.tries.lock().unwrap().clone();
-    let pauses: Vec<_> = tries.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
-    assert_eq!(pauses, [3, 0], "nothing is waited for when it is known over what it ended");
+    let pauses: Vec<_> = tries
+        .windows(2)
+        .map(|two| (two[1] - two[0]).as_secs())
+        .collect();
+    assert_eq!(
+        pauses,
+        [3, 0],
+        "nothing is waited for when it is known over what it ended"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -443,9 +563,15 @@ async fn after_one_that_was_given_up_others_of_its_family_rest_and_then_go_alone
     drop(broker);
     let mut both = [poison.await.unwrap(), same.await.unwrap()];
     both.sort_by_key(|told| matches!(told, Err(Gone::HeldBack(_))));
-    assert!(matches!(both, [Err(Gone::Ended(_)), Err(Gone::HeldBack(_))]), "{both:?}");
+    assert!(
+        matches!(both, [Err(Gone::Ended(_)), Err(Gone::HeldBack(_))]),
+        "{both:?}"
+    );
     let mut broker = world.lets_in();
-    assert!(matches!(sends(&world, "again", "one").await.unwrap(), Err(Gone::HeldBack(_))));
+    assert!(matches!(
+        sends(&world, "again", "one").await.unwrap(),
+        Err(Gone::HeldBack(_))
+    ));
     let other = sends(&world, "other", "other");
     assert_eq!(broker.did().await, Did::Published(3, "other".to_owned()));
     tokio::time::sleep(super::super::blame::FIRST_REST).await;
@@ -458,8 +584,13 @@ async fn after_one_that_was_given_up_others_of_its_family_rest_and_then_go_alone
     assert_eq!(later.await.unwrap(), Ok(()));
     let [one, two] = ["x", "y"].map(|topic| sends(&world, topic, "one"));
     let both = [broker.did().await, broker.did().await];
-    assert!(matches!(both[1], Did::Published(6, _)), "nothing is held against it any more");
-    [5, 6].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert!(
+        matches!(both[1], Did::Published(6, _)),
+        "nothing is held against it any more"
+    );
+    [5, 6]
+        .into_iter()
+        .for_each(|number| broker.says(Event::Confirmed(number)));
     assert_eq!((one.await.unwrap(), two.await.unwrap()), (Ok(()), Ok(())));
 }
 
@@ -484,7 +615,13 @@ async fn a_broker_that_is_waited_for_in_vain_has_refused_nothing() {
     for is_silence in [true, false, true, true, true] {
         let mut broker = world.lets_in();
         assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
-        broker.says.send(Err(Trouble { is_silence, ..trouble("ended", false) })).unwrap();
+        broker
+            .says
+            .send(Err(Trouble {
+                is_silence,
+                ..trouble("ended", false)
+            }))
+            .unwrap();
     }
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
@@ -512,7 +649,10 @@ async fn under_way(
     let mut sent = Vec::new();
     for (number, topic) in (from..).zip(topics) {
         sent.push(sends(world, topic, "one"));
-        assert_eq!(broker.did().await, Did::Published(number, (*topic).to_owned()));
+        assert_eq!(
+            broker.did().await,
+            Did::Published(number, (*topic).to_owned())
+        );
     }
     sent
 }
@@ -530,17 +670,24 @@ fn given_back() -> Result<(), Gone> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_good_connection_leaves_unanswered_is_given_back_and_nothing_is_held_against_others() {
+async fn what_a_good_connection_leaves_unanswered_is_given_back_and_nothing_is_held_against_others()
+{
     let world = world(&[], 0);
     let mut broker = world.lets_in();
     let sent = under_way(&world, &mut broker, 1, &["silent", "slow", "good"]).await;
     broker.says(Event::Confirmed(3));
     broker.says(unanswered(1));
     let more = under_way(&world, &mut broker, 4, &["at once"]).await;
-    [2, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    [2, 4]
+        .into_iter()
+        .for_each(|number| broker.says(Event::Confirmed(number)));
     assert_eq!(all_told(sent).await, [given_back(), Ok(()), Ok(())]);
     assert_eq!(all_told(more).await, [Ok(())]);
-    assert_eq!(world.tries.lock().unwrap().len(), 1, "by the first connection");
+    assert_eq!(
+        world.tries.lock().unwrap().len(),
+        1,
+        "by the first connection"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -554,7 +701,9 @@ async fn a_connection_by_which_nothing_is_answered_any_more_is_replaced_and_all_
     assert_eq!(broker.did().await, Did::Published(2, "x".to_owned()));
     assert_eq!(broker.did().await, Did::Published(3, "just now".to_owned()));
     let more = under_way(&world, &mut broker, 4, &["at once"]).await;
-    [2, 3, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    [2, 3, 4]
+        .into_iter()
+        .for_each(|number| broker.says(Event::Confirmed(number)));
     assert_eq!(all_told(sent).await, [Ok(()), Ok(()), Ok(())]);
     assert_eq!(all_told(more).await, [Ok(())]);
 }
@@ -568,7 +717,9 @@ async fn what_two_connections_leave_unanswered_is_given_back_and_only_what_is_ne
     let mut broker = world.lets_in();
     assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
     assert_eq!(broker.did().await, Did::Published(2, "y".to_owned()));
-    [1, 2].into_iter().for_each(|number| broker.says(unanswered(number)));
+    [1, 2]
+        .into_iter()
+        .for_each(|number| broker.says(unanswered(number)));
     assert_eq!(all_told(sent).await, [given_back(), given_back()]);
     let again = under_way(&world, &mut broker, 3, &["again"]).await;
     broker.says(unanswered(3));
@@ -592,10 +743,17 @@ async fn of_an_audience_that_is_never_answered_few_are_under_way_until_one_is_an
     broker.says(unanswered(1));
     assert_eq!(all_told(sent).await, [given_back(), Ok(())]);
     let mut few = under_way(&world, &mut broker, 3, &["few"; MOST_SILENT]).await;
-    assert!(matches!(sends(&world, "many", "one").await.unwrap(), Err(Gone::HeldBack(_))));
+    assert!(matches!(
+        sends(&world, "many", "one").await.unwrap(),
+        Err(Gone::HeldBack(_))
+    ));
     let other = sends(&world, "other", "another");
     let mut last = 3 + MOST_SILENT as u64;
-    assert_eq!(broker.did().await, Did::Published(last, "other".to_owned()), "the control");
+    assert_eq!(
+        broker.did().await,
+        Did::Published(last, "other".to_owned()),
+        "the control"
+    );
     broker.says(Event::Confirmed(last));
     assert_eq!(told(other).await, Ok(()));
     broker.says(Event::Confirmed(3));
@@ -619,7 +777,11 @@ async fn suspects_that_were_unanswered_before_keep_nobody_waiting_one_by_one() {
     }
     drop(broker);
     let mut broker = world.lets_in();
-    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()), "alone");
+    assert_eq!(
+        broker.did().await,
+        Did::Published(1, "x".to_owned()),
+        "alone"
+    );
     nothing_is_done(&mut broker).await;
     broker.says(unanswered(1));
     let mut broker = world.lets_in();
@@ -627,8 +789,14 @@ async fn suspects_that_were_unanswered_before_keep_nobody_waiting_one_by_one() {
         assert_eq!(broker.did().await, Did::Published(number, topic.to_owned()));
     }
     let other = sends(&world, "other", "another");
-    assert_eq!(broker.did().await, Did::Published(4, "other".to_owned()), "orders are taken");
-    [2, 3, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!(
+        broker.did().await,
+        Did::Published(4, "other".to_owned()),
+        "orders are taken"
+    );
+    [2, 3, 4]
+        .into_iter()
+        .for_each(|number| broker.says(Event::Confirmed(number)));
     assert_eq!(all_told(sent).await, [given_back(), Ok(()), Ok(())]);
     assert_eq!(told(other).await, Ok(()));
 }
@@ -654,9 +822,18 @@ async fn who_was_blamed_and_is_only_unanswered_then_goes_among_others_again() {
     assert_eq!(broker.did().await, Did::Published(2, "doubtful".to_owned()));
     assert_eq!(broker.did().await, Did::Published(3, "other".to_owned()));
     let next = sends(&world, "next", "one");
-    assert_eq!(broker.did().await, Did::Published(4, "next".to_owned()), "beside the others");
-    [2, 3, 4].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
-    assert_eq!(all_told(vec![doubtful, other, next]).await, [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(
+        broker.did().await,
+        Did::Published(4, "next".to_owned()),
+        "beside the others"
+    );
+    [2, 3, 4]
+        .into_iter()
+        .for_each(|number| broker.says(Event::Confirmed(number)));
+    assert_eq!(
+        all_told(vec![doubtful, other, next]).await,
+        [Ok(()), Ok(()), Ok(())]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -674,7 +851,9 @@ async fn a_suspect_that_is_left_unanswered_goes_among_others_and_orders_are_take
     for (number, topic) in [(1, "silent"), (2, "good"), (3, "late")] {
         assert_eq!(broker.did().await, Did::Published(number, topic.to_owned()));
     }
-    [2, 3].into_iter().for_each(|number| broker.says(Event::Confirmed(number)));
+    [2, 3]
+        .into_iter()
+        .for_each(|number| broker.says(Event::Confirmed(number)));
     broker.says(unanswered(1));
     assert_eq!(all_told(sent).await, [given_back(), Ok(())]);
     assert_eq!(told(late).await, Ok(()));

@@ -83,8 +83,16 @@ impl Event {
 
     fn words(&self) -> usize {
         match self {
-            Event::Message { topic, payload, properties, .. } => {
-                let beside: usize = properties.iter().map(|(key, value)| key.len() + value.len()).sum();
+            Event::Message {
+                topic,
+                payload,
+                properties,
+                ..
+            } => {
+                let beside: usize = properties
+                    .iter()
+                    .map(|(key, value)| key.len() + value.len())
+                    .sum();
                 topic.len() + payload.len() + beside + properties.len() * SIZE_OF_ONE
             }
             Event::Confirmed(_) => 0,
@@ -116,17 +124,27 @@ pub struct Trouble {
 
 /// Trouble that may pass.
 fn again(message: impl Into<String>) -> Trouble {
-    Trouble { message: message.into(), is_final: false, is_silence: false }
+    Trouble {
+        message: message.into(),
+        is_final: false,
+        is_silence: false,
+    }
 }
 
 /// The same, where the broker was waited for in vain.
 fn silence(message: impl Into<String>) -> Trouble {
-    Trouble { is_silence: true, ..again(message) }
+    Trouble {
+        is_silence: true,
+        ..again(message)
+    }
 }
 
 /// Trouble that will not.
 fn never(message: impl Into<String>) -> Trouble {
-    Trouble { is_final: true, ..again(message) }
+    Trouble {
+        is_final: true,
+        ..again(message)
+    }
 }
 
 impl fmt::Display for Trouble {
@@ -186,7 +204,10 @@ pub trait Connection: Send {
     fn subscribe(&mut self, to: &Subscription) -> impl Future<Output = Result<(), Trouble>> + Send;
 
     /// Listens to it no more.
-    fn unsubscribe(&mut self, from: &Subscription) -> impl Future<Output = Result<(), Trouble>> + Send;
+    fn unsubscribe(
+        &mut self,
+        from: &Subscription,
+    ) -> impl Future<Output = Result<(), Trouble>> + Send;
 
     /// Sends; the event that confirms it has this number. Protocols without confirmations tell it as soon as it is written.
     fn publish(

@@ -56,18 +56,26 @@ impl Tls {
                 let verifier = Verifier::new(provider).map_err(|error| {
                     format!("the machine's authorities cannot be used: {error}; name a trust store")
                 })?;
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+                builder
+                    .dangerous()
+                    .with_custom_certificate_verifier(Arc::new(verifier))
             }
             Trust::Store(path) => builder.with_root_certificates(authorities(path)?),
         };
         let config = match &self.certificate {
             None => builder.with_no_client_auth(),
             Some(own) => {
-                let key = PrivateKeyDer::from_pem_file(&own.key)
-                    .map_err(|error| format!("cannot read the key `{}`: {error}", own.key.display()))?;
-                builder.with_client_auth_cert(certificates(&own.chain)?, key).map_err(|error| {
-                    format!("`{}` cannot be used as our certificate: {error}", own.chain.display())
-                })?
+                let key = PrivateKeyDer::from_pem_file(&own.key).map_err(|error| {
+                    format!("cannot read the key `{}`: {error}", own.key.display())
+                })?;
+                builder
+                    .with_client_auth_cert(certificates(&own.chain)?, key)
+                    .map_err(|error| {
+                        format!(
+                            "`{}` cannot be used as our certificate: {error}",
+                            own.chain.display()
+                        )
+                    })?
             }
         };
         Ok(Arc::new(config))
@@ -76,21 +84,25 @@ impl Tls {
     /// The name that the broker must prove.
     pub(super) fn name(&self, host: &str) -> Result<ServerName<'static>, String> {
         let name = self.server_name.as_deref().unwrap_or(host);
-        ServerName::try_from(name.to_owned()).map_err(|_| format!("`{name}` is no name of a server"))
+        ServerName::try_from(name.to_owned())
+            .map_err(|_| format!("`{name}` is no name of a server"))
     }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
-        Ok(none) if none.is_empty() => Err(format!("`{}` has no certificate in PEM", path.display())),
+        Ok(none) if none.is_empty() => {
+            Err(format!("`{}` has no certificate in PEM", path.display()))
+        }
         Ok(some) => Ok(some),
         Err(error) => Err(format!("cannot read `{}`: {error}", path.display())),
     }
 }
 
 fn authorities(path: &Path) -> Result<RootCertStore, String> {
-    let unreadable = |error: io::Error| format!("cannot read the trust store `{}`: {error}", path.display());
+    let unreadable =
+        |error: io::Error| format!("cannot read the trust store `{}`: {error}", path.display());
     let mut store = RootCertStore::empty();
     if fs::metadata(path).map_err(unreadable)?.is_dir() {
         let mut files = Vec::new();
@@ -98,14 +110,19 @@ fn authorities(path: &Path) -> Result<RootCertStore, String> {
             files.push(entry.map_err(unreadable)?.path());
         }
         // Others lie there, too: keys, lists, notes. What is no certificate vouches for nobody.
-        let certificates =
-            files.iter().filter(|file| file.is_file()).filter_map(|file| certificates(file).ok());
+        let certificates = files
+            .iter()
+            .filter(|file| file.is_file())
+            .filter_map(|file| certificates(file).ok());
         store.add_parsable_certificates(certificates.flatten());
     } else {
         store.add_parsable_certificates(certificates(path)?);
     }
     match store.is_empty() {
-        true => Err(format!("the trust store `{}` has no certificate of an authority", path.display())),
+        true => Err(format!(
+            "the trust store `{}` has no certificate of an authority",
+            path.display()
+        )),
         false => Ok(store),
     }
 }

@@ -177,13 +177,23 @@ pub fn timed_out(id: &str, took: Duration) -> Vec<u8> {
 
 /// There is no result.
 pub fn error(id: &str, refusal: &Refusal) -> Vec<u8> {
-    let error = Error { code: refusal.code, message: cut(&refusal.message) };
+    let error = Error {
+        code: refusal.code,
+        message: cut(&refusal.message),
+    };
     answer::<()>(id, Outcome::Error(error))
 }
 
 /// What a tool says while it runs.
 pub fn status(task_id: &str, text: &str, at: SystemTime) -> Vec<u8> {
-    notice("sam_remote_tool/status", Said { task_id, status_text: cut(text), timestamp: written(at) })
+    notice(
+        "sam_remote_tool/status",
+        Said {
+            task_id,
+            status_text: cut(text),
+            timestamp: written(at),
+        },
+    )
 }
 
 /// What a tool is, for everybody.
@@ -203,18 +213,33 @@ pub fn init_answer(id: &str, card: &ToolCard, words: Words, largest: usize) -> V
 
 /// A tool is gone, for everybody.
 pub fn removed(tool_name: &str) -> Vec<u8> {
-    notice("sam_remote_tool/removed", Named { tool_name, error: None })
+    notice(
+        "sam_remote_tool/removed",
+        Named {
+            tool_name,
+            error: None,
+        },
+    )
 }
 
 /// A tool does not say what it is. The mesh has published no more of this message than its method.
 pub fn failed_discovery(tool_name: &str, why: &str) -> Vec<u8> {
-    notice("sam_remote_tool/failed_discovery", Named { tool_name, error: Some(cut(why)) })
+    notice(
+        "sam_remote_tool/failed_discovery",
+        Named {
+            tool_name,
+            error: Some(cut(why)),
+        },
+    )
 }
 
 /// What goes beside each message: when it was sent, and what its asker wants back.
 pub fn properties(echoed: &Properties, at: SystemTime) -> Properties {
     let mut properties = echoed.clone();
-    properties.insert("timestamp".to_owned(), milliseconds(since_1970(at)).to_string());
+    properties.insert(
+        "timestamp".to_owned(),
+        milliseconds(since_1970(at)).to_string(),
+    );
     properties
 }
 
@@ -225,15 +250,26 @@ pub fn tool_result(returned: Value) -> Map<String, Value> {
         Value::Null | Value::String(_) => returned,
         Value::Bool(_) | Value::Number(_) | Value::Array(_) => Value::String(returned.to_string()),
     };
-    Map::from_iter([("text".to_owned(), text), ("data_objects".to_owned(), Value::Array(Vec::new()))])
+    Map::from_iter([
+        ("text".to_owned(), text),
+        ("data_objects".to_owned(), Value::Array(Vec::new())),
+    ])
 }
 
 fn answer<T: Serialize>(id: &str, outcome: Outcome<T>) -> Vec<u8> {
-    json(&Answer { jsonrpc: "2.0", id, outcome })
+    json(&Answer {
+        jsonrpc: "2.0",
+        id,
+        outcome,
+    })
 }
 
 fn notice(method: &'static str, params: impl Serialize) -> Vec<u8> {
-    json(&Notice { jsonrpc: "2.0", method, params })
+    json(&Notice {
+        jsonrpc: "2.0",
+        method,
+        params,
+    })
 }
 
 /// Nothing of ours has keys that are no texts, which is all that could fail.
@@ -244,7 +280,10 @@ fn json(message: &impl Serialize) -> Vec<u8> {
 fn fitting(message: Vec<u8>, largest: usize) -> Result<Vec<u8>, TooLarge> {
     match message.len() <= largest {
         true => Ok(message),
-        false => Err(TooLarge { size: message.len(), largest }),
+        false => Err(TooLarge {
+            size: message.len(),
+            largest,
+        }),
     }
 }
 
@@ -270,21 +309,29 @@ fn milliseconds(span: Duration) -> u64 {
 }
 
 fn since_1970(at: SystemTime) -> Duration {
-    at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+    at.duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 /// ISO 8601 in UTC with microseconds, as Python writes it.
 fn written(at: SystemTime) -> String {
     let since = since_1970(at);
     let text = Timestamp(milliseconds(since)).to_string();
-    format!("{}{:03}+00:00", text.trim_end_matches('Z'), since.subsec_micros() % 1000)
+    format!(
+        "{}{:03}+00:00",
+        text.trim_end_matches('Z'),
+        since.subsec_micros() % 1000
+    )
 }
 
 /// At most [`LONGEST_TEXT`] bytes, in whole characters.
 fn cut(text: &str) -> String {
     match text.len() <= LONGEST_TEXT {
         true => text.to_owned(),
-        false => format!("{}…", &text[..text.floor_char_boundary(LONGEST_TEXT - '…'.len_utf8())]),
+        false => format!(
+            "{}…",
+            &text[..text.floor_char_boundary(LONGEST_TEXT - '…'.len_utf8())]
+        ),
     }
 }
 

@@ -25,7 +25,14 @@ fn picture() -> CreatedArtifact {
 #[test]
 fn a_success_is_as_shown() {
     let result = object(json!({"width":320}));
-    let message = success("5f0c", &result, Duration::from_micros(812_900), &[picture()], LARGEST).unwrap();
+    let message = success(
+        "5f0c",
+        &result,
+        Duration::from_micros(812_900),
+        &[picture()],
+        LARGEST,
+    )
+    .unwrap();
     assert_eq!(
         read(&message),
         json!({"jsonrpc":"2.0","id":"5f0c","result":{"tool_result":{"width":320},
@@ -77,9 +84,15 @@ fn a_status_has_no_id_and_microseconds() {
         json!({"jsonrpc":"2.0","method":"sam_remote_tool/status","params":{"task_id":"5f0c","status_text":"halfway",
             "timestamp":"2026-11-15T01:29:05.210476+00:00"}})
     );
-    assert_eq!(written(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00.000000+00:00");
+    assert_eq!(
+        written(SystemTime::UNIX_EPOCH),
+        "1970-01-01T00:00:00.000000+00:00"
+    );
     // A clock before its time is no reason to fail.
-    assert_eq!(written(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00.000000+00:00");
+    assert_eq!(
+        written(SystemTime::UNIX_EPOCH - Duration::from_secs(1)),
+        "1970-01-01T00:00:00.000000+00:00"
+    );
 }
 
 fn card() -> ToolCard {
@@ -91,10 +104,16 @@ fn card() -> ToolCard {
         ),
         artifact_params: BTreeMap::from([(
             "map".to_owned(),
-            ArtifactParam { is_list: false, is_optional: true, filename_key: None },
+            ArtifactParam {
+                is_list: false,
+                is_optional: true,
+                filename_key: None,
+            },
         )]),
         instructions: Some("Use for weather only.".to_owned()),
-        config_schema: Some(vec![json!({"key":"api_key","type":"string","required":true,"secret":true})]),
+        config_schema: Some(vec![
+            json!({"key":"api_key","type":"string","required":true,"secret":true}),
+        ]),
         ctx_facade_param_name: None,
     }
 }
@@ -121,14 +140,23 @@ fn older_askers_are_told_in_their_words() {
     let result = &read(&init_answer("1", &card(), Words::Old, LARGEST))["result"];
     assert_eq!(result["tool_description"], "Forecast for a city.");
     assert_eq!(result["parameters_schema"]["required"], json!(["city"]));
-    assert_eq!((result.get("description"), result.get("parameters")), (None, None));
+    assert_eq!(
+        (result.get("description"), result.get("parameters")),
+        (None, None)
+    );
 }
 
 #[test]
 fn what_is_not_known_is_not_said() {
-    let card =
-        ToolCard { tool_name: "x".to_owned(), description: Some(String::new()), ..ToolCard::default() };
-    assert_eq!(read(&init_answer("1", &card, Words::Today, LARGEST))["result"], json!({"tool_name":"x"}));
+    let card = ToolCard {
+        tool_name: "x".to_owned(),
+        description: Some(String::new()),
+        ..ToolCard::default()
+    };
+    assert_eq!(
+        read(&init_answer("1", &card, Words::Today, LARGEST))["result"],
+        json!({"tool_name":"x"})
+    );
 }
 
 #[test]
@@ -148,12 +176,25 @@ fn a_tool_that_is_gone_or_silent_is_named() {
 fn what_does_not_fit_is_an_error_that_names_the_sizes() {
     let result = object(json!({"text": "x".repeat(2000)}));
     let whole = success("5f0c", &result, Duration::ZERO, &[], LARGEST).unwrap();
-    assert_eq!(success("5f0c", &result, Duration::ZERO, &[], whole.len()), Ok(whole.clone()));
-    let Refusal { code, message } = success("5f0c", &result, Duration::ZERO, &[], 1000).unwrap_err();
+    assert_eq!(
+        success("5f0c", &result, Duration::ZERO, &[], whole.len()),
+        Ok(whole.clone())
+    );
+    let Refusal { code, message } =
+        success("5f0c", &result, Duration::ZERO, &[], 1000).unwrap_err();
     assert_eq!(code, Code::ExecutionError);
-    assert!(message.contains(&whole.len().to_string()) && message.contains("1000"), "{message}");
-    let large = ToolCard { instructions: Some("x".repeat(2000)), ..card() };
-    assert_eq!(read(&init_answer("1", &large, Words::Today, 1000))["error"]["code"], "INIT_ERROR");
+    assert!(
+        message.contains(&whole.len().to_string()) && message.contains("1000"),
+        "{message}"
+    );
+    let large = ToolCard {
+        instructions: Some("x".repeat(2000)),
+        ..card()
+    };
+    assert_eq!(
+        read(&init_answer("1", &large, Words::Today, 1000))["error"]["code"],
+        "INIT_ERROR"
+    );
     assert_eq!(init_broadcast(&large, 1000).unwrap_err().largest, 1000);
 }
 

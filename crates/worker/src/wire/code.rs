@@ -35,6 +35,9 @@ pub struct Refusal {
 impl Refusal {
     /// A refusal.
     pub fn new(code: Code, message: impl Into<String>) -> Refusal {
-        Refusal { code, message: message.into() }
+        Refusal {
+            code,
+            message: message.into(),
+        }
     }
 }

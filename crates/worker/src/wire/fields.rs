@@ -38,13 +38,20 @@ pub(super) struct Fields<'a> {
 /// The text of a message that is within its bounds; mended, if Python wrote it.
 pub(super) fn text(payload: &[u8], largest: usize) -> Result<Cow<'_, [u8]>, Refusal> {
     if payload.len() > largest {
-        return Err(invalid(format!("the message has {} bytes; it may have {largest}", payload.len())));
+        return Err(invalid(format!(
+            "the message has {} bytes; it may have {largest}",
+            payload.len()
+        )));
     }
     if room(payload) > MOST_ROOM {
-        return Err(invalid(format!("the message has more values than fit into {MOST_ROOM} bytes")));
+        return Err(invalid(format!(
+            "the message has more values than fit into {MOST_ROOM} bytes"
+        )));
     }
     if depth(payload) > DEEPEST {
-        return Err(invalid(format!("the message is nested more than {DEEPEST} levels deep")));
+        return Err(invalid(format!(
+            "the message is nested more than {DEEPEST} levels deep"
+        )));
     }
     Ok(lenient::mended(payload))
 }
@@ -99,7 +106,9 @@ impl<'a> Fields<'a> {
 
     /// Those of an object in it; of two with one name the last, as everywhere. None if it is something else.
     fn of_object(text: &'a RawValue, within: &'static str) -> Option<Fields<'a>> {
-        serde_json::from_str(text.get()).ok().map(|map| Fields { map, within })
+        serde_json::from_str(text.get())
+            .ok()
+            .map(|map| Fields { map, within })
     }
 
     /// Whether it says anything: nulls do not.
@@ -128,17 +137,25 @@ impl<'a> Fields<'a> {
     }
 
     fn take(&mut self, name: &str) -> Result<Option<Value>, Refusal> {
-        let read = self.raw(name).map(|text| plain::read(text.get().as_bytes())).transpose();
+        let read = self
+            .raw(name)
+            .map(|text| plain::read(text.get().as_bytes()))
+            .transpose();
         read.map_err(|error| invalid(format!("`{}{name}` cannot be read: {error}", self.within)))
     }
 
     /// A text that must be there; it may be empty.
     pub(super) fn text(&mut self, name: &str, longest: usize) -> Result<String, Refusal> {
-        self.optional_text(name, longest)?.ok_or_else(|| self.must(name, "a text"))
+        self.optional_text(name, longest)?
+            .ok_or_else(|| self.must(name, "a text"))
     }
 
     /// A text that may be there.
-    pub(super) fn optional_text(&mut self, name: &str, longest: usize) -> Result<Option<String>, Refusal> {
+    pub(super) fn optional_text(
+        &mut self,
+        name: &str,
+        longest: usize,
+    ) -> Result<Option<String>, Refusal> {
         match self.take(name)? {
             None => Ok(None),
             Some(Value::String(text)) if text.len() <= longest => Ok(Some(text)),
@@ -173,15 +190,25 @@ impl<'a> Fields<'a> {
     }
 
     /// The fields of an object that must be there.
-    pub(super) fn inner(&mut self, name: &str, within: &'static str) -> Result<Fields<'a>, Refusal> {
-        let object = self.raw(name).and_then(|text| Fields::of_object(text, within));
+    pub(super) fn inner(
+        &mut self,
+        name: &str,
+        within: &'static str,
+    ) -> Result<Fields<'a>, Refusal> {
+        let object = self
+            .raw(name)
+            .and_then(|text| Fields::of_object(text, within));
         object.ok_or_else(|| self.must(name, "an object"))
     }
 
     /// An integer, also as `300.0` or `"300"`, as their own models take it. Beyond what fits it is the nearest that does.
     pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, Refusal> {
-        let Some(value) = self.take(name)? else { return Ok(None) };
-        integer(&value).map(Some).ok_or_else(|| self.must(name, "an integer"))
+        let Some(value) = self.take(name)? else {
+            return Ok(None);
+        };
+        integer(&value)
+            .map(Some)
+            .ok_or_else(|| self.must(name, "an integer"))
     }
 
     /// A map of files, few enough, each read by `read`.
@@ -191,8 +218,12 @@ impl<'a> Fields<'a> {
         within: &'static str,
         read: fn(&mut Fields<'_>) -> Result<T, Refusal>,
     ) -> Result<BTreeMap<String, T>, Refusal> {
-        let Some(text) = self.raw(name) else { return Ok(BTreeMap::new()) };
-        let files = Fields::of_object(text, "").ok_or_else(|| self.must(name, "an object"))?.map;
+        let Some(text) = self.raw(name) else {
+            return Ok(BTreeMap::new());
+        };
+        let files = Fields::of_object(text, "")
+            .ok_or_else(|| self.must(name, "an object"))?
+            .map;
         if files.len() > MOST_FILES {
             return Err(self.must(name, &format!("an object of at most {MOST_FILES} files")));
         }
@@ -212,7 +243,10 @@ fn integer(value: &Value) -> Option<i64> {
     match value {
         Value::Number(number) if number.is_f64() => {
             // A cast of a float goes to the nearest integer that there is.
-            number.as_f64().filter(|float| float.fract() == 0.0).map(|float| float as i64)
+            number
+                .as_f64()
+                .filter(|float| float.fract() == 0.0)
+                .map(|float| float as i64)
         }
         Value::Number(number) => Some(number.as_i64().unwrap_or(i64::MAX)),
         Value::String(text) => {
@@ -259,11 +293,16 @@ mod tests {
 
     #[test]
     fn too_many_values_are_refused_before_they_are_parsed() {
-        let numbers = |count: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(count - 1)).into_bytes();
+        let numbers =
+            |count: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(count - 1)).into_bytes();
         assert!(text(&numbers(174_759), usize::MAX).is_ok());
         let refused = text(&numbers(174_760), usize::MAX).err().unwrap();
-        assert_eq!(refused.message, "the message has more values than fit into 33554432 bytes");
-        let objects = |count: usize| format!("{{\"a\":[{}0]}}", "{\"b\":0},".repeat(count)).into_bytes();
+        assert_eq!(
+            refused.message,
+            "the message has more values than fit into 33554432 bytes"
+        );
+        let objects =
+            |count: usize| format!("{{\"a\":[{}0]}}", "{\"b\":0},".repeat(count)).into_bytes();
         assert!(text(&objects(40_000), usize::MAX).is_ok());
         assert!(text(&objects(41_000), usize::MAX).is_err());
         // Commas of texts are none.
@@ -276,16 +315,26 @@ mod tests {
         let of = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
         assert!(text(of(126).as_bytes(), usize::MAX).is_ok());
         let refused = text(of(127).as_bytes(), usize::MAX).unwrap_err();
-        assert_eq!(refused.message, "the message is nested more than 127 levels deep");
+        assert_eq!(
+            refused.message,
+            "the message is nested more than 127 levels deep"
+        );
         assert!(text(of(200_000).as_bytes(), usize::MAX).is_err());
         let wide = format!("[{}\"[[\\\"[\"]", "[],{},".repeat(200));
-        assert_eq!(depth(wide.as_bytes()), 2, "beside each other, and in strings");
+        assert_eq!(
+            depth(wide.as_bytes()),
+            2,
+            "beside each other, and in strings"
+        );
     }
 
     #[test]
     fn what_is_too_large_is_refused_with_its_size() {
         assert!(text(b"{}", 2).is_ok());
-        assert_eq!(text(b"{ }", 2).err().unwrap().message, "the message has 3 bytes; it may have 2");
+        assert_eq!(
+            text(b"{ }", 2).err().unwrap().message,
+            "the message has 3 bytes; it may have 2"
+        );
     }
 
     proptest! {

@@ -26,9 +26,13 @@ pub(crate) fn in_words(text: &[u8]) -> Cow<'_, [u8]> {
     rewritten(text, |rest, is_text| match rest {
         [b'\\', ..] if is_text => (2, None),
         [b'-' | b'0'..=b'9', ..] if !is_text => {
-            let is_of_it = |byte: &&u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
+            let is_of_it =
+                |byte: &&u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
             let number = &rest[..rest.iter().take_while(is_of_it).count()];
-            (number.len(), is_beyond(number).then(|| [b"\"", number, b"\""].concat()))
+            (
+                number.len(),
+                is_beyond(number).then(|| [b"\"", number, b"\""].concat()),
+            )
         }
         _ => (1, None),
     })
@@ -61,7 +65,9 @@ fn rewritten(text: &[u8], look: impl Fn(&[u8], bool) -> (usize, Option<Vec<u8>>)
 
 /// Whether this is a number, and none that 64 bits hold: an integer exactly, another about.
 fn is_beyond(number: &[u8]) -> bool {
-    let Ok(number) = str::from_utf8(number) else { return false };
+    let Ok(number) = str::from_utf8(number) else {
+        return false;
+    };
     let is_held = match number.contains(['.', 'e', 'E']) {
         true => number.parse().is_ok_and(f64::is_finite),
         false => number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok(),
@@ -82,7 +88,9 @@ fn escape(text: &[u8]) -> (usize, Option<Vec<u8>>) {
 /// The sixteen bits that an escape at the beginning stands for.
 fn unit(text: &[u8]) -> Option<u16> {
     let digits = text.get(..ESCAPE)?.strip_prefix(br"\u")?;
-    let value = |sum: u16, digit: &u8| Some(sum << 4 | u16::try_from(char::from(*digit).to_digit(16)?).ok()?);
+    let value = |sum: u16, digit: &u8| {
+        Some(sum << 4 | u16::try_from(char::from(*digit).to_digit(16)?).ok()?)
+    };
     digits.iter().try_fold(0, value)
 }
 
@@ -102,8 +110,15 @@ mod tests {
             read(r#"{"a": NaN, "b": [Infinity, -Infinity,-1]}"#),
             json!({"a": null, "b": [null, null, -1]})
         );
-        assert_eq!(read(r#""\ud83d\ude00 \ud83d \ude00\ud83d""#), json!("😀 \u{fffd} \u{fffd}\u{fffd}"));
-        assert_eq!(read(r#""\ud83d\ud83d\ude00""#), json!("\u{fffd}😀"), "a half before a pair");
+        assert_eq!(
+            read(r#""\ud83d\ude00 \ud83d \ude00\ud83d""#),
+            json!("😀 \u{fffd} \u{fffd}\u{fffd}")
+        );
+        assert_eq!(
+            read(r#""\ud83d\ud83d\ude00""#),
+            json!("\u{fffd}😀"),
+            "a half before a pair"
+        );
         assert_eq!(
             read(r#""\udc00A\\ud800""#),
             json!("\u{fffd}A\\ud800"),
@@ -114,16 +129,34 @@ mod tests {
     #[test]
     fn numbers_beyond_64_bits_are_said_in_words() {
         let huge = "9".repeat(400);
-        let text =
-            format!(r#"{{"a":[{huge},-{huge},1e400,-1E+400,18446744073709551616,-9223372036854775809,1]}}"#);
+        let text = format!(
+            r#"{{"a":[{huge},-{huge},1e400,-1E+400,18446744073709551616,-9223372036854775809,1]}}"#
+        );
         let usual: Value = serde_json::from_str("18446744073709551616").unwrap();
-        assert_eq!(usual, json!(18446744073709552000.0), "the control: it becomes another one");
+        assert_eq!(
+            usual,
+            json!(18446744073709552000.0),
+            "the control: it becomes another one"
+        );
         let wanted = json!({"a": [huge, format!("-{huge}"), "1e400", "-1E+400", "18446744073709551616", "-9223372036854775809", 1]});
-        assert_eq!(serde_json::from_slice::<Value>(&in_words(text.as_bytes())).unwrap(), wanted);
+        assert_eq!(
+            serde_json::from_slice::<Value>(&in_words(text.as_bytes())).unwrap(),
+            wanted
+        );
         let within = r#"{"1e400":["\"1e400\\",18446744073709551615,-9223372036854775808,1e308,0.10,1e-400]}"#;
         assert!(matches!(in_words(within.as_bytes()), Cow::Borrowed(_)));
-        for bad in ["01e400", "1e400e", "--1e400", &format!("0{huge}"), "1e400.5", "1e400-"] {
-            assert!(serde_json::from_slice::<Value>(&in_words(bad.as_bytes())).is_err(), "{bad}");
+        for bad in [
+            "01e400",
+            "1e400e",
+            "--1e400",
+            &format!("0{huge}"),
+            "1e400.5",
+            "1e400-",
+        ] {
+            assert!(
+                serde_json::from_slice::<Value>(&in_words(bad.as_bytes())).is_err(),
+                "{bad}"
+            );
         }
     }
 
@@ -149,7 +182,10 @@ mod tests {
             "\"\\ud8\"",
             "\"\\",
         ] {
-            assert!(serde_json::from_slice::<Value>(&mended(bad.as_bytes())).is_err(), "{bad}");
+            assert!(
+                serde_json::from_slice::<Value>(&mended(bad.as_bytes())).is_err(),
+                "{bad}"
+            );
         }
     }
 

@@ -89,8 +89,15 @@ mod tests {
         for key in [KEY.to_owned(), KEY.replace('$', "\\u0024")] {
             let hidden = format!("{{\"{key}\":\"[1,[2]]\"}}");
             let usual: Value = serde_json::from_str(&hidden).unwrap();
-            assert_eq!(usual, serde_json::json!([1, [2]]), "the control: it is looked into");
-            assert_eq!(read(hidden.as_bytes()).unwrap(), serde_json::json!({ KEY: "[1,[2]]" }));
+            assert_eq!(
+                usual,
+                serde_json::json!([1, [2]]),
+                "the control: it is looked into"
+            );
+            assert_eq!(
+                read(hidden.as_bytes()).unwrap(),
+                serde_json::json!({ KEY: "[1,[2]]" })
+            );
         }
     }
 

@@ -28,7 +28,9 @@ pub(super) fn find(
     agent: Option<&str>,
 ) -> Result<Reply, Box<Nowhere>> {
     let derived = || {
-        let mut agents = [property(properties, "clientId"), agent].into_iter().flatten();
+        let mut agents = [property(properties, "clientId"), agent]
+            .into_iter()
+            .flatten();
         agents.find_map(|agent| addressed(base, properties, agent, id?))
     };
     match property(properties, "replyTo").map(|topic| base.read(topic)) {
@@ -41,7 +43,10 @@ pub(super) fn find(
 }
 
 fn elsewhere(base: &Base, instead: Option<Reply>) -> Box<Nowhere> {
-    let why = invalid(format!("`replyTo` must be a topic `{}AGENT/ID`", base.responses()));
+    let why = invalid(format!(
+        "`replyTo` must be a topic `{}AGENT/ID`",
+        base.responses()
+    ));
     Box::new(Nowhere { why, instead })
 }
 
@@ -50,11 +55,17 @@ fn nothing_said() -> Box<Nowhere> {
     Box::new(Nowhere { why, instead: None })
 }
 
-fn addressed(base: &Base, properties: &Properties, agent: &str, correlation: &str) -> Option<Reply> {
+fn addressed(
+    base: &Base,
+    properties: &Properties,
+    agent: &str,
+    correlation: &str,
+) -> Option<Reply> {
     // Nobody but whoever hears the answer: an agent hears what its own tools say, under whatever id it wants.
-    let is_status =
-        |topic: &&str| matches!(base.read(topic), Some(Topic::Status { agent: other, .. }) if other == agent);
-    let said = ["statusTo", "a2aStatusTopic"].into_iter().filter_map(|name| property(properties, name));
+    let is_status = |topic: &&str| matches!(base.read(topic), Some(Topic::Status { agent: other, .. }) if other == agent);
+    let said = ["statusTo", "a2aStatusTopic"]
+        .into_iter()
+        .filter_map(|name| property(properties, name));
     // What is said meanwhile is not worth a refusal: a topic that is none of it is passed over.
     let status_to = said.into_iter().find(is_status).map(str::to_owned);
     Some(Reply {
@@ -68,19 +79,31 @@ fn addressed(base: &Base, properties: &Properties, agent: &str, correlation: &st
 
 /// What a property says, unless that is nothing.
 pub(super) fn property<'a>(properties: &'a Properties, name: &str) -> Option<&'a str> {
-    properties.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    properties
+        .get(name)
+        .map(String::as_str)
+        .filter(|value| !value.is_empty())
 }
 
 /// As it came or not at all: cut, it would name another trace.
 fn echoed(properties: &Properties) -> Properties {
-    let is_plain =
-        |text: &&str| text.len() <= LONGEST_TRACE && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let is_plain = |text: &&str| {
+        text.len() <= LONGEST_TRACE && text.bytes().all(|byte| byte.is_ascii_graphic())
+    };
     let trace = property(properties, "traceId").filter(is_plain);
-    trace.map(|trace| ("traceId".to_owned(), trace.to_owned())).into_iter().collect()
+    trace
+        .map(|trace| ("traceId".to_owned(), trace.to_owned()))
+        .into_iter()
+        .collect()
 }
 
 /// Protocols whose values have types may have made a float of it.
 fn milliseconds(text: &str) -> Option<u64> {
     let is_exact = |number: &f64| (0.0..=LATEST).contains(number);
-    text.parse().ok().or_else(|| text.parse().ok().filter(is_exact).map(|number| number as u64))
+    text.parse().ok().or_else(|| {
+        text.parse()
+            .ok()
+            .filter(is_exact)
+            .map(|number| number as u64)
+    })
 }

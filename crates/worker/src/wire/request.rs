@@ -149,7 +149,13 @@ pub struct Preloaded {
 
 impl fmt::Debug for Preloaded {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Preloaded({:?}, version {}, {} bytes)", self.filename, self.version, self.content.len())
+        write!(
+            out,
+            "Preloaded({:?}, version {}, {} bytes)",
+            self.filename,
+            self.version,
+            self.content.len()
+        )
     }
 }
 
@@ -212,7 +218,10 @@ pub struct Reply {
 
 /// What a request takes in memory at most, once it is read: `[[],[],[]]` takes far more than it has bytes.
 pub fn weight(payload: &[u8]) -> usize {
-    payload.len().saturating_add(fields::room(payload)).saturating_add(ROOM_OF_REQUEST)
+    payload
+        .len()
+        .saturating_add(fields::room(payload))
+        .saturating_add(ROOM_OF_REQUEST)
 }
 
 /// What a message wants. `largest` is the most bytes that a message may have.
@@ -232,7 +241,8 @@ pub fn read(base: &Base, message: Message<'_>, largest: usize) -> Result<Request
         Topic::Init(tool) => {
             let letter = open().map_err(|_| Unread::NotARequest)?;
             // Broadcasts have neither, ours among them.
-            if !letter.fields.has("id") || reply::property(message.properties, "replyTo").is_none() {
+            if !letter.fields.has("id") || reply::property(message.properties, "replyTo").is_none()
+            {
                 return Err(Unread::NotARequest);
             }
             letter.answered(|letter, reply| letter.init(tool, Words::Old, reply))
@@ -268,9 +278,17 @@ impl<'a> Letter<'a> {
             Ok(fields) => (fields, None),
             Err(trouble) => (Fields::default(), Some(trouble)),
         };
-        let id = fields.peek("id").filter(|id| (1..=LONGEST_ID).contains(&id.len()));
+        let id = fields
+            .peek("id")
+            .filter(|id| (1..=LONGEST_ID).contains(&id.len()));
         let agent = fields.peek_within("params", "app_name");
-        let letter = Letter { base, properties, fields, id, agent };
+        let letter = Letter {
+            base,
+            properties,
+            fields,
+            id,
+            agent,
+        };
         match trouble {
             None => Ok(letter),
             Some(trouble) => letter.answered(|_, _| Err(trouble)),
@@ -282,7 +300,12 @@ impl<'a> Letter<'a> {
         mut self,
         read: impl FnOnce(&mut Letter<'a>, Reply) -> Result<T, Refusal>,
     ) -> Result<T, Unread> {
-        let found = reply::find(self.base, self.properties, self.id.as_deref(), self.agent.as_deref());
+        let found = reply::find(
+            self.base,
+            self.properties,
+            self.id.as_deref(),
+            self.agent.as_deref(),
+        );
         let (reply, request) = match found {
             Ok(reply) => (Some(reply.clone()), read(&mut self, reply)),
             Err(nowhere) => (nowhere.instead, Err(nowhere.why)),
@@ -316,10 +339,20 @@ impl<'a> Letter<'a> {
             app_name: params.text("app_name", LONGEST_NAME)?,
             user_id: params.text("user_id", LONGEST_NAME)?,
             session_id: params.text("session_id", LONGEST_NAME)?,
-            preloaded: params.files("preloaded_artifacts", "params.preloaded_artifacts[…].", preloaded)?,
-            references: params.files("artifact_references", "params.artifact_references[…].", reference)?,
+            preloaded: params.files(
+                "preloaded_artifacts",
+                "params.preloaded_artifacts[…].",
+                preloaded,
+            )?,
+            references: params.files(
+                "artifact_references",
+                "params.artifact_references[…].",
+                reference,
+            )?,
             timeout: params.integer("timeout_seconds")?.map(timeout),
-            profile: params.optional_text("sandbox_profile", LONGEST_NAME)?.filter(|name| !name.is_empty()),
+            profile: params
+                .optional_text("sandbox_profile", LONGEST_NAME)?
+                .filter(|name| !name.is_empty()),
             user_config: reply::property(self.properties, "a2aUserConfig")
                 .filter(|text| text.len() <= LONGEST_USER_CONFIG)
                 .map(str::to_owned),
@@ -336,7 +369,13 @@ impl<'a> Letter<'a> {
             false => Fields::default(),
         };
         let tool_config = params.object("tool_config")?;
-        Ok(Request::Init(Box::new(InitRequest { id, tool: tool.to_owned(), tool_config, words, reply })))
+        Ok(Request::Init(Box::new(InitRequest {
+            id,
+            tool: tool.to_owned(),
+            tool_config,
+            words,
+            reply,
+        })))
     }
 
     /// Refuses other protocols, and other methods than these.
@@ -344,7 +383,10 @@ impl<'a> Letter<'a> {
         if self.fields.has("jsonrpc") && self.fields.peek("jsonrpc").as_deref() != Some("2.0") {
             return Err(invalid("`jsonrpc` must be \"2.0\""));
         }
-        let is_known = self.fields.peek("method").is_some_and(|method| methods.contains(&method.as_str()));
+        let is_known = self
+            .fields
+            .peek("method")
+            .is_some_and(|method| methods.contains(&method.as_str()));
         match is_known || !self.fields.has("method") {
             true => Ok(()),
             false => Err(invalid(format!("`method` must be `{}`", methods[0]))),
@@ -363,11 +405,14 @@ pub(super) fn invalid(message: impl Into<String>) -> Refusal {
 }
 
 fn object(params: &mut Fields<'_>, name: &str) -> Result<Object, Refusal> {
-    Ok(params.written_object(name)?.map_or_else(|| Object::from(Map::new()), Object))
+    Ok(params
+        .written_object(name)?
+        .map_or_else(|| Object::from(Map::new()), Object))
 }
 
 fn timeout(seconds: i64) -> Duration {
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+        .clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
 }
 
 fn preloaded(file: &mut Fields<'_>) -> Result<Preloaded, Refusal> {
@@ -377,12 +422,17 @@ fn preloaded(file: &mut Fields<'_>) -> Result<Preloaded, Refusal> {
         mime_type: file
             .optional_text("mime_type", LONGEST_NAME)?
             .unwrap_or_else(|| "application/octet-stream".to_owned()),
-        version: file.integer("version")?.ok_or_else(|| file.must("version", "an integer"))?,
+        version: file
+            .integer("version")?
+            .ok_or_else(|| file.must("version", "an integer"))?,
     })
 }
 
 fn reference(file: &mut Fields<'_>) -> Result<Reference, Refusal> {
-    Ok(Reference { filename: file.text("filename", LONGEST_NAME)?, version: file.integer("version")? })
+    Ok(Reference {
+        filename: file.text("filename", LONGEST_NAME)?,
+        version: file.integer("version")?,
+    })
 }
 
 #[cfg(test)]

@@ -26,15 +26,31 @@ fn base() -> Base {
 }
 
 fn properties(pairs: &[(&str, &str)]) -> Properties {
-    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 fn usual() -> Properties {
-    properties(&[("replyTo", REPLY), ("statusTo", STATUS), ("clientId", "PhotoAgent"), ("userId", "ana")])
+    properties(&[
+        ("replyTo", REPLY),
+        ("statusTo", STATUS),
+        ("clientId", "PhotoAgent"),
+        ("userId", "ana"),
+    ])
 }
 
 fn sent(topic: &str, payload: &[u8], properties: &Properties) -> Result<Request, Unread> {
-    read(&base(), Message { topic, payload, properties }, LARGEST)
+    read(
+        &base(),
+        Message {
+            topic,
+            payload,
+            properties,
+        },
+        LARGEST,
+    )
 }
 
 fn invoked(message: &Value, properties: &Properties) -> Result<Invoke, Unread> {
@@ -48,7 +64,11 @@ fn invoked(message: &Value, properties: &Properties) -> Result<Invoke, Unread> {
 fn with(path: &str, value: Option<Value>) -> Value {
     let mut message = example();
     let (parent, name) = path.rsplit_once('/').unwrap();
-    let parent = message.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+    let parent = message
+        .pointer_mut(parent)
+        .unwrap()
+        .as_object_mut()
+        .unwrap();
     match value {
         Some(value) => _ = parent.insert(name.to_owned(), value),
         None => _ = parent.remove(name),
@@ -59,7 +79,10 @@ fn with(path: &str, value: Option<Value>) -> Value {
 fn refused(message: &Value) -> (String, String) {
     match invoked(message, &usual()) {
         Err(Unread::Refused(refused)) => {
-            assert_eq!((refused.refusal.code, &*refused.reply.to), (Code::InvalidRequest, REPLY));
+            assert_eq!(
+                (refused.refusal.code, &*refused.reply.to),
+                (Code::InvalidRequest, REPLY)
+            );
             (refused.id, refused.refusal.message)
         }
         other => panic!("{other:?}"),
@@ -69,16 +92,34 @@ fn refused(message: &Value) -> (String, String) {
 #[test]
 fn the_example_is_read() {
     let invoke = invoked(&example(), &usual()).unwrap();
-    assert_eq!((&*invoke.id, &*invoke.task_id, &*invoke.tool), ("5f0c", "5f0c", "resize_image"));
-    assert_eq!(read_object(&invoke.args), json!({"picture":"cat.png","width":320}));
+    assert_eq!(
+        (&*invoke.id, &*invoke.task_id, &*invoke.tool),
+        ("5f0c", "5f0c", "resize_image")
+    );
+    assert_eq!(
+        read_object(&invoke.args),
+        json!({"picture":"cat.png","width":320})
+    );
     assert_eq!(read_object(&invoke.tool_config), json!({"quality":80}));
-    assert_eq!((&*invoke.app_name, &*invoke.user_id, &*invoke.session_id), ("PhotoAgent", "ana", "web-77"));
+    assert_eq!(
+        (&*invoke.app_name, &*invoke.user_id, &*invoke.session_id),
+        ("PhotoAgent", "ana", "web-77")
+    );
     assert!(invoke.preloaded.is_empty());
-    let cat = Reference { filename: "cat.png".to_owned(), version: Some(2) };
-    assert_eq!(invoke.references, BTreeMap::from([("picture".to_owned(), cat)]));
+    let cat = Reference {
+        filename: "cat.png".to_owned(),
+        version: Some(2),
+    };
+    assert_eq!(
+        invoke.references,
+        BTreeMap::from([("picture".to_owned(), cat)])
+    );
     assert_eq!(invoke.timeout, Some(Duration::from_secs(300)));
     assert_eq!(invoke.profile.as_deref(), Some("standard"));
-    assert_eq!((&*invoke.reply.to, invoke.reply.status_to.as_deref()), (REPLY, Some(STATUS)));
+    assert_eq!(
+        (&*invoke.reply.to, invoke.reply.status_to.as_deref()),
+        (REPLY, Some(STATUS))
+    );
     assert_eq!(invoke.reply.correlation, "5f0c");
 }
 
@@ -108,18 +149,28 @@ fn what_may_be_absent_may_be_null_and_has_its_default() {
     let bare = json!({"id":"5f0c","params":{"task_id":"5f0c","tool_name":"resize_image",
         "app_name":"PhotoAgent","user_id":"ana","session_id":"web-77"}});
     let invoke = invoked(&bare, &usual()).unwrap();
-    assert_eq!((invoke.args.text(), invoke.tool_config.text()), ("{}", "{}"));
+    assert_eq!(
+        (invoke.args.text(), invoke.tool_config.text()),
+        ("{}", "{}")
+    );
     assert!(invoke.preloaded.is_empty() && invoke.references.is_empty());
-    assert_eq!((invoke.timeout, invoke.profile, invoke.user_config), (None, None, None));
+    assert_eq!(
+        (invoke.timeout, invoke.profile, invoke.user_config),
+        (None, None, None)
+    );
 }
 
 #[test]
 fn what_must_be_there_is_a_text() {
     for name in ["task_id", "tool_name", "app_name", "user_id", "session_id"] {
         let path = format!("/params/{name}");
-        for value in
-            [None, Some(Value::Null), Some(json!(7)), Some(json!(["x"])), Some(json!("x".repeat(1025)))]
-        {
+        for value in [
+            None,
+            Some(Value::Null),
+            Some(json!(7)),
+            Some(json!(["x"])),
+            Some(json!("x".repeat(1025))),
+        ] {
             let (id, message) = refused(&with(&path, value));
             assert_eq!(id, "5f0c");
             assert!(message.contains(&format!("`params.{name}`")), "{message}");
@@ -130,7 +181,13 @@ fn what_must_be_there_is_a_text() {
 
 #[test]
 fn an_id_that_is_none_is_that_of_the_reply_topic_in_the_answer() {
-    for value in [None, Some(Value::Null), Some(json!(7)), Some(json!("")), Some(json!("x".repeat(257)))] {
+    for value in [
+        None,
+        Some(Value::Null),
+        Some(json!(7)),
+        Some(json!("")),
+        Some(json!("x".repeat(257))),
+    ] {
         assert_eq!(refused(&with("/id", value)).0, "5f0c");
     }
 }
@@ -151,17 +208,32 @@ fn other_protocols_and_methods_are_refused_under_their_id() {
         ("/params/sandbox_profile", json!(1)),
         ("/params/artifact_references", json!({"a": "cat.png"})),
         ("/params/artifact_references", json!({"a": {"version": 1}})),
-        ("/params/artifact_references", json!({"a": {"filename": "x", "version": "new"}})),
+        (
+            "/params/artifact_references",
+            json!({"a": {"filename": "x", "version": "new"}}),
+        ),
     ] {
-        assert_eq!(refused(&with(path, Some(value.clone()))).0, "5f0c", "{path} {value}");
+        assert_eq!(
+            refused(&with(path, Some(value.clone()))).0,
+            "5f0c",
+            "{path} {value}"
+        );
     }
     assert!(invoked(&with("/method", Some(json!("sandbox/invoke"))), &usual()).is_ok());
 }
 
 #[test]
 fn unknown_fields_are_passed_over() {
-    for path in ["/extra", "/params/oauth", "/params/module", "/params/artifact_references/picture/more"] {
-        assert!(invoked(&with(path, Some(json!({"a": [1]}))), &usual()).is_ok(), "{path}");
+    for path in [
+        "/extra",
+        "/params/oauth",
+        "/params/module",
+        "/params/artifact_references/picture/more",
+    ] {
+        assert!(
+            invoked(&with(path, Some(json!({"a": [1]}))), &usual()).is_ok(),
+            "{path}"
+        );
     }
 }
 
@@ -199,9 +271,18 @@ fn files_that_come_along_are_decoded() {
     assert_eq!(
         invoke.preloaded,
         BTreeMap::from([
-            ("picture".to_owned(), file("a.txt", b"hello", "text/plain", 3)),
-            ("list[0]".to_owned(), file("b", b"", "application/octet-stream", 0)),
-            ("list[1]".to_owned(), file("c", b"hi", "application/octet-stream", 0)),
+            (
+                "picture".to_owned(),
+                file("a.txt", b"hello", "text/plain", 3)
+            ),
+            (
+                "list[0]".to_owned(),
+                file("b", b"", "application/octet-stream", 0)
+            ),
+            (
+                "list[1]".to_owned(),
+                file("c", b"hi", "application/octet-stream", 0)
+            ),
         ])
     );
     for bad in [
@@ -219,9 +300,21 @@ fn files_that_come_along_are_decoded() {
 
 #[test]
 fn there_are_only_so_many_files() {
-    let of = |count: usize| (0..count).map(|n| (n.to_string(), json!({"filename": "a"}))).collect();
-    let message = |count| with("/params/artifact_references", Some(Value::Object(of(count))));
-    assert_eq!(invoked(&message(256), &usual()).unwrap().references.len(), 256);
+    let of = |count: usize| {
+        (0..count)
+            .map(|n| (n.to_string(), json!({"filename": "a"})))
+            .collect()
+    };
+    let message = |count| {
+        with(
+            "/params/artifact_references",
+            Some(Value::Object(of(count))),
+        )
+    };
+    assert_eq!(
+        invoked(&message(256), &usual()).unwrap().references.len(),
+        256
+    );
     assert!(refused(&message(257)).1.contains("at most 256"));
 }
 
@@ -231,35 +324,68 @@ fn read_object(object: &Object) -> Value {
 
 #[test]
 fn what_a_tool_is_given_is_as_it_was_written() {
-    let numbers = r#"{"z": 1208925819614629174706176, "a": 0.1000000000000000055511151231257827, "z2": -0}"#;
+    let numbers =
+        r#"{"z": 1208925819614629174706176, "a": 0.1000000000000000055511151231257827, "z2": -0}"#;
     let said = format!(r#""args": {numbers}, "tool_config": {numbers}, "picture": "#);
     let text = example().to_string().replacen(r#""args":"#, &said, 1);
     // The last of two counts, everywhere.
-    let last = text.replacen(r#""app_name""#, &format!(r#""args": {numbers}, "app_name""#), 1);
-    let last = last.replacen(r#""user_id""#, &format!(r#""tool_config": {numbers}, "user_id""#), 1);
+    let last = text.replacen(
+        r#""app_name""#,
+        &format!(r#""args": {numbers}, "app_name""#),
+        1,
+    );
+    let last = last.replacen(
+        r#""user_id""#,
+        &format!(r#""tool_config": {numbers}, "user_id""#),
+        1,
+    );
     let topic = base().invoke("resize_image").unwrap();
-    let message = Message { topic: &topic, payload: last.as_bytes(), properties: &usual() };
-    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else { panic!("{last}") };
+    let message = Message {
+        topic: &topic,
+        payload: last.as_bytes(),
+        properties: &usual(),
+    };
+    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else {
+        panic!("{last}")
+    };
     assert_eq!(invoke.tool_config.text(), numbers);
 }
 
 #[test]
 fn what_python_writes_for_no_number_and_half_a_character_is_taken() {
-    let text = example().to_string().replacen("320", r#"[NaN, -Infinity, "\ud800"]"#, 1);
+    let text = example()
+        .to_string()
+        .replacen("320", r#"[NaN, -Infinity, "\ud800"]"#, 1);
     let topic = base().invoke("resize_image").unwrap();
-    let message = Message { topic: &topic, payload: text.as_bytes(), properties: &usual() };
-    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else { panic!("{text}") };
-    assert_eq!(read_object(&invoke.args)["width"], json!([null, null, "\u{fffd}"]));
+    let message = Message {
+        topic: &topic,
+        payload: text.as_bytes(),
+        properties: &usual(),
+    };
+    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else {
+        panic!("{text}")
+    };
+    assert_eq!(
+        read_object(&invoke.args)["width"],
+        json!([null, null, "\u{fffd}"])
+    );
 }
 
 #[test]
 fn numbers_that_no_word_holds_reach_the_tool_and_are_named_elsewhere() {
     let huge = "8".repeat(400);
     let args = format!(r#"{{"n":{huge},"x":1e400}}"#);
-    assert!(serde_json::from_str::<Value>(&args).is_err(), "the control: as values they cannot be read");
-    let text = with("/params/args", Some(json!("ARGS"))).to_string().replacen("\"ARGS\"", &args, 1);
+    assert!(
+        serde_json::from_str::<Value>(&args).is_err(),
+        "the control: as values they cannot be read"
+    );
+    let text = with("/params/args", Some(json!("ARGS")))
+        .to_string()
+        .replacen("\"ARGS\"", &args, 1);
     let said = sent(TOPIC, text.as_bytes(), &usual());
-    let Ok(Request::Invoke(invoke)) = said else { panic!("{said:?}") };
+    let Ok(Request::Invoke(invoke)) = said else {
+        panic!("{said:?}")
+    };
     assert_eq!(invoke.args.text(), args);
     let text = with("/params/timeout_seconds", Some(json!("TIME"))).to_string();
     let text = text.replacen("\"TIME\"", "1e400", 1);
@@ -282,18 +408,37 @@ fn a_request_weighs_what_it_takes_and_not_what_it_has() {
     let heavy = text.replacen("{\"a\":0}", &format!("{{\"a\":{nested}}}"), 1);
     let (light, heavy) = (weight(text.as_bytes()), weight(heavy.as_bytes()));
     assert!(light < 16 << 10, "{light}");
-    assert!(heavy > 10_000 * 2 * 32, "lists and values of {nested:.9}…: {heavy}");
+    assert!(
+        heavy > 10_000 * 2 * 32,
+        "lists and values of {nested:.9}…: {heavy}"
+    );
     // A text takes its bytes.
-    let long = text.replacen("{\"a\":0}", &format!("{{\"a\":\"{}\"}}", "[".repeat(100_000)), 1);
+    let long = text.replacen(
+        "{\"a\":0}",
+        &format!("{{\"a\":\"{}\"}}", "[".repeat(100_000)),
+        1,
+    );
     assert!(weight(long.as_bytes()) < light + 100_010);
 }
 
 #[test]
 fn a_reference_without_version_is_to_the_latest() {
-    for file in [json!({"filename": "a"}), json!({"filename": "a", "version": null})] {
-        let invoke =
-            invoked(&with("/params/artifact_references", Some(json!({"a": file}))), &usual()).unwrap();
-        assert_eq!(invoke.references["a"], Reference { filename: "a".to_owned(), version: None });
+    for file in [
+        json!({"filename": "a"}),
+        json!({"filename": "a", "version": null}),
+    ] {
+        let invoke = invoked(
+            &with("/params/artifact_references", Some(json!({"a": file}))),
+            &usual(),
+        )
+        .unwrap();
+        assert_eq!(
+            invoke.references["a"],
+            Reference {
+                filename: "a".to_owned(),
+                version: None
+            }
+        );
     }
 }
 
@@ -305,18 +450,34 @@ fn status_goes_to_the_first_topic_that_is_one() {
         all.insert("replyTo".to_owned(), REPLY.to_owned());
         invoked(&example(), &all).unwrap().reply.status_to.unwrap()
     };
-    assert_eq!(status(&[("statusTo", other), ("a2aStatusTopic", STATUS)]), other);
+    assert_eq!(
+        status(&[("statusTo", other), ("a2aStatusTopic", STATUS)]),
+        other
+    );
     assert_eq!(status(&[("a2aStatusTopic", other)]), other);
     assert_eq!(status(&[]), STATUS);
     let theirs = "myorg/dev/a2a/v1/sam_remote_tool/status/OtherAgent/5f0c";
-    assert_eq!(status(&[("statusTo", theirs)]), STATUS, "another agent hears nothing of this");
-    assert_eq!(status(&[("statusTo", theirs), ("a2aStatusTopic", other)]), other);
+    assert_eq!(
+        status(&[("statusTo", theirs)]),
+        STATUS,
+        "another agent hears nothing of this"
+    );
+    assert_eq!(
+        status(&[("statusTo", theirs), ("a2aStatusTopic", other)]),
+        other
+    );
     assert_eq!(status(&[("statusTo", "")]), STATUS);
-    for foreign in
-        ["elsewhere", REPLY, "myorg/dev/a2a/v1/agent/status/x/y", "other/a2a/v1/sam_remote_tool/status/a/b"]
-    {
+    for foreign in [
+        "elsewhere",
+        REPLY,
+        "myorg/dev/a2a/v1/agent/status/x/y",
+        "other/a2a/v1/sam_remote_tool/status/a/b",
+    ] {
         assert_eq!(status(&[("statusTo", foreign)]), STATUS);
-        assert_eq!(status(&[("statusTo", foreign), ("a2aStatusTopic", other)]), other);
+        assert_eq!(
+            status(&[("statusTo", foreign), ("a2aStatusTopic", other)]),
+            other
+        );
     }
 }
 
@@ -327,7 +488,11 @@ fn a_namespace_that_looks_like_an_answer_is_left_alone() {
     let payload = example().to_string();
     let properties = properties(&[("replyTo", reply)]);
     let topic = "x/response/y/a2a/v1/sam_remote_tool/invoke/t";
-    let message = Message { topic, payload: payload.as_bytes(), properties: &properties };
+    let message = Message {
+        topic,
+        payload: payload.as_bytes(),
+        properties: &properties,
+    };
     match read(&base, message, LARGEST).unwrap() {
         Request::Invoke(invoke) => assert_eq!(
             invoke.reply.status_to.as_deref(),
@@ -340,11 +505,21 @@ fn a_namespace_that_looks_like_an_answer_is_left_alone() {
 #[test]
 fn without_properties_the_answer_goes_where_the_agent_waits() {
     let reply = invoked(&example(), &Properties::new()).unwrap().reply;
-    assert_eq!((&*reply.to, reply.status_to.as_deref()), (REPLY, Some(STATUS)));
-    let reply = invoked(&example(), &properties(&[("clientId", "Other")])).unwrap().reply;
-    assert_eq!(reply.to, "myorg/dev/a2a/v1/sam_remote_tool/response/Other/5f0c");
+    assert_eq!(
+        (&*reply.to, reply.status_to.as_deref()),
+        (REPLY, Some(STATUS))
+    );
+    let reply = invoked(&example(), &properties(&[("clientId", "Other")]))
+        .unwrap()
+        .reply;
+    assert_eq!(
+        reply.to,
+        "myorg/dev/a2a/v1/sam_remote_tool/response/Other/5f0c"
+    );
     // A name that is none is passed over.
-    let reply = invoked(&example(), &properties(&[("clientId", "a/b")])).unwrap().reply;
+    let reply = invoked(&example(), &properties(&[("clientId", "a/b")]))
+        .unwrap()
+        .reply;
     assert_eq!(reply.to, REPLY);
 }
 
@@ -373,14 +548,25 @@ fn nobody_is_made_to_speak_elsewhere() {
     }
     let nobody = with("/params/app_name", Some(json!("a/b")));
     let foreign = invoked(&nobody, &properties(&[("replyTo", "elsewhere")]));
-    assert!(matches!(foreign, Err(Unread::Unanswerable(_))), "{foreign:?}");
+    assert!(
+        matches!(foreign, Err(Unread::Unanswerable(_))),
+        "{foreign:?}"
+    );
     let silent = invoked(&nobody, &Properties::new());
     assert!(matches!(silent, Err(Unread::Unanswerable(_))), "{silent:?}");
 }
 
 #[test]
 fn what_is_no_json_is_refused_where_somebody_listens() {
-    for payload in [&b"{"[..], b"", b"[]", b"7", b"\xff\xfe", b"{\"id\":\"\\ud80\"}", b"{\"id\":NaN}"] {
+    for payload in [
+        &b"{"[..],
+        b"",
+        b"[]",
+        b"7",
+        b"\xff\xfe",
+        b"{\"id\":\"\\ud80\"}",
+        b"{\"id\":NaN}",
+    ] {
         match sent(TOPIC, payload, &usual()) {
             Err(Unread::Refused(refused)) => {
                 assert_eq!((&*refused.id, &*refused.reply.to), ("5f0c", REPLY));
@@ -388,16 +574,26 @@ fn what_is_no_json_is_refused_where_somebody_listens() {
             }
             other => panic!("{other:?}"),
         }
-        assert!(matches!(sent(TOPIC, payload, &Properties::new()), Err(Unread::Unanswerable(_))));
+        assert!(matches!(
+            sent(TOPIC, payload, &Properties::new()),
+            Err(Unread::Unanswerable(_))
+        ));
     }
 }
 
 #[test]
 fn what_is_too_large_is_refused() {
     let (payload, properties) = (example().to_string(), usual());
-    let message = Message { topic: TOPIC, payload: payload.as_bytes(), properties: &properties };
+    let message = Message {
+        topic: TOPIC,
+        payload: payload.as_bytes(),
+        properties: &properties,
+    };
     assert!(read(&base(), message, payload.len()).is_ok());
-    assert!(matches!(read(&base(), message, payload.len() - 1), Err(Unread::Refused(_))));
+    assert!(matches!(
+        read(&base(), message, payload.len() - 1),
+        Err(Unread::Refused(_))
+    ));
 }
 
 #[test]
@@ -421,7 +617,10 @@ fn moments_are_texts_or_numbers_and_traces_come_back() {
         assert_eq!(reply("timestamp", text).sent_ms, wanted, "{text}");
     }
     let trace = "0198c5d2-7a3b-7c4d-8e5f-001122334455";
-    assert_eq!(reply("traceId", trace).echoed, properties(&[("traceId", trace)]));
+    assert_eq!(
+        reply("traceId", trace).echoed,
+        properties(&[("traceId", trace)])
+    );
     for bad in ["", "a\nb", "é", &"x".repeat(129)] {
         assert_eq!(reply("traceId", bad).echoed, Properties::new());
     }
@@ -435,7 +634,10 @@ fn what_is_told_of_a_user_is_passed_on() {
         all.insert("a2aUserConfig".to_owned(), text.to_owned());
         invoked(&example(), &all).unwrap().user_config
     };
-    assert_eq!(said("{\"name\":\"Ana\"}").as_deref(), Some("{\"name\":\"Ana\"}"));
+    assert_eq!(
+        said("{\"name\":\"Ana\"}").as_deref(),
+        Some("{\"name\":\"Ana\"}")
+    );
     assert_eq!(said(&"x".repeat(65_537)), None);
 }
 
@@ -449,7 +651,10 @@ fn it_is_asked_what_a_tool_is_in_two_ways() {
     for (topic, payload, words) in [(topic, today, Words::Today), (old_topic, &*old, Words::Old)] {
         match sent(topic, payload.as_bytes(), &usual()).unwrap() {
             Request::Init(init) => {
-                assert_eq!((&*init.id, &*init.tool, init.words), ("1", "db_query", words));
+                assert_eq!(
+                    (&*init.id, &*init.tool, init.words),
+                    ("1", "db_query", words)
+                );
                 assert_eq!(Value::Object(init.tool_config), json!({"dsn": "x"}));
                 assert_eq!(init.reply.to, REPLY);
             }
@@ -459,19 +664,29 @@ fn it_is_asked_what_a_tool_is_in_two_ways() {
     let named = properties(&[("clientId", "PhotoAgent")]);
     match sent(topic, today.as_bytes(), &named).unwrap() {
         Request::Init(init) => {
-            assert_eq!(init.reply.to, "myorg/dev/a2a/v1/sam_remote_tool/response/PhotoAgent/1");
+            assert_eq!(
+                init.reply.to,
+                "myorg/dev/a2a/v1/sam_remote_tool/response/PhotoAgent/1"
+            );
         }
         other => panic!("{other:?}"),
     }
-    assert!(matches!(sent(topic, today.as_bytes(), &Properties::new()), Err(Unread::Unanswerable(_))));
+    assert!(matches!(
+        sent(topic, today.as_bytes(), &Properties::new()),
+        Err(Unread::Unanswerable(_))
+    ));
     let other = today.replace("init_request", "invoke");
-    assert!(matches!(sent(topic, other.as_bytes(), &usual()), Err(Unread::Refused(_))));
+    assert!(matches!(
+        sent(topic, other.as_bytes(), &usual()),
+        Err(Unread::Refused(_))
+    ));
 }
 
 #[test]
 fn broadcasts_are_no_requests() {
     let topic = "myorg/dev/a2a/v1/sam_remote_tool/init/db_query";
-    let broadcast = r#"{"jsonrpc":"2.0","method":"sam_remote_tool/init","params":{"tool_name":"db_query"}}"#;
+    let broadcast =
+        r#"{"jsonrpc":"2.0","method":"sam_remote_tool/init","params":{"tool_name":"db_query"}}"#;
     let question = r#"{"jsonrpc":"2.0","id":"1","method":"sam_remote_tool/init","params":{}}"#;
     for (payload, properties) in [
         (broadcast, Properties::new()),
@@ -480,18 +695,37 @@ fn broadcasts_are_no_requests() {
         (question, properties(&[("clientId", "PhotoAgent")])),
         ("{", usual()),
     ] {
-        assert_eq!(sent(topic, payload.as_bytes(), &properties).err(), Some(Unread::NotARequest));
+        assert_eq!(
+            sent(topic, payload.as_bytes(), &properties).err(),
+            Some(Unread::NotARequest)
+        );
     }
-    assert!(matches!(sent(topic, question.as_bytes(), &usual()), Ok(Request::Init(_))));
-    for topic in [REPLY, STATUS, "myorg/dev/a2a/v1/discovery/agentcards", "else/where", ""] {
-        assert_eq!(sent(topic, example().to_string().as_bytes(), &usual()).err(), Some(Unread::NotARequest));
+    assert!(matches!(
+        sent(topic, question.as_bytes(), &usual()),
+        Ok(Request::Init(_))
+    ));
+    for topic in [
+        REPLY,
+        STATUS,
+        "myorg/dev/a2a/v1/discovery/agentcards",
+        "else/where",
+        "",
+    ] {
+        assert_eq!(
+            sent(topic, example().to_string().as_bytes(), &usual()).err(),
+            Some(Unread::NotARequest)
+        );
     }
 }
 
 #[test]
 fn a_cancellation_is_in_its_topic() {
     for payload in [&b""[..], b"{}", b"\xff"] {
-        match sent("myorg/dev/a2a/v1/sam_remote_tool/cancel/5f0c", payload, &Properties::new()) {
+        match sent(
+            "myorg/dev/a2a/v1/sam_remote_tool/cancel/5f0c",
+            payload,
+            &Properties::new(),
+        ) {
             Ok(Request::Cancel(correlation)) => assert_eq!(correlation, "5f0c"),
             other => panic!("{other:?}"),
         }
@@ -502,7 +736,10 @@ fn a_cancellation_is_in_its_topic() {
 fn secrets_are_not_printed() {
     let message = with("/params/tool_config", Some(json!({"dsn": "hunter2"})));
     let printed = format!("{:?}", invoked(&message, &usual()).unwrap());
-    assert!(printed.contains("resize_image") && !printed.contains("hunter2"), "{printed}");
+    assert!(
+        printed.contains("resize_image") && !printed.contains("hunter2"),
+        "{printed}"
+    );
 }
 
 fn anything() -> impl Strategy<Value = Value> {
@@ -515,7 +752,12 @@ fn anything() -> impl Strategy<Value = Value> {
         Just(json!("2.0")),
     ];
     leaf.prop_recursive(2, 8, 3, |inner| {
-        let name = prop_oneof![Just("filename"), Just("content"), Just("version"), Just("a")];
+        let name = prop_oneof![
+            Just("filename"),
+            Just("content"),
+            Just("version"),
+            Just("a")
+        ];
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
             prop::collection::btree_map(name.prop_map(str::to_owned), inner, 0..3)

@@ -34,7 +34,10 @@ const LONGEST_REFERENCE: usize = 512;
 
 /// What each type alone has to say.
 const OF_TYPES: [(&str, &[&str]); 6] = [
-    ("string", &["minLength", "maxLength", "pattern", "format", "enum"]),
+    (
+        "string",
+        &["minLength", "maxLength", "pattern", "format", "enum"],
+    ),
     ("integer", &["minimum", "maximum"]),
     ("number", &["minimum", "maximum"]),
     ("boolean", &[]),
@@ -56,8 +59,12 @@ type Schema = Map<String, Value>;
 
 /// The schema of a tool's parameters as an asker takes it: always that of an object.
 pub fn for_asker(full: &Value) -> Value {
-    let mut converter =
-        Converter { root: full, schemas: MOST_SCHEMAS, bytes: MOST_BYTES, followed: Vec::new() };
+    let mut converter = Converter {
+        root: full,
+        schemas: MOST_SCHEMAS,
+        bytes: MOST_BYTES,
+        followed: Vec::new(),
+    };
     let mut schema = converter.convert(full, DEEPEST);
     if schema.get("type").is_some_and(|kind| kind != "object") {
         schema = Schema::new();
@@ -83,15 +90,25 @@ struct Parts<'a>(Vec<&'a Schema>);
 impl<'a> Parts<'a> {
     /// The first that is said under one of these names: one thing may have two spellings.
     fn get(&self, names: &[&str]) -> Option<&'a Value> {
-        let mut said = self.0.iter().flat_map(|part| names.iter().filter_map(|name| part.get(*name)));
+        let mut said = self
+            .0
+            .iter()
+            .flat_map(|part| names.iter().filter_map(|name| part.get(*name)));
         said.find(|value| !value.is_null())
     }
 
     /// The entries of all lists of this name, texts only.
     fn texts(&self, names: &[&str]) -> impl Iterator<Item = &'a str> {
-        let lists = self.0.iter().flat_map(move |part| names.iter().filter_map(|name| part.get(*name)));
+        let lists = self
+            .0
+            .iter()
+            .flat_map(move |part| names.iter().filter_map(|name| part.get(*name)));
         let lists: Vec<&Vec<Value>> = lists.filter_map(Value::as_array).collect();
-        lists.into_iter().flatten().take(MOST_ENTRIES).filter_map(Value::as_str)
+        lists
+            .into_iter()
+            .flatten()
+            .take(MOST_ENTRIES)
+            .filter_map(Value::as_str)
     }
 }
 
@@ -101,7 +118,9 @@ impl<'a> Converter<'a> {
         let is_within = depth > 0 && self.schemas > 0;
         // Also of what is none: a list of millions is as long to go through.
         self.schemas = self.schemas.saturating_sub(1);
-        let Some(said) = full.as_object().filter(|_| is_within) else { return schema };
+        let Some(said) = full.as_object().filter(|_| is_within) else {
+            return schema;
+        };
         let outside = self.followed.len();
         let mut parts = Parts::default();
         let inside_itself = self.gather(said, &mut parts);
@@ -124,10 +143,13 @@ impl<'a> Converter<'a> {
             return None;
         }
         parts.0.push(said);
-        let reference =
-            said.get("$ref").and_then(Value::as_str).filter(|text| text.len() <= LONGEST_REFERENCE);
-        let target =
-            reference.and_then(|text| self.root.pointer(text.strip_prefix('#')?)).and_then(Value::as_object);
+        let reference = said
+            .get("$ref")
+            .and_then(Value::as_str)
+            .filter(|text| text.len() <= LONGEST_REFERENCE);
+        let target = reference
+            .and_then(|text| self.root.pointer(text.strip_prefix('#')?))
+            .and_then(Value::as_object);
         let mut inside_itself = None;
         match (reference, target) {
             (Some(reference), Some(target)) if self.followed.contains(&reference) => {
@@ -139,7 +161,13 @@ impl<'a> Converter<'a> {
             }
             (_, _) => {}
         }
-        for part in said.get("allOf").and_then(Value::as_array).into_iter().flatten().take(MOST_PARTS) {
+        for part in said
+            .get("allOf")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .take(MOST_PARTS)
+        {
             if let Some(part) = part.as_object() {
                 inside_itself = self.gather(part, parts).or(inside_itself);
             }
@@ -150,18 +178,26 @@ impl<'a> Converter<'a> {
     fn texts(&mut self, parts: &Parts<'a>, schema: &mut Schema) {
         for name in ["title", "description", "format", "pattern"] {
             let text = parts.get(&[name]).and_then(Value::as_str);
-            if let Some(text) = text.filter(|text| text.len() <= LONGEST_TEXT && self.pay(text.len())) {
+            if let Some(text) =
+                text.filter(|text| text.len() <= LONGEST_TEXT && self.pay(text.len()))
+            {
                 schema.insert(name.to_owned(), json!(text));
             }
         }
     }
 
     fn values(&mut self, parts: &Parts<'a>, schema: &mut Schema) {
-        let examples = parts.get(&["examples"]).and_then(Value::as_array).and_then(|all| all.first());
-        for (name, value) in
-            [("default", parts.get(&["default"])), ("example", parts.get(&["example"]).or(examples))]
-        {
-            let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+        let examples = parts
+            .get(&["examples"])
+            .and_then(Value::as_array)
+            .and_then(|all| all.first());
+        for (name, value) in [
+            ("default", parts.get(&["default"])),
+            ("example", parts.get(&["example"]).or(examples)),
+        ] {
+            let Some(value) = value.filter(|value| !value.is_null()) else {
+                continue;
+            };
             if let Some(left) = weighed(value, LARGEST_VALUE)
                 && self.pay(LARGEST_VALUE - left)
             {
@@ -172,8 +208,11 @@ impl<'a> Converter<'a> {
 
     fn object(&mut self, parts: &Parts<'a>, schema: &mut Schema, depth: usize) {
         let mut properties = Schema::new();
-        for (name, property) in
-            parts.0.iter().filter_map(|part| part.get("properties")?.as_object()).flatten()
+        for (name, property) in parts
+            .0
+            .iter()
+            .filter_map(|part| part.get("properties")?.as_object())
+            .flatten()
         {
             if properties.contains_key(name) {
                 continue;
@@ -181,14 +220,23 @@ impl<'a> Converter<'a> {
             if !self.pay(name.len() + 8) {
                 break;
             }
-            properties.insert(name.clone(), Value::Object(self.convert(property, depth - 1)));
+            properties.insert(
+                name.clone(),
+                Value::Object(self.convert(property, depth - 1)),
+            );
         }
         for (name, spellings) in [
             ("required", ["required", "required"]),
-            ("propertyOrdering", ["propertyOrdering", "property_ordering"]),
+            (
+                "propertyOrdering",
+                ["propertyOrdering", "property_ordering"],
+            ),
         ] {
             let mut names: Vec<&str> = Vec::new();
-            for name in parts.texts(&spellings).filter(|name| properties.contains_key(*name)) {
+            for name in parts
+                .texts(&spellings)
+                .filter(|name| properties.contains_key(*name))
+            {
                 if !names.contains(&name) {
                     names.push(name);
                 }
@@ -228,17 +276,23 @@ impl<'a> Converter<'a> {
 
     /// One of given values.
     fn choices(&mut self, parts: &Parts<'a>, schema: &mut Schema) {
-        let all: Vec<&Value> = match (parts.get(&["enum"]), parts.0.iter().find_map(|part| part.get("const")))
-        {
+        let all: Vec<&Value> = match (
+            parts.get(&["enum"]),
+            parts.0.iter().find_map(|part| part.get("const")),
+        ) {
             (Some(Value::Array(all)), _) if all.len() <= MOST_ENTRIES => all.iter().collect(),
             (_, Some(only)) => vec![only],
             (_, None) => return,
         };
-        let (nulls, all): (Vec<&Value>, Vec<&Value>) = all.into_iter().partition(|value| value.is_null());
+        let (nulls, all): (Vec<&Value>, Vec<&Value>) =
+            all.into_iter().partition(|value| value.is_null());
         if !nulls.is_empty() {
             schema.insert("nullable".to_owned(), json!(true));
         }
-        let Some(left) = all.iter().try_fold(LONGEST_TEXT, |left, value| weighed(value, left)) else {
+        let Some(left) = all
+            .iter()
+            .try_fold(LONGEST_TEXT, |left, value| weighed(value, left))
+        else {
             return;
         };
         if all.is_empty() || !self.pay(LONGEST_TEXT - left) {
@@ -249,13 +303,22 @@ impl<'a> Converter<'a> {
             return;
         }
         let written: Vec<String> = all.iter().map(|value| value.to_string()).collect();
-        let before = schema.get("description").and_then(Value::as_str).map(|text| format!("{text} "));
-        let description = format!("{}One of: {}", before.unwrap_or_default(), written.join(", "));
+        let before = schema
+            .get("description")
+            .and_then(Value::as_str)
+            .map(|text| format!("{text} "));
+        let description = format!(
+            "{}One of: {}",
+            before.unwrap_or_default(),
+            written.join(", ")
+        );
         schema.insert("description".to_owned(), json!(description));
     }
 
     fn alternatives(&mut self, parts: &Parts<'a>, schema: &mut Schema, depth: usize) {
-        let all = ["anyOf", "any_of", "oneOf"].iter().find_map(|name| parts.get(&[name])?.as_array());
+        let all = ["anyOf", "any_of", "oneOf"]
+            .iter()
+            .find_map(|name| parts.get(&[name])?.as_array());
         if let Some(all) = all {
             self.any_of(all, schema, depth);
         }
@@ -276,7 +339,9 @@ impl<'a> Converter<'a> {
             }
         }
         match <[Schema; 1]>::try_from(kept) {
-            Ok([only]) => only.into_iter().for_each(|(name, value)| _ = schema.entry(name).or_insert(value)),
+            Ok([only]) => only
+                .into_iter()
+                .for_each(|(name, value)| _ = schema.entry(name).or_insert(value)),
             Err(kept) if kept.is_empty() => {}
             Err(kept) => _ = schema.insert("anyOf".to_owned(), json!(kept)),
         }
@@ -301,10 +366,14 @@ fn weighed(value: &Value, room: usize) -> Option<usize> {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => room.checked_sub(24),
         Value::String(text) => room.checked_sub(text.len() + 8),
-        Value::Array(items) => items.iter().try_fold(room.checked_sub(8)?, |room, item| weighed(item, room)),
-        Value::Object(map) => map.iter().try_fold(room.checked_sub(8)?, |room, (name, value)| {
-            weighed(value, room.checked_sub(name.len() + 8)?)
-        }),
+        Value::Array(items) => items
+            .iter()
+            .try_fold(room.checked_sub(8)?, |room, item| weighed(item, room)),
+        Value::Object(map) => map
+            .iter()
+            .try_fold(room.checked_sub(8)?, |room, (name, value)| {
+                weighed(value, room.checked_sub(name.len() + 8)?)
+            }),
     }
 }
 
@@ -323,7 +392,10 @@ fn bounds(parts: &Parts<'_>, schema: &mut Schema) {
         }
     }
     let is_integer = named_types(parts.get(&["type"])).eq(["integer"]);
-    for (name, exclusive, step) in [("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1)] {
+    for (name, exclusive, step) in [
+        ("minimum", "exclusiveMinimum", 1),
+        ("maximum", "exclusiveMaximum", -1),
+    ] {
         let (given, without) = (parts.get(&[name]), parts.get(&[exclusive]));
         let next = |bound: &Number| match bound.as_i64().filter(|_| is_integer) {
             Some(bound) => Number::from(bound.saturating_add(step)),
@@ -344,7 +416,9 @@ fn count(value: &Value) -> Option<u32> {
     match value {
         Value::Number(number) => {
             let float = number.as_f64().filter(|float| float.fract() == 0.0);
-            float.filter(|float| (0.0..=f64::from(u32::MAX)).contains(float)).map(|float| float as u32)
+            float
+                .filter(|float| (0.0..=f64::from(u32::MAX)).contains(float))
+                .map(|float| float as u32)
         }
         Value::String(text) => text.parse().ok(),
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
@@ -355,7 +429,11 @@ fn count(value: &Value) -> Option<u32> {
 fn named_types(said: Option<&Value>) -> impl Iterator<Item = &'static str> {
     let named: Vec<&str> = match said {
         Some(Value::String(one)) => vec![one],
-        Some(Value::Array(several)) => several.iter().take(MOST_TYPES).filter_map(Value::as_str).collect(),
+        Some(Value::Array(several)) => several
+            .iter()
+            .take(MOST_TYPES)
+            .filter_map(Value::as_str)
+            .collect(),
         Some(_) | None => Vec::new(),
     };
     OF_TYPES
@@ -367,7 +445,10 @@ fn named_types(said: Option<&Value>) -> impl Iterator<Item = &'static str> {
 /// Says of which type it is, last of all: that of several decides where what was said before belongs.
 fn types(parts: &Parts<'_>, inside_itself: Option<&Value>, schema: &mut Schema) {
     let said = parts.get(&["type"]).or(inside_itself);
-    let is_null = |name: &Value| name.as_str().is_some_and(|name| name.eq_ignore_ascii_case("null"));
+    let is_null = |name: &Value| {
+        name.as_str()
+            .is_some_and(|name| name.eq_ignore_ascii_case("null"))
+    };
     let is_among = |all: &Vec<Value>| all.iter().take(MOST_TYPES).any(is_null);
     let has_null = said.is_some_and(|said| is_null(said) || said.as_array().is_some_and(is_among));
     if has_null || parts.get(&["nullable"]) == Some(&Value::Bool(true)) {
@@ -384,7 +465,11 @@ fn types(parts: &Parts<'_>, inside_itself: Option<&Value>, schema: &mut Schema) 
 
 /// Models want a type even where it is plain from the rest.
 fn guess(schema: &mut Schema) {
-    let plain = [("properties", "object"), ("items", "array"), ("enum", "string")];
+    let plain = [
+        ("properties", "object"),
+        ("items", "array"),
+        ("enum", "string"),
+    ];
     if let Some((_, kind)) = plain.iter().find(|(name, _)| schema.contains_key(*name))
         && !schema.contains_key("type")
         && !schema.contains_key("anyOf")
@@ -399,7 +484,9 @@ fn split(named: &[&str], schema: &mut Schema) {
         .iter()
         .filter(|(name, _)| named.contains(name))
         .map(|(name, own)| {
-            let own = own.iter().filter_map(|key| Some(((*key).to_owned(), schema.get(*key)?.clone())));
+            let own = own
+                .iter()
+                .filter_map(|key| Some(((*key).to_owned(), schema.get(*key)?.clone())));
             own.chain([("type".to_owned(), json!(name))]).collect()
         })
         .collect();

@@ -7,16 +7,23 @@ const TYPES: [&str; 6] = ["string", "integer", "number", "boolean", "array", "ob
 
 /// Why the asker's model would refuse it.
 fn is_taken(schema: &Value) -> Result<(), String> {
-    let Some(map) = schema.as_object() else { return Err(format!("{schema} is no object")) };
+    let Some(map) = schema.as_object() else {
+        return Err(format!("{schema} is no object"));
+    };
     map.iter().try_for_each(|(name, value)| {
-        let is_list_of_texts = || value.as_array().is_some_and(|all| all.iter().all(Value::is_string));
+        let is_list_of_texts = || {
+            value
+                .as_array()
+                .is_some_and(|all| all.iter().all(Value::is_string))
+        };
         let good = match &**name {
-            "type" => value.as_str().is_some_and(|kind| TYPES.contains(&&*kind.to_lowercase())),
+            "type" => value
+                .as_str()
+                .is_some_and(|kind| TYPES.contains(&&*kind.to_lowercase())),
             "title" | "description" | "format" | "pattern" => value.is_string(),
             "enum" | "required" | "propertyOrdering" => is_list_of_texts(),
-            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
-                value.is_i64() || value.is_u64()
-            }
+            "minLength" | "maxLength" | "minItems" | "maxItems" | "minProperties"
+            | "maxProperties" => value.is_i64() || value.is_u64(),
             "minimum" | "maximum" => value.is_number(),
             "nullable" => value.is_boolean(),
             "default" | "example" => true,
@@ -57,22 +64,43 @@ fn what_is_taken_stays_as_it_is() {
 #[test]
 fn what_is_refused_is_left_out_or_said_otherwise() {
     for (full, wanted) in [
-        (json!({"$schema":"x","$id":"y","$comment":"z","type":"string"}), json!({"type":"string"})),
+        (
+            json!({"$schema":"x","$id":"y","$comment":"z","type":"string"}),
+            json!({"type":"string"}),
+        ),
         (
             json!({"type":"array","uniqueItems":true,"items":{"type":"string"}}),
             json!({"type":"array","items":{"type":"string"}}),
         ),
-        (json!({"type":"integer","multipleOf":3}), json!({"type":"integer"})),
+        (
+            json!({"type":"integer","multipleOf":3}),
+            json!({"type":"integer"}),
+        ),
         (
             json!({"oneOf":[{"type":"string"},{"type":"integer"}]}),
             json!({"anyOf":[{"type":"string"},{"type":"integer"}]}),
         ),
         (json!({"const":"x"}), json!({"type":"string","enum":["x"]})),
-        (json!({"type":"integer","const":5}), json!({"type":"integer","description":"One of: 5"})),
-        (json!({"type":"string","examples":["a","b"]}), json!({"type":"string","example":"a"})),
-        (json!({"type":"integer","exclusiveMinimum":0}), json!({"type":"integer","minimum":1})),
-        (json!({"type":"integer","exclusiveMaximum":9}), json!({"type":"integer","maximum":8})),
-        (json!({"type":"number","exclusiveMinimum":0.5}), json!({"type":"number","minimum":0.5})),
+        (
+            json!({"type":"integer","const":5}),
+            json!({"type":"integer","description":"One of: 5"}),
+        ),
+        (
+            json!({"type":"string","examples":["a","b"]}),
+            json!({"type":"string","example":"a"}),
+        ),
+        (
+            json!({"type":"integer","exclusiveMinimum":0}),
+            json!({"type":"integer","minimum":1}),
+        ),
+        (
+            json!({"type":"integer","exclusiveMaximum":9}),
+            json!({"type":"integer","maximum":8}),
+        ),
+        (
+            json!({"type":"number","exclusiveMinimum":0.5}),
+            json!({"type":"number","minimum":0.5}),
+        ),
         (
             json!({"type":"integer","minimum":0,"exclusiveMinimum":true}),
             json!({"type":"integer","minimum":1}),
@@ -81,7 +109,10 @@ fn what_is_refused_is_left_out_or_said_otherwise() {
             json!({"type":"integer","minimum":0,"exclusiveMinimum":false}),
             json!({"type":"integer","minimum":0}),
         ),
-        (json!({"type":["string","null"]}), json!({"type":"string","nullable":true})),
+        (
+            json!({"type":["string","null"]}),
+            json!({"type":"string","nullable":true}),
+        ),
         (
             json!({"type":["integer","string"],"minLength":2,"title":"T"}),
             json!({"anyOf":[{"type":"string","minLength":2},{"type":"integer"}],"title":"T"}),
@@ -90,7 +121,10 @@ fn what_is_refused_is_left_out_or_said_otherwise() {
             json!({"type":"integer","enum":[1,2],"description":"Size."}),
             json!({"type":"integer","description":"Size. One of: 1, 2"}),
         ),
-        (json!({"enum":["a",null]}), json!({"type":"string","enum":["a"],"nullable":true})),
+        (
+            json!({"enum":["a",null]}),
+            json!({"type":"string","enum":["a"],"nullable":true}),
+        ),
         (json!({"type":"STRING"}), json!({"type":"string"})),
         (
             json!({"type":"OBJECT","properties":{"x":{"type":"INTEGER"}}}),
@@ -101,7 +135,10 @@ fn what_is_refused_is_left_out_or_said_otherwise() {
             json!({"type":"array","items":{"type":"string"},"prefixItems":[{"type":"string"},{"type":"integer"}]}),
             json!({"type":"array","items":{"anyOf":[{"type":"string"},{"type":"integer"}]}}),
         ),
-        (json!({"type":"string","min_length":3,"title":7}), json!({"type":"string","minLength":3})),
+        (
+            json!({"type":"string","min_length":3,"title":7}),
+            json!({"type":"string","minLength":3}),
+        ),
         (
             json!({"anyOf":[{"type":"string","maxLength":3},{"type":"null"}],"default":null}),
             json!({"type":"string","maxLength":3,"nullable":true}),
@@ -172,16 +209,26 @@ fn what_is_inside_of_itself_ends() {
         "value":{"type":"string"},
         "children":{"type":"array","items":{"type":"object"}}}})
     );
-    let circle = json!({"$ref":"#/$defs/A","$defs":{"A":{"$ref":"#/$defs/B"},"B":{"$ref":"#/$defs/A"}}});
+    let circle =
+        json!({"$ref":"#/$defs/A","$defs":{"A":{"$ref":"#/$defs/B"},"B":{"$ref":"#/$defs/A"}}});
     assert_eq!(for_asker(&circle), json!({"type":"object"}));
-    assert_eq!(is_taken(&for_asker(&json!({"$ref":"#","properties":{"again":{"$ref":"#"}}}))), Ok(()));
+    assert_eq!(
+        is_taken(&for_asker(
+            &json!({"$ref":"#","properties":{"again":{"$ref":"#"}}})
+        )),
+        Ok(())
+    );
 }
 
 #[test]
 fn it_is_always_the_schema_of_an_object() {
-    for full in
-        [json!(null), json!({}), json!({"type":"string"}), json!({"type":["null","object"]}), json!([1])]
-    {
+    for full in [
+        json!(null),
+        json!({}),
+        json!({"type":"string"}),
+        json!({"type":["null","object"]}),
+        json!([1]),
+    ] {
         assert_eq!(for_asker(&full), json!({"type":"object"}), "{full}");
     }
 }
@@ -207,20 +254,31 @@ fn a_bomb_of_references_stays_small() {
 fn long_lists_are_bounded() {
     let many: Vec<Value> = (0..200_000).map(|n| json!(n % 2 == 0)).collect();
     let names: Vec<String> = (0..200_000).map(|n| n.to_string()).collect();
-    let properties: Schema = (0..100_000).map(|n| (n.to_string(), json!({"type":"string"}))).collect();
+    let properties: Schema = (0..100_000)
+        .map(|n| (n.to_string(), json!({"type":"string"})))
+        .collect();
     let full = json!({"anyOf":many,"oneOf":many,"allOf":many,"enum":names,"required":names,"type":many,"properties":properties,
         "items":many,"default":names,"examples":[names],"description":"x".repeat(1 << 20)});
     let schema = for_asker(&full);
     assert_eq!(is_taken(&schema), Ok(()));
-    assert!(schema.to_string().len() < 1 << 20, "{}", schema.to_string().len());
+    assert!(
+        schema.to_string().len() < 1 << 20,
+        "{}",
+        schema.to_string().len()
+    );
 }
 
 #[test]
 fn what_is_nested_too_deeply_is_cut() {
-    let deep = (0..100).fold(json!({"type":"string"}), |inner, _| json!({"type":"array","items":[inner]}));
+    let deep = (0..100).fold(
+        json!({"type":"string"}),
+        |inner, _| json!({"type":"array","items":[inner]}),
+    );
     assert_eq!(is_taken(&of(deep)), Ok(()));
-    let deep =
-        (0..100).fold(json!({"type":"string"}), |inner, _| json!({"oneOf":[inner,{"type":"integer"}]}));
+    let deep = (0..100).fold(
+        json!({"type":"string"}),
+        |inner, _| json!({"oneOf":[inner,{"type":"integer"}]}),
+    );
     assert_eq!(is_taken(&of(deep)), Ok(()));
 }
 
@@ -253,7 +311,12 @@ fn leaves() -> impl Strategy<Value = Value> {
 }
 
 fn object(fields: Vec<(&'static str, Value)>) -> Value {
-    Value::Object(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+    Value::Object(
+        fields
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+    )
 }
 
 /// Mostly what tools could say, and sometimes anything under any name.
@@ -295,24 +358,34 @@ fn schemas() -> impl Strategy<Value = Value> {
         "prefixItems",
         "items",
     ];
-    let inner =
-        vec!["items", "additionalProperties", "additional_properties", "not", "default", "const", "$defs"];
+    let inner = vec![
+        "items",
+        "additionalProperties",
+        "additional_properties",
+        "not",
+        "default",
+        "const",
+        "$defs",
+    ];
     let select = prop::sample::select::<&'static str>;
     let field = (select(plain.clone()), leaves());
-    prop::collection::vec(field, 0..4).prop_map(object).prop_recursive(5, 64, 6, move |below| {
-        let either = prop_oneof![below.clone(), leaves()];
-        let several = prop::collection::vec(either.clone(), 0..4).prop_map(Value::from);
-        let named =
-            prop::collection::vec((select(vec!["p", "q", "$ref"]), either.clone()), 0..4).prop_map(object);
-        let field = prop_oneof![
-            3 => (select(plain.clone()), leaves()),
-            3 => (select(lists.clone()), several.clone()),
-            2 => (select(inner.clone()), below),
-            3 => (select(vec!["properties", "$defs"]), named),
-            1 => (select([&plain[..], &lists, &inner].concat()), prop_oneof![either, several]),
-        ];
-        prop::collection::vec(field, 0..6).prop_map(object)
-    })
+    prop::collection::vec(field, 0..4)
+        .prop_map(object)
+        .prop_recursive(5, 64, 6, move |below| {
+            let either = prop_oneof![below.clone(), leaves()];
+            let several = prop::collection::vec(either.clone(), 0..4).prop_map(Value::from);
+            let named =
+                prop::collection::vec((select(vec!["p", "q", "$ref"]), either.clone()), 0..4)
+                    .prop_map(object);
+            let field = prop_oneof![
+                3 => (select(plain.clone()), leaves()),
+                3 => (select(lists.clone()), several.clone()),
+                2 => (select(inner.clone()), below),
+                3 => (select(vec!["properties", "$defs"]), named),
+                1 => (select([&plain[..], &lists, &inner].concat()), prop_oneof![either, several]),
+            ];
+            prop::collection::vec(field, 0..6).prop_map(object)
+        })
 }
 
 /// Of parameters: with something to refer to, and of an object.

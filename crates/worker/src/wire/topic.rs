@@ -67,9 +67,15 @@ pub enum Topic<'a> {
     /// An agent asks for a tool to be run.
     Invoke(&'a str),
     /// The one answer to an invocation or to a question what a tool is.
-    Response { agent: &'a str, correlation: &'a str },
+    Response {
+        agent: &'a str,
+        correlation: &'a str,
+    },
     /// What a tool says meanwhile.
-    Status { agent: &'a str, correlation: &'a str },
+    Status {
+        agent: &'a str,
+        correlation: &'a str,
+    },
     /// A worker tells everybody what a tool is; older agents ask here.
     Init(&'a str),
     /// An agent asks what a tool is.
@@ -87,12 +93,17 @@ pub enum Topic<'a> {
 impl Base {
     /// The base of a namespace. An empty one is as if `default` had been said; slashes at its end are dropped.
     pub fn new(namespace: &str, default: &str) -> Result<Base, BadNamespace> {
-        let namespace = if namespace.is_empty() { default } else { namespace };
+        let namespace = if namespace.is_empty() {
+            default
+        } else {
+            namespace
+        };
         if namespace.starts_with('/') {
             return Err(BadNamespace::LeadingSlash);
         }
         let namespace = namespace.trim_end_matches('/');
-        let is_foreign = |letter: &char| !letter.is_ascii_alphanumeric() && !"._/-".contains(*letter);
+        let is_foreign =
+            |letter: &char| !letter.is_ascii_alphanumeric() && !"._/-".contains(*letter);
         if namespace.is_empty() {
             Err(BadNamespace::Empty)
         } else if namespace.len() > LONGEST_NAMESPACE {
@@ -120,7 +131,9 @@ impl Base {
             Topic::Removed(tool) => self.of_tool("removed", tool)?,
             Topic::Cancel(correlation) => self.of_tool("cancel", correlation)?,
             Topic::FailedDiscovery(tool) => self.of_tool("failed_discovery", tool)?,
-            Topic::Response { agent, correlation } => self.to_agent("response", agent, correlation)?,
+            Topic::Response { agent, correlation } => {
+                self.to_agent("response", agent, correlation)?
+            }
             Topic::Status { agent, correlation } => self.to_agent("status", agent, correlation)?,
             Topic::Discovery(kind) => format!("{}/{DISCOVERY}/{}", self.0, name(kind)?),
         };
@@ -136,13 +149,21 @@ impl Base {
         if agent.contains('/') {
             return Err(BadTopic::Character('/'));
         }
-        Ok(format!("{}/{OF_TOOLS}/{kind}/{}/{}", self.0, name(agent)?, name(correlation)?))
+        Ok(format!(
+            "{}/{OF_TOOLS}/{kind}/{}/{}",
+            self.0,
+            name(agent)?,
+            name(correlation)?
+        ))
     }
 
     /// What a topic is for; nothing if it is none of this mesh's, or one that could not be answered.
     pub fn read<'a>(&self, topic: &'a str) -> Option<Topic<'a>> {
         bounded(topic).ok()?;
-        let (room, rest) = topic.strip_prefix(&self.0)?.strip_prefix('/')?.split_once('/')?;
+        let (room, rest) = topic
+            .strip_prefix(&self.0)?
+            .strip_prefix('/')?
+            .split_once('/')?;
         let rest = name(rest).ok()?;
         match room {
             DISCOVERY => Some(Topic::Discovery(rest)),
@@ -214,7 +235,10 @@ impl Base {
 
 fn of_tools(topic: &str) -> Option<Topic<'_>> {
     let (kind, rest) = topic.split_once('/')?;
-    let to_agent = || rest.split_once('/').filter(|(agent, id)| !agent.is_empty() && !id.is_empty());
+    let to_agent = || {
+        rest.split_once('/')
+            .filter(|(agent, id)| !agent.is_empty() && !id.is_empty())
+    };
     match kind {
         _ if rest.is_empty() => None,
         "invoke" => Some(Topic::Invoke(rest)),
@@ -276,7 +300,11 @@ pub fn mqtt_filter(pattern: &str) -> Result<String, BadPattern> {
     if pattern.is_empty() || pattern.len() > LONGEST {
         return Err(bad());
     }
-    let levels: Vec<String> = pattern.split('/').enumerate().map(level).collect::<Result<_, _>>()?;
+    let levels: Vec<String> = pattern
+        .split('/')
+        .enumerate()
+        .map(level)
+        .collect::<Result<_, _>>()?;
     Ok(levels.join("/"))
 }
 

@@ -11,21 +11,48 @@ fn base() -> Base {
 fn topics_are_those_of_the_mesh() {
     let base = base();
     for (topic, text) in [
-        (Topic::Invoke("resize_image"), "myorg/dev/a2a/v1/sam_remote_tool/invoke/resize_image"),
         (
-            Topic::Response { agent: "PhotoAgent", correlation: "5f0c" },
+            Topic::Invoke("resize_image"),
+            "myorg/dev/a2a/v1/sam_remote_tool/invoke/resize_image",
+        ),
+        (
+            Topic::Response {
+                agent: "PhotoAgent",
+                correlation: "5f0c",
+            },
             "myorg/dev/a2a/v1/sam_remote_tool/response/PhotoAgent/5f0c",
         ),
         (
-            Topic::Status { agent: "PhotoAgent", correlation: "5f0c" },
+            Topic::Status {
+                agent: "PhotoAgent",
+                correlation: "5f0c",
+            },
             "myorg/dev/a2a/v1/sam_remote_tool/status/PhotoAgent/5f0c",
         ),
-        (Topic::Init("db_query"), "myorg/dev/a2a/v1/sam_remote_tool/init/db_query"),
-        (Topic::InitRequest("db_query"), "myorg/dev/a2a/v1/sam_remote_tool/init_request/db_query"),
-        (Topic::Removed("db_query"), "myorg/dev/a2a/v1/sam_remote_tool/removed/db_query"),
-        (Topic::Cancel("5f0c"), "myorg/dev/a2a/v1/sam_remote_tool/cancel/5f0c"),
-        (Topic::FailedDiscovery("db_query"), "myorg/dev/a2a/v1/sam_remote_tool/failed_discovery/db_query"),
-        (Topic::Discovery("agentcards"), "myorg/dev/a2a/v1/discovery/agentcards"),
+        (
+            Topic::Init("db_query"),
+            "myorg/dev/a2a/v1/sam_remote_tool/init/db_query",
+        ),
+        (
+            Topic::InitRequest("db_query"),
+            "myorg/dev/a2a/v1/sam_remote_tool/init_request/db_query",
+        ),
+        (
+            Topic::Removed("db_query"),
+            "myorg/dev/a2a/v1/sam_remote_tool/removed/db_query",
+        ),
+        (
+            Topic::Cancel("5f0c"),
+            "myorg/dev/a2a/v1/sam_remote_tool/cancel/5f0c",
+        ),
+        (
+            Topic::FailedDiscovery("db_query"),
+            "myorg/dev/a2a/v1/sam_remote_tool/failed_discovery/db_query",
+        ),
+        (
+            Topic::Discovery("agentcards"),
+            "myorg/dev/a2a/v1/discovery/agentcards",
+        ),
     ] {
         assert_eq!(base.write(topic).unwrap(), text);
         assert_eq!(base.read(text), Some(topic));
@@ -36,8 +63,14 @@ fn topics_are_those_of_the_mesh() {
 fn patterns_are_those_of_the_mesh() {
     let base = base();
     assert_eq!(base.discovery(), "myorg/dev/a2a/v1/discovery/>");
-    assert_eq!(base.init_requests(), "myorg/dev/a2a/v1/sam_remote_tool/init_request/>");
-    assert_eq!(base.cancellations(), "myorg/dev/a2a/v1/sam_remote_tool/cancel/>");
+    assert_eq!(
+        base.init_requests(),
+        "myorg/dev/a2a/v1/sam_remote_tool/init_request/>"
+    );
+    assert_eq!(
+        base.cancellations(),
+        "myorg/dev/a2a/v1/sam_remote_tool/cancel/>"
+    );
 }
 
 #[test]
@@ -54,7 +87,10 @@ fn a_namespace_keeps_to_the_rules_of_the_mesh() {
         ("a.b_c-9", "a.b_c-9"),
         ("", "solace-agent-mesh"),
     ] {
-        assert_eq!(Base::new(text, "solace-agent-mesh").unwrap().namespace(), wanted);
+        assert_eq!(
+            Base::new(text, "solace-agent-mesh").unwrap().namespace(),
+            wanted
+        );
     }
     let long = "n".repeat(LONGEST_NAMESPACE + 1);
     for (text, wanted) in [
@@ -77,16 +113,36 @@ fn a_namespace_keeps_to_the_rules_of_the_mesh() {
 #[test]
 fn a_name_that_could_be_a_pattern_is_neither_written_nor_read() {
     let base = base();
-    for letter in
-        ['*', '>', '+', '#', '\0', '\n', '\u{7f}', '\u{85}', '\u{fdd0}', '\u{fdef}', '\u{fffe}', '\u{10ffff}']
-    {
+    for letter in [
+        '*',
+        '>',
+        '+',
+        '#',
+        '\0',
+        '\n',
+        '\u{7f}',
+        '\u{85}',
+        '\u{fdd0}',
+        '\u{fdef}',
+        '\u{fffe}',
+        '\u{10ffff}',
+    ] {
         let tool = format!("a{letter}b");
         assert_eq!(base.invoke(&tool), Err(BadTopic::Character(letter)));
-        assert_eq!(base.response("agent", &tool), Err(BadTopic::Character(letter)));
+        assert_eq!(
+            base.response("agent", &tool),
+            Err(BadTopic::Character(letter))
+        );
         assert_eq!(base.response(&tool, "id"), Err(BadTopic::Character(letter)));
-        assert_eq!(base.read(&format!("myorg/dev/a2a/v1/sam_remote_tool/invoke/{tool}")), None);
+        assert_eq!(
+            base.read(&format!("myorg/dev/a2a/v1/sam_remote_tool/invoke/{tool}")),
+            None
+        );
     }
-    assert_eq!(base.response("two/levels", "id"), Err(BadTopic::Character('/')));
+    assert_eq!(
+        base.response("two/levels", "id"),
+        Err(BadTopic::Character('/'))
+    );
     assert_eq!(base.invoke(""), Err(BadTopic::Empty));
 }
 
@@ -95,7 +151,10 @@ fn a_topic_is_as_long_as_a_broker_takes_it() {
     let base = base();
     let room = LONGEST - base.invoke("x").unwrap().len() + 1;
     assert_eq!(base.invoke(&"x".repeat(room)).unwrap().len(), 250);
-    assert_eq!(base.invoke(&"x".repeat(room + 1)), Err(BadTopic::TooLong(251)));
+    assert_eq!(
+        base.invoke(&"x".repeat(room + 1)),
+        Err(BadTopic::TooLong(251))
+    );
     let longest = base.invoke(&"x".repeat(room)).unwrap();
     assert!(base.read(&longest).is_some());
     assert_eq!(base.read(&format!("{longest}x")), None);
@@ -131,11 +190,23 @@ fn patterns_become_filters() {
         (">", "#"),
         ("*", "+"),
         ("a/b", "a/b"),
-        ("myorg/dev/a2a/v1/discovery/>", "myorg/dev/a2a/v1/discovery/#"),
+        (
+            "myorg/dev/a2a/v1/discovery/>",
+            "myorg/dev/a2a/v1/discovery/#",
+        ),
     ] {
         assert_eq!(mqtt_filter(pattern).unwrap(), filter);
     }
-    for bad in ["", "a/b*", "a/>/b", "a>/b", "a/+", "a/#", "a\0b", &"a".repeat(251)] {
+    for bad in [
+        "",
+        "a/b*",
+        "a/>/b",
+        "a>/b",
+        "a/+",
+        "a/#",
+        "a\0b",
+        &"a".repeat(251),
+    ] {
         assert!(mqtt_filter(bad).is_err(), "{bad}");
     }
 }
@@ -162,8 +233,16 @@ fn patterns_mean_topics() {
         ("a/>/b", "a/x/b", false, false),
         (">", "a/b", true, true),
     ] {
-        assert_eq!(matches(pattern, topic, OneLevelOrMore), mesh, "{pattern} {topic}");
-        assert_eq!(matches(pattern, topic, AlsoNothing), laptop, "{pattern} {topic}");
+        assert_eq!(
+            matches(pattern, topic, OneLevelOrMore),
+            mesh,
+            "{pattern} {topic}"
+        );
+        assert_eq!(
+            matches(pattern, topic, AlsoNothing),
+            laptop,
+            "{pattern} {topic}"
+        );
     }
 }
 

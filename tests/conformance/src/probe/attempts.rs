@@ -25,7 +25,9 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
         ("remove", [path]) => fs::remove_file(path).map(|()| String::new()),
         ("rename", [from, to]) => fs::rename(from, to).map(|()| String::new()),
         ("list", [path]) => list(path),
-        ("link-target", [path]) => fs::read_link(path).map(|target| target.to_string_lossy().into_owned()),
+        ("link-target", [path]) => {
+            fs::read_link(path).map(|target| target.to_string_lossy().into_owned())
+        }
         ("fill", [path, mebibytes]) => fill(path, number(mebibytes)),
         ("find-in", [path, part]) => find_in(path, part),
         ("find-process", [marker]) => find_process(marker),
@@ -43,7 +45,9 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).trim_end().replace(['\n', '\0'], " ")
+    String::from_utf8_lossy(bytes)
+        .trim_end()
+        .replace(['\n', '\0'], " ")
 }
 
 fn write(path: &str, content: &str) -> Attempt {
@@ -58,8 +62,10 @@ fn write(path: &str, content: &str) -> Attempt {
 
 fn list(path: &str) -> Attempt {
     let entries = fs::read_dir(path)?.collect::<io::Result<Vec<_>>>()?;
-    let mut names: Vec<_> =
-        entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = entries
+        .iter()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     Ok(names.join(" "))
 }
@@ -83,11 +89,17 @@ fn find_in(path: &str, part: &str) -> Attempt {
 /// Another process whose command line has the marker: who can see it can address it.
 fn find_process(marker: &str) -> Attempt {
     for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
             continue;
         };
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let found = line.windows(marker.len()).any(|part| part == marker.as_bytes());
+        let found = line
+            .windows(marker.len())
+            .any(|part| part == marker.as_bytes());
         if found && pid as u32 != std::process::id() {
             return Ok(String::new());
         }
@@ -105,7 +117,11 @@ fn same_namespace(kind: &str, other: &str) -> Attempt {
 /// A file of one's own that nobody may read: only a capability gets past that.
 fn read_own_unreadable() -> Attempt {
     let path = format!("/tmp/unreadable-{}", std::process::id());
-    fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+    fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000))?;
     fs::File::open(&path).map(|_| String::new())
 }
@@ -116,7 +132,9 @@ fn regain_at_exec() -> Attempt {
     let (header, none) = ([VERSION_3, 0], [0u32; 6]);
     // SAFETY: header and data have the layout of version 3 and live over the call.
     answer(unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) })?;
-    Err(Command::new("/proc/self/exe").arg("read-own-unreadable").exec())
+    Err(Command::new("/proc/self/exe")
+        .arg("read-own-unreadable")
+        .exec())
 }
 
 /// Real, effective and saved user and group.

@@ -15,8 +15,12 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
             until_input_ends();
             std::fs::read_to_string(path)
         }
-        ("take-memory", [mebibytes, processes]) => take_memory(number(mebibytes), number(processes)),
-        ("take-own-memory", [mebibytes]) => touch(number(mebibytes) as usize).map(|_| String::new()),
+        ("take-memory", [mebibytes, processes]) => {
+            take_memory(number(mebibytes), number(processes))
+        }
+        ("take-own-memory", [mebibytes]) => {
+            touch(number(mebibytes) as usize).map(|_| String::new())
+        }
         ("take-pids", [count]) => take_pids(number(count), || ()),
         ("hold-pids", [count]) => take_pids(number(count), || {
             ready();
@@ -25,7 +29,9 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
         ("open-files", [count]) => open_files(number(count)),
         ("lock-memory", [kibibytes]) => lock_memory(number(kibibytes)),
         ("standing", []) => standing(),
-        ("take-cpu", [milliseconds, processes]) => take_cpu(number(milliseconds), number(processes)),
+        ("take-cpu", [milliseconds, processes]) => {
+            take_cpu(number(milliseconds), number(processes))
+        }
         ("end-on-term", []) => end_on_term(),
         ("ignore-term", [lock, _marker]) => ignore_term(lock),
         ("leave-behind", [lock, _marker]) => leave_behind(lock),
@@ -71,7 +77,11 @@ fn wait_for(count: i64) -> Attempt {
         let mut status = 0;
         // SAFETY: the kernel writes one integer of ours.
         unsafe { libc::wait(&mut status) };
-        let failed = io::Error::from_raw_os_error(if status & 0x7f != 0 { libc::EINTR } else { status >> 8 });
+        let failed = io::Error::from_raw_os_error(if status & 0x7f != 0 {
+            libc::EINTR
+        } else {
+            status >> 8
+        });
         if status != 0 && ended.is_ok() {
             ended = Err(failed);
         }
@@ -83,7 +93,11 @@ fn wait_for(count: i64) -> Attempt {
 fn in_children(processes: i64, work: impl Fn() -> io::Result<()>) -> Attempt {
     for _ in 0..processes {
         if fork()? == 0 {
-            exit(work().err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)));
+            exit(
+                work()
+                    .err()
+                    .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)),
+            );
         }
     }
     wait_for(processes)
@@ -100,7 +114,11 @@ fn take_memory(mebibytes: i64, processes: i64) -> Attempt {
                 drop(arrival);
                 (&gate).read(&mut [0]).map(drop)
             });
-            exit(taken.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)));
+            exit(
+                taken
+                    .err()
+                    .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO)),
+            );
         }
     }
     drop(arrival);
@@ -151,7 +169,9 @@ fn take_pids(count: i64, meanwhile: impl FnOnce()) -> Attempt {
 }
 
 fn open_files(count: i64) -> Attempt {
-    let opened: io::Result<Vec<_>> = (0..count).map(|_| std::fs::File::open("/dev/null")).collect();
+    let opened: io::Result<Vec<_>> = (0..count)
+        .map(|_| std::fs::File::open("/dev/null"))
+        .collect();
     opened.map(|_| String::new())
 }
 
@@ -168,7 +188,10 @@ fn lock_memory(kibibytes: i64) -> Attempt {
 /// What the kernel says of the stack, of message queues, and how far this stands back.
 fn standing() -> Attempt {
     let limit = |resource| {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
         // SAFETY: the kernel writes one struct of ours.
         unsafe { libc::getrlimit(resource, &mut limit) };
         limit.rlim_max
@@ -190,7 +213,10 @@ fn take_cpu(milliseconds: i64, processes: i64) -> Attempt {
 }
 
 fn cpu_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: the kernel writes one struct of ours.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -277,7 +303,8 @@ fn descriptors() -> Attempt {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         // The one that lists them is no longer there when it is looked at.
         .filter(|fd| {
-            std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|to| !to.starts_with("/proc"))
+            std::fs::read_link(format!("/proc/self/fd/{fd}"))
+                .is_ok_and(|to| !to.starts_with("/proc"))
         })
         .collect();
     open.sort_unstable();

@@ -48,7 +48,13 @@ fn clone3() -> Attempt {
     let mut arguments = [0u64; 8];
     arguments[4] = libc::SIGCHLD as u64;
     // SAFETY: the struct is of that size and lives over the call; the child only exits.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, arguments.as_mut_ptr(), size_of_val(&arguments)) };
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            arguments.as_mut_ptr(),
+            size_of_val(&arguments),
+        )
+    };
     child(pid)
 }
 
@@ -85,12 +91,21 @@ fn unmount(path: &str) -> Attempt {
 fn count_cpus() -> Attempt {
     let mut allowed = [0u64; 128];
     // SAFETY: the kernel writes at most as many bytes as the array has.
-    let written =
-        unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&allowed), allowed.as_mut_ptr()) };
+    let written = unsafe {
+        libc::syscall(
+            libc::SYS_sched_getaffinity,
+            0,
+            size_of_val(&allowed),
+            allowed.as_mut_ptr(),
+        )
+    };
     answer(written)?;
     // SAFETY: one integer.
     let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    Ok(format!("{} {online}", allowed.iter().map(|word| word.count_ones()).sum::<u32>()))
+    Ok(format!(
+        "{} {online}",
+        allowed.iter().map(|word| word.count_ones()).sum::<u32>()
+    ))
 }
 
 fn keyctl() -> Attempt {
@@ -182,6 +197,9 @@ fn host_name() -> Attempt {
     let mut name = [0u8; 256];
     // SAFETY: the kernel writes at most that many bytes.
     answer(unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) }.into())?;
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    let end = name
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(name.len());
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }

@@ -18,9 +18,15 @@ type Attempt = io::Result<String>;
 
 fn main() {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let name = arguments.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let rest: Vec<String> =
-        arguments.iter().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let name = arguments
+        .first()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let rest: Vec<String> = arguments
+        .iter()
+        .skip(1)
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     let verdict = match name.as_str() {
         // For exact bytes: everything but the verdict.
@@ -32,7 +38,10 @@ fn main() {
         Some(Ok(got)) => println!("allowed {got}"),
         Some(Err(error)) => println!("refused {}", error.raw_os_error().unwrap_or(0)),
         None => {
-            eprintln!("probe: no attempt is called `{name}` with {} arguments", rest.len());
+            eprintln!(
+                "probe: no attempt is called `{name}` with {} arguments",
+                rest.len()
+            );
             std::process::exit(64);
         }
     }

@@ -23,7 +23,11 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
 /// With everything that lets a socket share an address.
 fn take(kind: i32, address: &str) -> Attempt {
     let address: SocketAddr = address.parse().expect("address:port");
-    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let family = if address.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     // SAFETY: three integers, and a fresh descriptor that nobody else owns.
     let socket = unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, 0) };
     answer(socket.into())?;
@@ -33,7 +37,8 @@ fn take(kind: i32, address: &str) -> Attempt {
     for option in [libc::SO_REUSEADDR, libc::SO_REUSEPORT] {
         let value = std::ptr::from_ref(&one).cast();
         // SAFETY: the kernel reads one integer of ours.
-        let set = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, size) };
+        let set =
+            unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, size) };
         answer(set.into())?;
     }
     bind(&socket, address)?;
@@ -45,11 +50,15 @@ fn take(kind: i32, address: &str) -> Attempt {
 }
 
 fn bind(socket: &OwnedFd, address: SocketAddr) -> Attempt {
-    let SocketAddr::V4(address) = address else { return Err(io::Error::other("of the older family only")) };
+    let SocketAddr::V4(address) = address else {
+        return Err(io::Error::other("of the older family only"));
+    };
     let name = libc::sockaddr_in {
         sin_family: libc::AF_INET as u16,
         sin_port: address.port().to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
+        sin_addr: libc::in_addr {
+            s_addr: u32::from(*address.ip()).to_be(),
+        },
         sin_zero: [0; 8],
     };
     let size = size_of_val(&name) as u32;
@@ -60,7 +69,11 @@ fn bind(socket: &OwnedFd, address: SocketAddr) -> Attempt {
 /// One packet, and what comes back from that very address.
 fn ask(address: &str) -> Attempt {
     let address: SocketAddr = address.parse().expect("address:port");
-    let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let any: SocketAddr = if address.is_ipv4() {
+        ([0; 4], 0).into()
+    } else {
+        ([0u16; 8], 0).into()
+    };
     let socket = UdpSocket::bind(any)?;
     socket.connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -72,14 +85,33 @@ fn ask(address: &str) -> Attempt {
 
 /// As programs do: by whatever `/etc` says.
 fn resolve(name: &str) -> Attempt {
-    let found: Vec<_> = (name, 443).to_socket_addrs()?.map(|address| address.ip().to_string()).collect();
+    let found: Vec<_> = (name, 443)
+        .to_socket_addrs()?
+        .map(|address| address.ip().to_string())
+        .collect();
     Ok(found.join(" "))
 }
 
 /// `ip route del local 0.0.0.0/0 dev lo table local`
 fn remove_route() -> Attempt {
-    let fixed = [libc::AF_INET as u8, 0, 0, 0, libc::RT_TABLE_LOCAL, 0, 255, libc::RTN_LOCAL, 0, 0, 0, 0];
-    say(libc::NETLINK_ROUTE, &message(libc::RTM_DELROUTE, &fixed, &[8, 0, 4, 0, 1, 0, 0, 0]))
+    let fixed = [
+        libc::AF_INET as u8,
+        0,
+        0,
+        0,
+        libc::RT_TABLE_LOCAL,
+        0,
+        255,
+        libc::RTN_LOCAL,
+        0,
+        0,
+        0,
+        0,
+    ];
+    say(
+        libc::NETLINK_ROUTE,
+        &message(libc::RTM_DELROUTE, &fixed, &[8, 0, 4, 0, 1, 0, 0, 0]),
+    )
 }
 
 /// `nft delete table ip airlock`
@@ -87,32 +119,58 @@ fn remove_table() -> Attempt {
     let subsystem = libc::NFNL_SUBSYS_NFTABLES;
     let mark = |kind: i32| message(kind as u16, &[0, 0, 0, subsystem as u8], &[]);
     let kind = (subsystem << 8 | libc::NFT_MSG_DELTABLE) as u16;
-    let table = message(kind, &[libc::NFPROTO_IPV4 as u8, 0, 0, 0], b"\x0c\0\x01\0airlock\0");
-    let (begin, end) = (mark(libc::NFNL_MSG_BATCH_BEGIN), mark(libc::NFNL_MSG_BATCH_END));
+    let table = message(
+        kind,
+        &[libc::NFPROTO_IPV4 as u8, 0, 0, 0],
+        b"\x0c\0\x01\0airlock\0",
+    );
+    let (begin, end) = (
+        mark(libc::NFNL_MSG_BATCH_BEGIN),
+        mark(libc::NFNL_MSG_BATCH_END),
+    );
     say(libc::NETLINK_NETFILTER, &[begin, table, end].concat())
 }
 
 fn message(kind: u16, fixed: &[u8], attributes: &[u8]) -> Vec<u8> {
     let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
     let length = (16 + fixed.len() + attributes.len()) as u32;
-    let header = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 8]].concat();
+    let header = [
+        &length.to_ne_bytes()[..],
+        &kind.to_ne_bytes(),
+        &flags.to_ne_bytes(),
+        &[0; 8],
+    ]
+    .concat();
     [&header[..], fixed, attributes].concat()
 }
 
 /// The first error that the kernel answers with.
 fn say(protocol: i32, bytes: &[u8]) -> Attempt {
     // SAFETY: three integers.
-    let socket = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
+    let socket = unsafe {
+        libc::socket(
+            libc::AF_NETLINK,
+            libc::SOCK_RAW | libc::SOCK_CLOEXEC,
+            protocol,
+        )
+    };
     answer(socket.into())?;
     // SAFETY: a fresh descriptor that nobody else owns.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: the kernel reads a slice of ours of that length.
-    answer(unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) } as i64)?;
+    answer(
+        unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) } as i64,
+    )?;
     let mut said = [0u8; 4096];
     loop {
         // SAFETY: the kernel writes into a slice of ours of that length.
         let read = unsafe {
-            libc::recv(socket.as_raw_fd(), said.as_mut_ptr().cast(), said.len(), libc::MSG_DONTWAIT)
+            libc::recv(
+                socket.as_raw_fd(),
+                said.as_mut_ptr().cast(),
+                said.len(),
+                libc::MSG_DONTWAIT,
+            )
         };
         let error = i32::from_ne_bytes([said[16], said[17], said[18], said[19]]);
         match (read, error) {

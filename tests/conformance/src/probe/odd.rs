@@ -35,7 +35,11 @@ macro_rules! call {
 }
 
 fn line(errors: &[i32]) -> String {
-    errors.iter().map(i32::to_string).collect::<Vec<_>>().join(" ")
+    errors
+        .iter()
+        .map(i32::to_string)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn opens() -> String {
@@ -43,7 +47,8 @@ fn opens() -> String {
     let open_how = |path: *const libc::c_char, how: [u64; 3], size: usize| {
         call!(libc::SYS_openat2, CWD, path, how.as_ptr(), size)
     };
-    let open = |path: *const libc::c_char, flags: i32| call!(libc::SYS_openat, CWD, path, flags, 0o600);
+    let open =
+        |path: *const libc::c_char, flags: i32| call!(libc::SYS_openat, CWD, path, flags, 0o600);
     let part = libc::O_TMPFILE & !libc::O_DIRECTORY;
     line(&[
         open_how(NEW, [make, 0o600, 0], 8),
@@ -53,7 +58,10 @@ fn opens() -> String {
         open_how(OLD, [libc::O_WRONLY as u64, 0o600, 0], 24),
         open(c"/usr".as_ptr(), libc::O_TMPFILE | libc::O_TRUNC),
         open(OLD, part | libc::O_RDWR),
-        open(c"/proc/sys/kernel/x".as_ptr(), libc::O_WRONLY | libc::O_CREAT),
+        open(
+            c"/proc/sys/kernel/x".as_ptr(),
+            libc::O_WRONLY | libc::O_CREAT,
+        ),
     ])
 }
 
@@ -63,7 +71,14 @@ fn names() -> Attempt {
     std::fs::write("own", "own")?;
     let nowhere = c"/tmp/nowhere".as_ptr();
     let rename = |from: &std::ffi::CStr, to: &std::ffi::CStr, flags: i32| {
-        call!(libc::SYS_renameat2, CWD, from.as_ptr(), CWD, to.as_ptr(), flags)
+        call!(
+            libc::SYS_renameat2,
+            CWD,
+            from.as_ptr(),
+            CWD,
+            to.as_ptr(),
+            flags
+        )
     };
     let make_folder = |path: &std::ffi::CStr| call!(libc::SYS_mkdirat, CWD, path.as_ptr(), 0o700);
     Ok(line(&[
@@ -72,7 +87,14 @@ fn names() -> Attempt {
         call!(libc::SYS_symlinkat, ptr::null::<u8>(), CWD, NEW),
         call!(libc::SYS_mknodat, CWD, NEW_FOLDER, libc::S_IFIFO | 0o600, 0),
         call!(libc::SYS_linkat, CWD, OLD, CWD, NEW_FOLDER, 0),
-        call!(libc::SYS_linkat, CWD, nowhere, CWD, NEW, libc::AT_SYMLINK_FOLLOW),
+        call!(
+            libc::SYS_linkat,
+            CWD,
+            nowhere,
+            CWD,
+            NEW,
+            libc::AT_SYMLINK_FOLLOW
+        ),
         call!(libc::SYS_linkat, CWD, OLD, CWD, NEW, 0x10000),
         call!(libc::SYS_unlinkat, CWD, OLD, 0x40),
         call!(libc::SYS_fchownat, CWD, OLD, 1, 1, 0x40000),
@@ -84,7 +106,12 @@ fn names() -> Attempt {
         make_folder(c"/empty"),
         make_folder(c".git/hooks"),
         call!(libc::SYS_openat, CWD, c"/empty".as_ptr(), libc::O_WRONLY),
-        call!(libc::SYS_openat, CWD, c"/theirs/own".as_ptr(), libc::O_WRONLY),
+        call!(
+            libc::SYS_openat,
+            CWD,
+            c"/theirs/own".as_ptr(),
+            libc::O_WRONLY
+        ),
     ]))
 }
 
@@ -102,13 +129,24 @@ fn connect(socket: &impl AsRawFd, address: [u8; 4], length: usize) -> i32 {
     let name = libc::sockaddr_in {
         sin_family: libc::AF_INET as u16,
         sin_port: 9u16.to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address) },
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(address),
+        },
         sin_zero: [0; 8],
     };
     let mut space = [0u8; 256];
     // SAFETY: the struct is plain and shorter than the space.
-    unsafe { ptr::from_ref(&name).cast::<u8>().copy_to(space.as_mut_ptr(), size_of_val(&name)) };
-    call!(libc::SYS_connect, socket.as_raw_fd(), space.as_ptr(), length)
+    unsafe {
+        ptr::from_ref(&name)
+            .cast::<u8>()
+            .copy_to(space.as_mut_ptr(), size_of_val(&name))
+    };
+    call!(
+        libc::SYS_connect,
+        socket.as_raw_fd(),
+        space.as_ptr(),
+        length
+    )
 }
 
 fn connections() -> Attempt {
@@ -133,9 +171,16 @@ fn connections() -> Attempt {
     // SAFETY: as above.
     unsafe {
         let value = ptr::from_ref(&first).cast();
-        libc::setsockopt(by_device.as_raw_fd(), libc::IPPROTO_IP, libc::IP_UNICAST_IF, value, 4)
+        libc::setsockopt(
+            by_device.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_UNICAST_IF,
+            value,
+            4,
+        )
     };
-    let elsewhere = std::thread::scope(|scope| scope.spawn(|| without_descriptors(&stream, out)).join());
+    let elsewhere =
+        std::thread::scope(|scope| scope.spawn(|| without_descriptors(&stream, out)).join());
     Ok(line(&[
         connect(&stream, out, 129),
         connect(&stream, out, 15),

@@ -23,7 +23,11 @@ fn open(terminal: &str) -> io::Result<ManuallyDrop<File>> {
     match terminal {
         // SAFETY: it is open, and nobody closes it.
         "stdin" => Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(0) })),
-        path => OpenOptions::new().read(true).write(true).open(path).map(ManuallyDrop::new),
+        path => OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map(ManuallyDrop::new),
     }
 }
 
@@ -33,7 +37,14 @@ fn send(terminal: &File, request: &str) -> Attempt {
     // Zero is a line discipline, a size and a character.
     let mut data = [0u8; 256];
     // SAFETY: no request that is tried here reads or writes more than that.
-    answer(unsafe { libc::syscall(libc::SYS_ioctl, terminal.as_raw_fd(), request, data.as_mut_ptr()) })
+    answer(unsafe {
+        libc::syscall(
+            libc::SYS_ioctl,
+            terminal.as_raw_fd(),
+            request,
+            data.as_mut_ptr(),
+        )
+    })
 }
 
 /// As many as there are, and why there are no more.
@@ -43,7 +54,13 @@ fn open_terminals() -> Attempt {
         match OpenOptions::new().read(true).write(true).open("/dev/ptmx") {
             Ok(one) => all.push(one),
             Err(error) if all.is_empty() => return Err(error),
-            Err(error) => return Ok(format!("{} {}", all.len(), error.raw_os_error().unwrap_or(0))),
+            Err(error) => {
+                return Ok(format!(
+                    "{} {}",
+                    all.len(),
+                    error.raw_os_error().unwrap_or(0)
+                ));
+            }
         }
     }
 }
@@ -76,8 +93,19 @@ fn await_resize() -> Attempt {
 /// Whether it leads a session that has this terminal, and stands in its foreground.
 fn session() -> Attempt {
     // SAFETY: integers only.
-    let (own, group, session, front) =
-        unsafe { (libc::getpid(), libc::getpgrp(), libc::getsid(0), libc::tcgetpgrp(0)) };
+    let (own, group, session, front) = unsafe {
+        (
+            libc::getpid(),
+            libc::getpgrp(),
+            libc::getsid(0),
+            libc::tcgetpgrp(0),
+        )
+    };
     answer(front.into())?;
-    Ok(format!("{} {} {}", own == group, own == session, own == front))
+    Ok(format!(
+        "{} {} {}",
+        own == group,
+        own == session,
+        own == front
+    ))
 }

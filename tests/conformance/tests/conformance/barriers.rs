@@ -60,7 +60,10 @@ impl Case {
             request,
             companion: None,
             beside: Vec::new(),
-            omit: Without { steps: omit.to_vec(), cgroups: false },
+            omit: Without {
+                steps: omit.to_vec(),
+                cgroups: false,
+            },
             standing: world.usual_barriers(),
             full: denied.clone(),
             alone: denied,
@@ -109,8 +112,10 @@ pub(crate) fn proofs() -> Vec<Proof> {
 }
 
 fn every_barrier_has_a_proof(_world: &World) {
-    let unproven: Vec<_> =
-        Barrier::ALL.iter().filter(|barrier| TABLE.iter().all(|(proven, _)| proven != *barrier)).collect();
+    let unproven: Vec<_> = Barrier::ALL
+        .iter()
+        .filter(|barrier| TABLE.iter().all(|(proven, _)| proven != *barrier))
+        .collect();
     // Only a virtual machine has it, and this backend never lists it.
     assert_eq!(unproven, [&Barrier::OwnKernel]);
 }
@@ -126,7 +131,10 @@ fn ended(world: &World, result: &RunResult) -> Outcome {
 }
 
 fn prove(world: &World, case: Case) {
-    let beside = Without { steps: case.beside.clone(), cgroups: false };
+    let beside = Without {
+        steps: case.beside.clone(),
+        cgroups: false,
+    };
     let all_out = Without {
         steps: [case.beside.clone(), case.omit.steps.clone()].concat(),
         cgroups: case.omit.cgroups,
@@ -144,20 +152,39 @@ fn prove(world: &World, case: Case) {
         let made = |request: &RunRequest| match (control, &world.maker) {
             (true, _) => native(request.clone()),
             // No container is made for root: the claim is about anybody else.
-            (false, Some(_)) => RunRequest { user: None, ..request.clone() },
+            (false, Some(_)) => RunRequest {
+                user: None,
+                ..request.clone()
+            },
             (false, None) => request.clone(),
         };
         let engine = world.engine(&without);
-        let companion = case.companion.as_ref().map(|request| world.start_ready(&engine, made(request)));
+        let companion = case
+            .companion
+            .as_ref()
+            .map(|request| world.start_ready(&engine, made(request)));
         let result = world.run_in(&engine, made(&case.request));
-        companion.into_iter().for_each(|run| drop(world.finish(run)));
-        assert_eq!(ended(world, &result), *expected, "the attempt {place}, {without:?}");
+        companion
+            .into_iter()
+            .for_each(|run| drop(world.finish(run)));
+        assert_eq!(
+            ended(world, &result),
+            *expected,
+            "the attempt {place}, {without:?}"
+        );
         if control {
             continue; // whose barriers are its own
         }
-        let standing: Vec<_> =
-            case.standing.iter().copied().filter(|it| !lost(world, &without, *it)).collect();
-        assert_eq!(result.barriers, standing, "the barriers {place}, {without:?}");
+        let standing: Vec<_> = case
+            .standing
+            .iter()
+            .copied()
+            .filter(|it| !lost(world, &without, *it))
+            .collect();
+        assert_eq!(
+            result.barriers, standing,
+            "the barriers {place}, {without:?}"
+        );
     }
     drop(case.oracle);
 }
@@ -181,7 +208,9 @@ fn lost(world: &World, without: &Without, barrier: Barrier) -> bool {
         Barrier::PathRules => lacks(Step::PathRules),
         Barrier::MemoryLimit | Barrier::CpuLimit => no_groups,
         // The resource limit counts per user namespace, so it holds only with one.
-        Barrier::PidsLimit => no_groups && (lacks(Step::ResourceLimits) || lacks(Step::EnterUserNamespace)),
+        Barrier::PidsLimit => {
+            no_groups && (lacks(Step::ResourceLimits) || lacks(Step::EnterUserNamespace))
+        }
         Barrier::DiskLimit => lacks(Step::Scratch),
         Barrier::EmptyEnvironment => lacks(Step::EmptyEnvironment),
         // An ordinary user's program is never the host's root.
@@ -195,10 +224,16 @@ const ROOT_INSIDE: Option<User> = Some(User { uid: 0, gid: 0 });
 /// With all capabilities of its own user namespace, and nothing else in the way, it cannot change mounts, which
 /// belong to the launcher's. Root's program must also stay root to keep capabilities outside of its namespace.
 fn own_user(world: &World) -> Case {
-    let request = RunRequest { user: ROOT_INSIDE, ..world.probe(&["mount", "/tmp"]) };
+    let request = RunRequest {
+        user: ROOT_INSIDE,
+        ..world.probe(&["mount", "/tmp"])
+    };
     let omit = [Step::EnterUserNamespace, Step::Credentials];
     let beside = vec![Step::NoCapabilities, Step::SyscallFilter, Step::PathRules];
-    Case { beside, ..Case::new(world, request, Outcome::Refused(libc::EPERM), &omit) }
+    Case {
+        beside,
+        ..Case::new(world, request, Outcome::Refused(libc::EPERM), &omit)
+    }
 }
 
 /// To see it is enough: signals between sandboxes are stopped by Landlock and by their different ids, too.
@@ -207,20 +242,33 @@ fn own_pid(world: &World) -> Case {
     let request = world.probe(&["find-process", &marker]);
     let companion = Some(world.probe(&["hold", &marker]));
     let denied = Outcome::Refused(libc::ESRCH);
-    Case { companion, ..Case::new(world, request, denied, &[Step::PidNamespace]) }
+    Case {
+        companion,
+        ..Case::new(world, request, denied, &[Step::PidNamespace])
+    }
 }
 
 /// The mount of another sandbox, with its host path, is in the one table then. One table has one `/proc`, in which
 /// both must find themselves, so they share their processes, too.
 fn own_mount(world: &World) -> Case {
     let shown = world.fresh_folder("shown");
-    let name = shown.file_name().expect("a name").to_string_lossy().into_owned();
+    let name = shown
+        .file_name()
+        .expect("a name")
+        .to_string_lossy()
+        .into_owned();
     let mut companion = world.probe(&["hold", "mounts"]);
-    companion.mounts.push(mount(&shown, "/workspace/shown", "ro"));
+    companion
+        .mounts
+        .push(mount(&shown, "/workspace/shown", "ro"));
     let request = world.probe(&["find-in", "/proc/self/mountinfo", &name]);
     let denied = Outcome::Refused(libc::ENOENT);
     let beside = vec![Step::PidNamespace];
-    Case { companion: Some(companion), beside, ..Case::new(world, request, denied, &[Step::MountNamespace]) }
+    Case {
+        companion: Some(companion),
+        beside,
+        ..Case::new(world, request, denied, &[Step::MountNamespace])
+    }
 }
 
 /// Landlock refuses foreign abstract sockets, too.
@@ -228,7 +276,11 @@ fn own_net(world: &World) -> Case {
     let request = world.probe(&["connect-abstract", &greet_on_abstract_socket(world)]);
     let denied = Outcome::Refused(libc::ECONNREFUSED);
     let case = Case::new(world, request, denied, &[Step::NetNamespace]);
-    Case { beside: vec![Step::PathRules], without: greeted(), ..case }
+    Case {
+        beside: vec![Step::PathRules],
+        without: greeted(),
+        ..case
+    }
 }
 
 fn own_ipc(world: &World) -> Case {
@@ -237,79 +289,190 @@ fn own_ipc(world: &World) -> Case {
     let id = unsafe { libc::shmget(key, 4096, libc::IPC_CREAT | 0o666) };
     assert_ne!(id, -1, "prerequisite: System V shared memory");
     let request = world.probe(&["shm-find", &key.to_string()]);
-    let case = Case::new(world, request, Outcome::Refused(libc::ENOENT), &[Step::IpcNamespace]);
-    Case { oracle: Some(Segment(id)), ..case }
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::ENOENT),
+        &[Step::IpcNamespace],
+    );
+    Case {
+        oracle: Some(Segment(id)),
+        ..case
+    }
 }
 
 fn own_uts(world: &World) -> Case {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("host name").trim_end().to_owned();
-    assert_ne!(host, "airlock", "prerequisite: a host that is not called like every sandbox");
+    let host = fs::read_to_string("/proc/sys/kernel/hostname")
+        .expect("host name")
+        .trim_end()
+        .to_owned();
+    assert_ne!(
+        host, "airlock",
+        "prerequisite: a host that is not called like every sandbox"
+    );
     let inside = Outcome::Allowed("airlock".to_owned());
-    let case = Case::new(world, world.probe(&["host-name"]), inside, &[Step::UtsNamespace]);
-    Case { without: Outcome::Allowed(host), ..case }
+    let case = Case::new(
+        world,
+        world.probe(&["host-name"]),
+        inside,
+        &[Step::UtsNamespace],
+    );
+    Case {
+        without: Outcome::Allowed(host),
+        ..case
+    }
 }
 
 fn own_cgroup(world: &World) -> Case {
     let host = fs::read_link("/proc/self/ns/cgroup").expect("own namespace");
     let request = world.probe(&["same-namespace", "cgroup", &host.to_string_lossy()]);
-    let held = if world.shares_cgroups() { allowed() } else { Outcome::Refused(libc::EXDEV) };
+    let held = if world.shares_cgroups() {
+        allowed()
+    } else {
+        Outcome::Refused(libc::EXDEV)
+    };
     Case::new(world, request, held, &[Step::CgroupNamespace])
 }
 
 fn no_network(world: &World) -> Case {
     let request = world.probe(&["connect", &greet_on_loopback()]);
-    let case = Case::new(world, request, Outcome::Refused(libc::ECONNREFUSED), &[Step::NetNamespace]);
-    Case { without: greeted(), ..case }
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::ECONNREFUSED),
+        &[Step::NetNamespace],
+    );
+    Case {
+        without: greeted(),
+        ..case
+    }
 }
 
 fn doors_only(world: &World) -> Case {
     let asked = world.probe(&["connect", &greet_on_loopback()]);
-    let request = RunRequest { network: Some(Network::Doors), doors: vec![8080], ..asked };
-    let case = Case::new(world, request, Outcome::Refused(libc::ECONNREFUSED), &[Step::NetNamespace]);
+    let request = RunRequest {
+        network: Some(Network::Doors),
+        doors: vec![8080],
+        ..asked
+    };
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::ECONNREFUSED),
+        &[Step::NetNamespace],
+    );
     let usual = world.usual_barriers();
-    let door = |barrier| if barrier == Barrier::NoNetwork { Barrier::DoorsOnly } else { barrier };
-    Case { standing: usual.into_iter().map(door).collect(), without: greeted(), ..case }
+    let door = |barrier| {
+        if barrier == Barrier::NoNetwork {
+            Barrier::DoorsOnly
+        } else {
+            barrier
+        }
+    };
+    Case {
+        standing: usual.into_iter().map(door).collect(),
+        without: greeted(),
+        ..case
+    }
 }
 
 /// As the owner of the root, and without Landlock.
 fn read_only_root(world: &World) -> Case {
     let request = world.probe(&["make-folder", "/made-inside"]);
-    let case = Case::new(world, request, Outcome::Refused(libc::EROFS), &[Step::ReadOnlyRoot]);
-    Case { beside: vec![Step::PathRules, Step::Credentials], ..case }
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::EROFS),
+        &[Step::ReadOnlyRoot],
+    );
+    Case {
+        beside: vec![Step::PathRules, Step::Credentials],
+        ..case
+    }
 }
 
 fn no_capabilities(world: &World) -> Case {
-    let request = RunRequest { user: ROOT_INSIDE, ..world.probe(&["read-own-unreadable"]) };
-    Case::new(world, request, Outcome::Refused(libc::EACCES), &[Step::NoCapabilities])
+    let request = RunRequest {
+        user: ROOT_INSIDE,
+        ..world.probe(&["read-own-unreadable"])
+    };
+    Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::EACCES),
+        &[Step::NoCapabilities],
+    )
 }
 
 /// Uid 0 gets capabilities back at exec, unless this forbids it or there are none to be had.
 fn no_new_privileges(world: &World) -> Case {
-    let request = RunRequest { user: ROOT_INSIDE, ..world.probe(&["regain-at-exec"]) };
-    let case = Case::new(world, request, Outcome::Refused(libc::EACCES), &[Step::NoNewPrivileges]);
-    Case { beside: vec![Step::NoCapabilities], ..case }
+    let request = RunRequest {
+        user: ROOT_INSIDE,
+        ..world.probe(&["regain-at-exec"])
+    };
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::EACCES),
+        &[Step::NoNewPrivileges],
+    );
+    Case {
+        beside: vec![Step::NoCapabilities],
+        ..case
+    }
 }
 
 fn syscall_filter(world: &World) -> Case {
-    Case::new(world, world.probe(&["ptrace"]), Outcome::Refused(libc::EPERM), &[Step::SyscallFilter])
+    Case::new(
+        world,
+        world.probe(&["ptrace"]),
+        Outcome::Refused(libc::EPERM),
+        &[Step::SyscallFilter],
+    )
 }
 
 /// As the owner of a root that is not read-only.
 fn path_rules(world: &World) -> Case {
-    assert!(init::landlock_version() > 0, "prerequisite: a kernel with Landlock switched on");
+    assert!(
+        init::landlock_version() > 0,
+        "prerequisite: a kernel with Landlock switched on"
+    );
     let request = world.probe(&["make-folder", "/made-inside"]);
-    let case = Case::new(world, request, Outcome::Refused(libc::EROFS), &[Step::PathRules]);
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::EROFS),
+        &[Step::PathRules],
+    );
     let beside = vec![Step::ReadOnlyRoot, Step::Credentials];
-    Case { beside, alone: Outcome::Refused(libc::EACCES), ..case }
+    Case {
+        beside,
+        alone: Outcome::Refused(libc::EACCES),
+        ..case
+    }
 }
 
 /// On the host's network. Landlock before version 6 does not know about sockets.
 fn path_rules_for_sockets(world: &World) -> Case {
     let request = world.probe(&["connect-abstract", &greet_on_abstract_socket(world)]);
-    let case = Case::new(world, request, Outcome::Refused(libc::ECONNREFUSED), &[Step::PathRules]);
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::ECONNREFUSED),
+        &[Step::PathRules],
+    );
     let scoped = init::landlock_version() >= 6;
-    let alone = if scoped { Outcome::Refused(libc::EPERM) } else { greeted() };
-    Case { beside: vec![Step::NetNamespace], alone, without: greeted(), ..case }
+    let alone = if scoped {
+        Outcome::Refused(libc::EPERM)
+    } else {
+        greeted()
+    };
+    Case {
+        beside: vec![Step::NetNamespace],
+        alone,
+        without: greeted(),
+        ..case
+    }
 }
 
 fn limited(request: RunRequest, change: impl FnOnce(&mut Maximum)) -> RunRequest {
@@ -318,7 +481,10 @@ fn limited(request: RunRequest, change: impl FnOnce(&mut Maximum)) -> RunRequest
     RunRequest { limits, ..request }
 }
 
-const WITHOUT_CGROUPS: Without = Without { steps: Vec::new(), cgroups: true };
+const WITHOUT_CGROUPS: Without = Without {
+    steps: Vec::new(),
+    cgroups: true,
+};
 
 /// Processes each within the limit, all together far over it: whoever looks late still comes before their end. Without
 /// cgroups that is not held, and not listed.
@@ -326,36 +492,73 @@ fn memory_limit(world: &World) -> Case {
     let asked = world.probe(&["take-memory", "48", "2"]);
     let request = limited(asked, |limits| limits.memory = "64M".parse().ok());
     // One of the two children was killed.
-    let held = if world.has_cgroups() { Outcome::Refused(libc::EINTR) } else { allowed() };
-    Case { omit: WITHOUT_CGROUPS, ..Case::new(world, request, held, &[]) }
+    let held = if world.has_cgroups() {
+        Outcome::Refused(libc::EINTR)
+    } else {
+        allowed()
+    };
+    Case {
+        omit: WITHOUT_CGROUPS,
+        ..Case::new(world, request, held, &[])
+    }
 }
 
 /// Held twice: by the cgroup, and by a resource limit that counts per user namespace.
 fn pids_limit(world: &World) -> Case {
-    let request = limited(world.probe(&["take-pids", "40"]), |limits| limits.pids = Some(16));
-    let omit = Without { steps: vec![Step::ResourceLimits], cgroups: true };
-    Case { omit, ..Case::new(world, request, Outcome::Refused(libc::EAGAIN), &[]) }
+    let request = limited(world.probe(&["take-pids", "40"]), |limits| {
+        limits.pids = Some(16)
+    });
+    let omit = Without {
+        steps: vec![Step::ResourceLimits],
+        cgroups: true,
+    };
+    Case {
+        omit,
+        ..Case::new(world, request, Outcome::Refused(libc::EAGAIN), &[])
+    }
 }
 
 /// Processes each within the limit, all together far over it: whoever looks late still comes before their end. Without
 /// cgroups that is not held, and not listed.
 fn cpu_limit(world: &World) -> Case {
-    let request =
-        limited(world.probe(&["take-cpu", "700", "4"]), |limits| limits.cpu_time = "1s".parse().ok());
-    let held = if world.has_cgroups() { Outcome::Killed(libc::SIGXCPU) } else { allowed() };
-    Case { omit: WITHOUT_CGROUPS, ..Case::new(world, request, held, &[]) }
+    let request = limited(world.probe(&["take-cpu", "700", "4"]), |limits| {
+        limits.cpu_time = "1s".parse().ok()
+    });
+    let held = if world.has_cgroups() {
+        Outcome::Killed(libc::SIGXCPU)
+    } else {
+        allowed()
+    };
+    Case {
+        omit: WITHOUT_CGROUPS,
+        ..Case::new(world, request, held, &[])
+    }
 }
 
 fn disk_limit(world: &World) -> Case {
-    let request =
-        limited(world.probe(&["fill", "/tmp/full", "32"]), |limits| limits.disk = "16M".parse().ok());
-    Case::new(world, request, Outcome::Refused(libc::ENOSPC), &[Step::Scratch])
+    let request = limited(world.probe(&["fill", "/tmp/full", "32"]), |limits| {
+        limits.disk = "16M".parse().ok()
+    });
+    Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::ENOSPC),
+        &[Step::Scratch],
+    )
 }
 
 fn empty_environment(world: &World) -> Case {
     let request = world.probe(&["variable", CANARY]);
-    let case = Case::new(world, request, Outcome::Refused(libc::ENOENT), &[Step::EmptyEnvironment]);
-    Case { without: Outcome::Allowed("leaked".to_owned()), ..case }
+    let case = Case::new(
+        world,
+        request,
+        Outcome::Refused(libc::ENOENT),
+        &[Step::EmptyEnvironment],
+    );
+    Case {
+        without: Outcome::Allowed("leaked".to_owned()),
+        ..case
+    }
 }
 
 /// A file that only the host's root may read. A user's program cannot be root, with or without the step.
@@ -377,12 +580,16 @@ fn roots_secret(world: &World) -> (PathBuf, String) {
         Mode::Root => {
             let folder = world.fresh_folder("canary");
             fs::write(folder.join("secret"), "secret of root").expect("canary");
-            fs::set_permissions(folder.join("secret"), fs::Permissions::from_mode(0o600)).expect("mode");
+            fs::set_permissions(folder.join("secret"), fs::Permissions::from_mode(0o600))
+                .expect("mode");
             (folder, "secret".to_owned())
         }
         Mode::User => {
             let path = PathBuf::from("/etc/shadow");
-            assert!(path.exists() && fs::read(&path).is_err(), "prerequisite: /etc/shadow is root's alone");
+            assert!(
+                path.exists() && fs::read(&path).is_err(),
+                "prerequisite: /etc/shadow is root's alone"
+            );
             (PathBuf::from("/etc"), "shadow".to_owned())
         }
     }
@@ -394,7 +601,8 @@ fn greeted() -> Outcome {
 
 /// A listener on the host's loopback; lives as long as this process.
 pub(crate) fn greet_on_loopback() -> String {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("prerequisite: loopback is up");
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("prerequisite: loopback is up");
     let address = listener.local_addr().expect("address").to_string();
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {

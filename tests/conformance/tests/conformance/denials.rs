@@ -58,7 +58,12 @@ pub(crate) fn proofs() -> Vec<Proof> {
 
 fn denial(what: &str, target: &str, rule: &str, allow_with: &str) -> Denial {
     let [what, target, rule, allow_with] = [what, target, rule, allow_with].map(str::to_owned);
-    Denial { what, target, rule, allow_with }
+    Denial {
+        what,
+        target,
+        rule,
+        allow_with,
+    }
 }
 
 fn refused(what: &str, target: &str) -> Denial {
@@ -71,8 +76,11 @@ fn in_root(target: &str) -> Denial {
 
 /// Every call twice.
 fn calls(world: &World, calls: &[String]) -> RunResult {
-    let twice: Vec<_> =
-        ["calls".to_owned()].into_iter().chain(calls.iter().cloned()).chain(calls.iter().cloned()).collect();
+    let twice: Vec<_> = ["calls".to_owned()]
+        .into_iter()
+        .chain(calls.iter().cloned())
+        .chain(calls.iter().cloned())
+        .collect();
     world.run(world.probe(&twice))
 }
 
@@ -88,14 +96,24 @@ fn always_refused() -> Vec<(i64, i32)> {
 
 fn every_refused_call_is_told_once_and_by_its_name(world: &World) {
     let all = always_refused();
-    assert!(all.len() > 60 && all.contains(&(libc::SYS_mount, libc::EPERM)), "{all:?}");
+    assert!(
+        all.len() > 60 && all.contains(&(libc::SYS_mount, libc::EPERM)),
+        "{all:?}"
+    );
     for some in all.chunks(40) {
         let numbers: Vec<_> = some.iter().map(|(number, _)| number.to_string()).collect();
         let result = calls(world, &numbers);
-        let errors: Vec<_> = some.iter().chain(some).map(|(_, errno)| errno.to_string()).collect();
+        let errors: Vec<_> = some
+            .iter()
+            .chain(some)
+            .map(|(_, errno)| errno.to_string())
+            .collect();
         assert_eq!(outcome(&result), Outcome::Allowed(errors.join(" ")));
-        let names = some.iter().map(|(number, _)| filter::name(*number).expect("a name"));
-        let heard = names.filter(|name| world.maker.is_none() || !REFUSED_BY_ENGINES.contains(name));
+        let names = some
+            .iter()
+            .map(|(number, _)| filter::name(*number).expect("a name"));
+        let heard =
+            names.filter(|name| world.maker.is_none() || !REFUSED_BY_ENGINES.contains(name));
         let expected: Vec<_> = heard.map(|name| refused(name, "")).collect();
         assert_eq!(result.denials, expected);
     }
@@ -104,76 +122,165 @@ fn every_refused_call_is_told_once_and_by_its_name(world: &World) {
 fn calls_refused_by_argument_are_told(world: &World) {
     let user = libc::CLONE_NEWUSER;
     let rows = [
-        (format!("{}:{user}", libc::SYS_clone), libc::EPERM, refused("clone", "flags 0x10000000")),
-        (format!("{}:{user}", libc::SYS_unshare), libc::EPERM, refused("unshare", "flags 0x10000000")),
-        (format!("{}:40:1:0", libc::SYS_socket), libc::EAFNOSUPPORT, refused("socket", "family 40")),
+        (
+            format!("{}:{user}", libc::SYS_clone),
+            libc::EPERM,
+            refused("clone", "flags 0x10000000"),
+        ),
+        (
+            format!("{}:{user}", libc::SYS_unshare),
+            libc::EPERM,
+            refused("unshare", "flags 0x10000000"),
+        ),
+        (
+            format!("{}:40:1:0", libc::SYS_socket),
+            libc::EAFNOSUPPORT,
+            refused("socket", "family 40"),
+        ),
         // NETLINK_AUDIT
-        (format!("{}:16:3:9", libc::SYS_socket), libc::EAFNOSUPPORT, refused("socket", "family 16")),
-        (format!("{}:2:1:262", libc::SYS_socket), libc::EPROTONOSUPPORT, refused("socket", "protocol 262")),
-        (format!("{}:2:1:0", libc::SYS_socketpair), libc::EAFNOSUPPORT, refused("socketpair", "family 2")),
-        (format!("{}:1:{}", libc::SYS_fchmod, 0o4755), libc::EPERM, refused("fchmod", "")),
-        (format!("{}:1:0:0", libc::SYS_prlimit64), libc::EPERM, refused("prlimit64", "pid 1")),
+        (
+            format!("{}:16:3:9", libc::SYS_socket),
+            libc::EAFNOSUPPORT,
+            refused("socket", "family 16"),
+        ),
+        (
+            format!("{}:2:1:262", libc::SYS_socket),
+            libc::EPROTONOSUPPORT,
+            refused("socket", "protocol 262"),
+        ),
+        (
+            format!("{}:2:1:0", libc::SYS_socketpair),
+            libc::EAFNOSUPPORT,
+            refused("socketpair", "family 2"),
+        ),
+        (
+            format!("{}:1:{}", libc::SYS_fchmod, 0o4755),
+            libc::EPERM,
+            refused("fchmod", ""),
+        ),
+        (
+            format!("{}:1:0:0", libc::SYS_prlimit64),
+            libc::EPERM,
+            refused("prlimit64", "pid 1"),
+        ),
         (
             format!("{}:1:{}:0", libc::SYS_fcntl, libc::F_SETLEASE),
             libc::EPERM,
             refused("fcntl", "F_SETLEASE"),
         ),
-        (format!("{}:0:{}", libc::SYS_ioctl, 0x5412), libc::EPERM, refused("ioctl", "request 0x5412")),
-        (format!("{}:{}", libc::SYS_personality, 0x4_0000), libc::EPERM, refused("personality", "0x40000")),
+        (
+            format!("{}:0:{}", libc::SYS_ioctl, 0x5412),
+            libc::EPERM,
+            refused("ioctl", "request 0x5412"),
+        ),
+        (
+            format!("{}:{}", libc::SYS_personality, 0x4_0000),
+            libc::EPERM,
+            refused("personality", "0x40000"),
+        ),
     ];
     let made: Vec<_> = rows.iter().map(|(call, ..)| call.clone()).collect();
     let result = calls(world, &made);
-    let errors: Vec<_> = rows.iter().chain(&rows).map(|(_, errno, _)| errno.to_string()).collect();
+    let errors: Vec<_> = rows
+        .iter()
+        .chain(&rows)
+        .map(|(_, errno, _)| errno.to_string())
+        .collect();
     assert_eq!(outcome(&result), Outcome::Allowed(errors.join(" ")));
     assert_eq!(result.denials, rows.map(|(_, _, denial)| denial));
     let named = world.run(world.probe(&["mount", "/mnt"]));
     assert_eq!(named.denials, [refused("mount", "/mnt")]);
     // What C libraries try in passing: a new way to fork, and routes in name lookups.
-    let in_passing =
-        [format!("{}", libc::SYS_clone3), format!("{}:16:3:0", libc::SYS_socket), "500".to_owned()];
+    let in_passing = [
+        format!("{}", libc::SYS_clone3),
+        format!("{}:16:3:0", libc::SYS_socket),
+        "500".to_owned(),
+    ];
     assert_eq!(calls(world, &in_passing).denials, []);
 }
 
 fn the_number_of_denials_told_is_bounded(world: &World) {
-    let numbers = always_refused().into_iter().map(|(number, _)| number.to_string());
+    let numbers = always_refused()
+        .into_iter()
+        .map(|(number, _)| number.to_string());
     let families = (30..44).map(|family| format!("{}:{family}:1:0", libc::SYS_socket));
     let result = calls(world, &numbers.chain(families).collect::<Vec<_>>());
     assert_eq!(result.denials.len(), 64);
-    assert!(result.notes.iter().any(|note| note.contains("more than 64")), "{:?}", result.notes);
+    assert!(
+        result
+            .notes
+            .iter()
+            .any(|note| note.contains("more than 64")),
+        "{:?}",
+        result.notes
+    );
 }
 
 fn connections_out_are_told_and_those_within_are_not(world: &World) {
     let unreachable = Outcome::Refused(libc::ENETUNREACH);
     for network in [Network::None, Network::Doors] {
         for out in world.few(["1.2.3.4:443", "[2001:db8::1]:80", "[::ffff:1.2.3.4]:80"]) {
-            let request = || RunRequest { network: Some(network), ..world.probe(&["connect", out]) };
+            let request = || RunRequest {
+                network: Some(network),
+                ..world.probe(&["connect", out])
+            };
             let result = world.run(request());
             assert_eq!(outcome(&result), unreachable, "{out}");
-            assert_eq!(result.denials, [denial("connect", out, "network", "--allow-host HOST")]);
+            assert_eq!(
+                result.denials,
+                [denial("connect", out, "network", "--allow-host HOST")]
+            );
             assert_eq!(
                 world.attempt_without(request(), &[Step::SyscallFilter]),
                 unreachable,
                 "the kernel's {out}"
             );
         }
-        let all = ["127.0.0.1:9", "127.1.2.3:9", "[::1]:9", "0.0.0.0:9", "[::ffff:127.0.0.1]:9"];
+        let all = [
+            "127.0.0.1:9",
+            "127.1.2.3:9",
+            "[::1]:9",
+            "0.0.0.0:9",
+            "[::ffff:127.0.0.1]:9",
+        ];
         // Docker gives no container an address of IP version 6.
-        let all = all.into_iter().filter(|to| world.maker.is_none() || *to != "[::1]:9");
+        let all = all
+            .into_iter()
+            .filter(|to| world.maker.is_none() || *to != "[::1]:9");
         for within in world.few(all) {
-            let result =
-                world.run(RunRequest { network: Some(network), ..world.probe(&["connect", within]) });
-            assert_eq!((outcome(&result), result.denials), (Outcome::Refused(libc::ECONNREFUSED), vec![]));
+            let result = world.run(RunRequest {
+                network: Some(network),
+                ..world.probe(&["connect", within])
+            });
+            assert_eq!(
+                (outcome(&result), result.denials),
+                (Outcome::Refused(libc::ECONNREFUSED), vec![])
+            );
         }
     }
     let request = world.probe(&["connect", &crate::barriers::greet_on_loopback()]);
-    let host = world.run(RunRequest { network: Some(Network::Host), ..native(request) });
-    assert_eq!((outcome(&host), host.denials), (Outcome::Allowed("greetings".to_owned()), vec![]));
+    let host = world.run(RunRequest {
+        network: Some(Network::Host),
+        ..native(request)
+    });
+    assert_eq!(
+        (outcome(&host), host.denials),
+        (Outcome::Allowed("greetings".to_owned()), vec![])
+    );
 }
 
 fn an_address_alone_is_no_connection(world: &World) {
-    for (socket, errno) in [("unix", libc::EINVAL), ("closed", libc::EBADF), ("output", libc::ENOTSOCK)] {
+    for (socket, errno) in [
+        ("unix", libc::EINVAL),
+        ("closed", libc::EBADF),
+        ("output", libc::ENOTSOCK),
+    ] {
         let result = world.run(world.probe(&["connect-as", socket, "1.2.3.4:443"]));
-        assert_eq!((outcome(&result), result.denials), (Outcome::Refused(errno), vec![]), "{socket}");
+        assert_eq!(
+            (outcome(&result), result.denials),
+            (Outcome::Refused(errno), vec![]),
+            "{socket}"
+        );
     }
 }
 
@@ -192,11 +299,22 @@ fn writes_to_the_read_only_root_are_told(world: &World) {
     ];
     for (attempt, target) in world.few(rows) {
         let result = world.run(world.probe(attempt));
-        assert!(matches!(outcome(&result), Outcome::Refused(_)), "{attempt:?}");
+        assert!(
+            matches!(outcome(&result), Outcome::Refused(_)),
+            "{attempt:?}"
+        );
         assert_eq!(result.denials, [in_root(target)], "{attempt:?}");
     }
     let kernel = world.run(world.probe(&["write", "/proc/sys/kernel/hostname", "x"]));
-    assert_eq!(kernel.denials, [denial("write", "/proc/sys/kernel/hostname", "read_only_root", "nothing")]);
+    assert_eq!(
+        kernel.denials,
+        [denial(
+            "write",
+            "/proc/sys/kernel/hostname",
+            "read_only_root",
+            "nothing"
+        )]
+    );
 }
 
 fn writes_to_a_read_only_mount_are_told(world: &World) {
@@ -207,16 +325,21 @@ fn writes_to_a_read_only_mount_are_told(world: &World) {
         world.run(request).denials
     };
     let remedy = format!("--mount {}:/mounted:rw", folder.display());
-    assert_eq!(result("ro"), [denial("write", "/mounted/x", "mount", &remedy)]);
+    assert_eq!(
+        result("ro"),
+        [denial("write", "/mounted/x", "mount", &remedy)]
+    );
     assert_eq!(result("rw"), []);
 }
 
 fn repository(world: &World) -> PathBuf {
     let workspace = world.fresh_workspace();
     fs::create_dir_all(workspace.join(".git/hooks")).expect("a folder");
-    for (name, content) in
-        [(".git/config", "[core]\n"), (".git/HEAD", "ref: refs/heads/main\n"), ("own", "own")]
-    {
+    for (name, content) in [
+        (".git/config", "[core]\n"),
+        (".git/HEAD", "ref: refs/heads/main\n"),
+        ("own", "own"),
+    ] {
         fs::write(workspace.join(name), content).expect("a file");
     }
     world.give(&workspace);
@@ -224,7 +347,10 @@ fn repository(world: &World) -> PathBuf {
 }
 
 fn in_workspace(world: &World, workspace: &Path, arguments: &[&str]) -> RunRequest {
-    RunRequest { workspace: Some(workspace.to_owned()), ..world.probe(arguments) }
+    RunRequest {
+        workspace: Some(workspace.to_owned()),
+        ..world.probe(arguments)
+    }
 }
 
 fn writes_to_protected_names_are_told(world: &World) {
@@ -232,29 +358,78 @@ fn writes_to_protected_names_are_told(world: &World) {
     let truncate = libc::SYS_truncate.to_string();
     // What, the protected name, the error.
     let rows: [(&[&str], &str, &str, i32); 9] = [
-        (&["call-on", &truncate, ".git/config"], ".git/config", ".git/config", libc::EROFS),
-        (&["write", ".git/hooks/x", "x"], ".git/hooks/x", ".git/hooks", libc::EROFS),
-        (&["write", ".git/config", "x"], ".git/config", ".git/config", libc::EROFS),
-        (&["rename", ".git/HEAD", ".git/config"], ".git/config", ".git/config", libc::EBUSY),
-        (&["add-name", ".git/HEAD", ".git/hooks/x"], ".git/hooks/x", ".git/hooks", libc::EROFS),
-        (&["remove", ".git/config"], ".git/config", ".git/config", libc::EBUSY),
+        (
+            &["call-on", &truncate, ".git/config"],
+            ".git/config",
+            ".git/config",
+            libc::EROFS,
+        ),
+        (
+            &["write", ".git/hooks/x", "x"],
+            ".git/hooks/x",
+            ".git/hooks",
+            libc::EROFS,
+        ),
+        (
+            &["write", ".git/config", "x"],
+            ".git/config",
+            ".git/config",
+            libc::EROFS,
+        ),
+        (
+            &["rename", ".git/HEAD", ".git/config"],
+            ".git/config",
+            ".git/config",
+            libc::EBUSY,
+        ),
+        (
+            &["add-name", ".git/HEAD", ".git/hooks/x"],
+            ".git/hooks/x",
+            ".git/hooks",
+            libc::EROFS,
+        ),
+        (
+            &["remove", ".git/config"],
+            ".git/config",
+            ".git/config",
+            libc::EBUSY,
+        ),
         (&["rename", ".git", "moved"], ".git", ".git", libc::EBUSY),
         // Absent on the host: a folder stands in for it.
         (&["write", ".envrc", "x"], ".envrc", ".envrc", libc::EISDIR),
-        (&["make-new", ".mcp.json"], ".mcp.json", ".mcp.json", libc::EEXIST),
+        (
+            &["make-new", ".mcp.json"],
+            ".mcp.json",
+            ".mcp.json",
+            libc::EEXIST,
+        ),
     ];
     for (attempt, target, name, errno) in world.few(rows) {
         let result = world.run(in_workspace(world, &workspace, attempt));
         assert_eq!(outcome(&result), Outcome::Refused(errno), "{attempt:?}");
-        let (target, remedy) = (format!("/workspace/{target}"), format!("--allow-protected {name}"));
-        assert_eq!(result.denials, [denial("write", &target, "protected", &remedy)], "{attempt:?}");
-        let kernels = world.attempt_without(in_workspace(world, &workspace, attempt), &[Step::SyscallFilter]);
+        let (target, remedy) = (
+            format!("/workspace/{target}"),
+            format!("--allow-protected {name}"),
+        );
+        assert_eq!(
+            result.denials,
+            [denial("write", &target, "protected", &remedy)],
+            "{attempt:?}"
+        );
+        let kernels = world.attempt_without(
+            in_workspace(world, &workspace, attempt),
+            &[Step::SyscallFilter],
+        );
         assert_eq!(kernels, Outcome::Refused(errno), "the kernel's {attempt:?}");
         // The remedy is one.
         let mut request = in_workspace(world, &workspace, attempt);
         request.allow_protected = vec![name.into()];
         let released = world.run(request);
-        assert_eq!((outcome(&released), released.denials), (allowed(), vec![]), "{attempt:?}");
+        assert_eq!(
+            (outcome(&released), released.denials),
+            (allowed(), vec![]),
+            "{attempt:?}"
+        );
         fs::remove_dir_all(&workspace).expect("our own folder");
         fs::rename(repository(world), &workspace).expect("a fresh one in its place");
     }
@@ -265,10 +440,21 @@ fn writes_to_protected_names_are_told(world: &World) {
         ..world.command(&["mv", "own", ".git/hooks/x"])
     };
     let denied = world.run(moved(&[]));
-    let told = denial("write", "/workspace/.git/hooks/x", "protected", "--allow-protected .git/hooks");
-    assert_eq!((denied.status, denied.denials), (Status::Failed, vec![told]));
+    let told = denial(
+        "write",
+        "/workspace/.git/hooks/x",
+        "protected",
+        "--allow-protected .git/hooks",
+    );
+    assert_eq!(
+        (denied.status, denied.denials),
+        (Status::Failed, vec![told])
+    );
     let released = world.run(moved(&[".git/hooks"]));
-    assert_eq!((released.status, released.denials), (Status::Succeeded, vec![]));
+    assert_eq!(
+        (released.status, released.denials),
+        (Status::Succeeded, vec![])
+    );
 }
 
 /// Whatever fails here fails for reasons of its own.
@@ -281,27 +467,54 @@ fn a_session_that_works_is_denied_nothing(world: &World) {
         sh -c 'echo x > /etc' 2>&1 || true; : > /proc/self/comm; echo done";
     let workspaces = [None, Some(repository(world))];
     for workspace in workspaces {
-        let result = world.run(RunRequest { workspace, ..world.command(&["sh", "-c", script]) });
+        let result = world.run(RunRequest {
+            workspace,
+            ..world.command(&["sh", "-c", script])
+        });
         let said = String::from_utf8_lossy(&result.stdout).into_owned();
-        assert!(result.status == Status::Succeeded && said.ends_with("done\n"), "{result:?}");
+        assert!(
+            result.status == Status::Succeeded && said.ends_with("done\n"),
+            "{result:?}"
+        );
         assert_eq!(result.denials, []);
     }
     let result = world.run(world.probe(&["make-new", "/usr/bin/env"]));
-    assert_eq!((outcome(&result), result.denials), (Outcome::Refused(libc::EEXIST), vec![]));
+    assert_eq!(
+        (outcome(&result), result.denials),
+        (Outcome::Refused(libc::EEXIST), vec![])
+    );
     let opened = |flags: i32| {
         let result = world.run(world.probe(&["open-with", &flags.to_string(), "/usr/bin/env"]));
         (outcome(&result), result.denials)
     };
     let folder = libc::O_RDWR | libc::O_DIRECTORY;
-    let got = [libc::O_RDONLY, libc::O_PATH | libc::O_CLOEXEC, libc::O_CREAT, folder].map(opened);
+    let got = [
+        libc::O_RDONLY,
+        libc::O_PATH | libc::O_CLOEXEC,
+        libc::O_CREAT,
+        folder,
+    ]
+    .map(opened);
     let not_a_folder = (Outcome::Refused(libc::ENOTDIR), vec![]);
-    assert_eq!(got, [(allowed(), vec![]), (allowed(), vec![]), (allowed(), vec![]), not_a_folder]);
+    assert_eq!(
+        got,
+        [
+            (allowed(), vec![]),
+            (allowed(), vec![]),
+            (allowed(), vec![]),
+            not_a_folder
+        ]
+    );
     // Where it is a link, the file that it leads to.
     let real = match world.maker {
         Some(_) => PathBuf::from("/usr/bin/busybox"),
         None => fs::canonicalize("/usr/bin/env").expect("it is there"),
     };
-    assert_eq!(opened(libc::O_RDWR).1, [in_root(real.to_str().expect("a plain name"))], "the control");
+    assert_eq!(
+        opened(libc::O_RDWR).1,
+        [in_root(real.to_str().expect("a plain name"))],
+        "the control"
+    );
 }
 
 /// Each attempt comes to the same as where the kernel alone decides.
@@ -340,17 +553,27 @@ fn what_fails_for_other_reasons_is_left_to_the_kernel(world: &World) {
         fs::write(workspace.join(".bashrc"), "").expect("a file");
         world.give(&workspace);
         let mut request = in_workspace(world, &workspace, &[attempt]);
-        request.mounts.extend([mount(&empty, "/empty", "ro"), mount(&theirs, "/theirs", "ro")]);
+        request.mounts.extend([
+            mount(&empty, "/empty", "ro"),
+            mount(&theirs, "/theirs", "ro"),
+        ]);
         request
     };
     let root = world.mode == Mode::Root;
     for attempt in ["odd-opens", "odd-names", "odd-connections"] {
         let result = world.run(request(attempt));
         let kernels = world.attempt_without(request(attempt), &[Step::SyscallFilter]);
-        assert!(matches!(kernels, Outcome::Allowed(_)), "{attempt}: {kernels:?}");
+        assert!(
+            matches!(kernels, Outcome::Allowed(_)),
+            "{attempt}: {kernels:?}"
+        );
         assert_eq!(outcome(&result), kernels, "{attempt}");
         let own = |it: &&Denial| root || it.target != "/theirs/own";
-        assert_eq!(result.denials.iter().filter(own).collect::<Vec<_>>(), Vec::<&Denial>::new(), "{attempt}");
+        assert_eq!(
+            result.denials.iter().filter(own).collect::<Vec<_>>(),
+            Vec::<&Denial>::new(),
+            "{attempt}"
+        );
     }
 }
 
@@ -359,15 +582,26 @@ fn a_file_over_a_stand_in_is_denied_with_the_kernels_error(world: &World) {
     let workspace = repository(world);
     let request = || in_workspace(world, &workspace, &["rename", "own", ".envrc"]);
     let result = world.run(request());
-    let told = denial("write", "/workspace/.envrc", "protected", "--allow-protected .envrc");
-    assert_eq!((outcome(&result), result.denials), (Outcome::Refused(libc::EISDIR), vec![told]));
+    let told = denial(
+        "write",
+        "/workspace/.envrc",
+        "protected",
+        "--allow-protected .envrc",
+    );
+    assert_eq!(
+        (outcome(&result), result.denials),
+        (Outcome::Refused(libc::EISDIR), vec![told])
+    );
     let kernels = world.attempt_without(request(), &[Step::SyscallFilter]);
     assert_eq!(kernels, Outcome::Refused(libc::EISDIR), "the kernel's");
 }
 
 fn a_denial_is_heard_of_while_the_program_runs(world: &World) {
     let script = "echo x > /usr/x; echo ready; cat";
-    let request = RunRequest { stdin: true, ..world.command(&["sh", "-c", script]) };
+    let request = RunRequest {
+        stdin: true,
+        ..world.command(&["sh", "-c", script])
+    };
     let engine = world.engine(&Default::default());
     let result = world.runtime.block_on(async {
         let mut run = engine.start(admit(request));
@@ -378,49 +612,87 @@ fn a_denial_is_heard_of_while_the_program_runs(world: &World) {
                     assert_eq!(denial, in_root("/usr/x"));
                     denied = Some(Instant::now());
                 }
-                Event::Output { stream: Stream::Stdout, .. } => ready = Some(Instant::now()),
+                Event::Output {
+                    stream: Stream::Stdout,
+                    ..
+                } => ready = Some(Instant::now()),
                 Event::Output { .. } | Event::Started { .. } => {}
             }
         }
-        let late = denied.zip(ready).map(|(denied, ready)| denied.saturating_duration_since(ready));
+        let late = denied
+            .zip(ready)
+            .map(|(denied, ready)| denied.saturating_duration_since(ready));
         assert!(late.is_some_and(|late| late < SOON), "{late:?}");
         run.finish().await
     });
-    assert_eq!((result.status, result.denials), (Status::Succeeded, vec![in_root("/usr/x")]));
+    assert_eq!(
+        (result.status, result.denials),
+        (Status::Succeeded, vec![in_root("/usr/x")])
+    );
 }
 
 /// Whatever is looked at, and whatever the kernel then finds: the mount holds.
 fn a_path_that_changes_under_the_look_opens_nothing(world: &World) {
     let workspace = repository(world);
-    let attempt = ["flip", "/workspace/open/hooks/evil", "/workspace/.git/hooks/evil", "1000"];
+    let attempt = [
+        "flip",
+        "/workspace/open/hooks/evil",
+        "/workspace/.git/hooks/evil",
+        "1000",
+    ];
     fs::create_dir_all(workspace.join("open/hooks")).expect("a folder");
     world.give(&workspace);
     let result = world.run(in_workspace(world, &workspace, &attempt.map(|it| it)));
     assert_eq!(outcome(&result), Outcome::Allowed("true true".to_owned()));
     let told: BTreeSet<_> = result.denials.iter().map(|it| it.target.as_str()).collect();
     assert_eq!(told, BTreeSet::from(["/workspace/.git/hooks/evil"]));
-    assert_eq!(fs::read_dir(workspace.join(".git/hooks")).expect("a folder").count(), 0);
+    assert_eq!(
+        fs::read_dir(workspace.join(".git/hooks"))
+            .expect("a folder")
+            .count(),
+        0
+    );
     assert!(workspace.join("open/hooks/evil").exists(), "the control");
 }
 
 fn neither_a_second_listener_nor_an_undumpable_program_escapes_the_look(world: &World) {
     let second = world.probe(&["second-listener"]);
     assert_eq!(world.attempt(second.clone()), Outcome::Refused(libc::EBUSY));
-    assert_eq!(world.attempt_without(second, &[Step::SyscallFilter]), allowed());
+    assert_eq!(
+        world.attempt_without(second, &[Step::SyscallFilter]),
+        allowed()
+    );
     let hidden = world.run(world.probe(&["undumpable", "mount", "/mnt"]));
     assert_eq!(
         (outcome(&hidden), hidden.denials),
-        (Outcome::Refused(libc::EPERM), vec![refused("mount", "/mnt")])
+        (
+            Outcome::Refused(libc::EPERM),
+            vec![refused("mount", "/mnt")]
+        )
     );
     let hidden = world.run(world.probe(&["undumpable", "write", "/usr/x", "x"]));
-    assert_eq!((outcome(&hidden), hidden.denials), (Outcome::Refused(libc::EROFS), vec![in_root("/usr/x")]));
+    assert_eq!(
+        (outcome(&hidden), hidden.denials),
+        (Outcome::Refused(libc::EROFS), vec![in_root("/usr/x")])
+    );
 }
 
 fn a_sandbox_made_ahead_tells_as_much(world: &World) {
-    let pool = Pool { parked: 1, ..Pool::OFF };
+    let pool = Pool {
+        parked: 1,
+        ..Pool::OFF
+    };
     let state = world.folder.join(world.unique("state"));
-    let engine = Engine::open(Settings { pool, ..Settings::new(state) }).expect("an engine");
-    let spec = admit(world.command(&["sh", "-c", "echo x > /usr/x; echo y > y; mount -t tmpfs x /mnt"]));
+    let engine = Engine::open(Settings {
+        pool,
+        ..Settings::new(state)
+    })
+    .expect("an engine");
+    let spec = admit(world.command(&[
+        "sh",
+        "-c",
+        "echo x > /usr/x; echo y > y; mount -t tmpfs x /mnt",
+    ]));
     let results = world.runtime.block_on(async {
         engine.warm(&spec).await;
         let results = [engine.run(spec.clone()).await, engine.run(spec).await];
@@ -428,8 +700,17 @@ fn a_sandbox_made_ahead_tells_as_much(world: &World) {
         results
     });
     for result in results {
-        let writes: Vec<_> = result.denials.iter().filter(|it| it.what == "write").cloned().collect();
+        let writes: Vec<_> = result
+            .denials
+            .iter()
+            .filter(|it| it.what == "write")
+            .cloned()
+            .collect();
         assert!(writes.contains(&in_root("/usr/x")), "{:?}", result.denials);
-        assert!(result.denials.contains(&refused("mount", "/mnt")), "{:?}", result.denials);
+        assert!(
+            result.denials.contains(&refused("mount", "/mnt")),
+            "{:?}",
+            result.denials
+        );
     }
 }

@@ -26,7 +26,11 @@ pub(crate) fn proofs() -> Vec<Proof> {
 /// Where folders cannot be idmapped, the program is a stranger there.
 fn open_to_all(world: &World) -> PathBuf {
     let folder = world.fresh_folder("mounted");
-    let mode = if world.mode == Mode::User || world.idmaps { 0o755 } else { 0o777 };
+    let mode = if world.mode == Mode::User || world.idmaps {
+        0o755
+    } else {
+        0o777
+    };
     fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).expect("mode");
     folder
 }
@@ -43,11 +47,26 @@ fn mounts_are_read_only_unless_said(world: &World) {
     let write: &[&str] = &["write", "/mounted/note", "of the program"];
     let make: &[&str] = &["make-folder", "/mounted/made"];
     let refused = Outcome::Refused(libc::EROFS);
-    assert_eq!([attempt("ro", write), attempt("ro", make)], [refused.clone(), refused]);
-    assert_eq!(attempt("ro", &["read", "/mounted/note"]), Outcome::Allowed("of the host".to_owned()));
-    assert_eq!(fs::read_to_string(folder.join("note")).expect("a file"), "of the host");
-    assert_eq!([attempt("rw", write), attempt("rw", make)], [allowed(), allowed()]);
-    assert_eq!(fs::read_to_string(folder.join("note")).expect("a file"), "of the program");
+    assert_eq!(
+        [attempt("ro", write), attempt("ro", make)],
+        [refused.clone(), refused]
+    );
+    assert_eq!(
+        attempt("ro", &["read", "/mounted/note"]),
+        Outcome::Allowed("of the host".to_owned())
+    );
+    assert_eq!(
+        fs::read_to_string(folder.join("note")).expect("a file"),
+        "of the host"
+    );
+    assert_eq!(
+        [attempt("rw", write), attempt("rw", make)],
+        [allowed(), allowed()]
+    );
+    assert_eq!(
+        fs::read_to_string(folder.join("note")).expect("a file"),
+        "of the program"
+    );
     assert!(folder.join("made").is_dir());
 }
 
@@ -58,16 +77,26 @@ fn a_file_written_to_a_mount_belongs_to_its_owner(world: &World) {
     request.mounts.push(mount(&folder, "/mounted", "rw"));
     let result = world.run(request);
     assert_eq!(outcome(&result), allowed());
-    let owner = |path| fs::metadata(path).map(|found| (found.uid(), found.gid())).expect("an owner");
+    let owner = |path| {
+        fs::metadata(path)
+            .map(|found| (found.uid(), found.gid()))
+            .expect("an owner")
+    };
     let stranger = world.mode == Mode::Root && !world.idmaps && world.maker.is_none();
     let (uid, gid) = owner(folder.join("note"));
     match stranger {
         // The program is one of the host's users.
         _ if world.shares_users() => assert_eq!((uid, gid), (1000, 1000)),
-        true => assert!((0x7000_0000..0x7001_0000).contains(&uid) && uid == gid, "{uid} {gid}"),
+        true => assert!(
+            (0x7000_0000..0x7001_0000).contains(&uid) && uid == gid,
+            "{uid} {gid}"
+        ),
         false => assert_eq!((uid, gid), owner(folder.clone())),
     }
-    let said = result.notes.iter().any(|note| note.contains("`/mounted` cannot be idmapped"));
+    let said = result
+        .notes
+        .iter()
+        .any(|note| note.contains("`/mounted` cannot be idmapped"));
     assert_eq!(said, stranger, "{:?}", result.notes);
 }
 
@@ -75,7 +104,10 @@ fn disk_limit_is_not_claimed_where_the_host_is_written(world: &World) {
     let folder = world.fresh_folder("mounted");
     let claimed = |access: &str| {
         let mounts = vec![mount(&folder, "/mounted", access)];
-        let result = world.run(RunRequest { mounts, ..world.command(&["true"]) });
+        let result = world.run(RunRequest {
+            mounts,
+            ..world.command(&["true"])
+        });
         assert_eq!(result.status, Status::Succeeded);
         result.barriers.contains(&Barrier::DiskLimit)
     };
@@ -88,8 +120,7 @@ fn inputs_and_artifacts_make_the_round(world: &World) {
     let mut input = OsString::from("in/first=");
     input.push(folder.join("given"));
     let engine = world.engine(&Default::default());
-    let script =
-        "cat in/first in/first > twice; mkdir out; cp in/first out/copy; echo kept > .artifacts/auto";
+    let script = "cat in/first in/first > twice; mkdir out; cp in/first out/copy; echo kept > .artifacts/auto";
     let first = world.run_in(
         &engine,
         RunRequest {
@@ -98,16 +129,39 @@ fn inputs_and_artifacts_make_the_round(world: &World) {
             ..world.command(&["sh", "-c", script])
         },
     );
-    let mut kept: Vec<_> =
-        first.artifacts.iter().map(|it| (it.name.as_str(), it.version, it.size_bytes)).collect();
+    let mut kept: Vec<_> = first
+        .artifacts
+        .iter()
+        .map(|it| (it.name.as_str(), it.version, it.size_bytes))
+        .collect();
     kept.sort_unstable();
-    assert_eq!(kept, [("auto", 1, 5), ("out/copy", 1, 7), ("twice", 1, 14)], "{:?}", first.notes);
+    assert_eq!(
+        kept,
+        [("auto", 1, 5), ("out/copy", 1, 7), ("twice", 1, 14)],
+        "{:?}",
+        first.notes
+    );
     let inputs = vec!["again=artifact:twice".into()];
-    let second = world.run_in(&engine, RunRequest { inputs, ..world.command(&["cat", "again"]) });
+    let second = world.run_in(
+        &engine,
+        RunRequest {
+            inputs,
+            ..world.command(&["cat", "again"])
+        },
+    );
     assert_eq!(second.stdout, b"bytes\xff\0bytes\xff\0");
     let inputs = vec!["again=artifact:nothing".into()];
-    let refused = world.run_in(&engine, RunRequest { inputs, ..world.command(&["cat", "again"]) });
-    assert_eq!((refused.status, refused.exit_status), (Status::NotStarted, 125));
+    let refused = world.run_in(
+        &engine,
+        RunRequest {
+            inputs,
+            ..world.command(&["cat", "again"])
+        },
+    );
+    assert_eq!(
+        (refused.status, refused.exit_status),
+        (Status::NotStarted, 125)
+    );
 }
 
 /// A socket in `/var` is made here; the control is the same socket through a mount that the user asked for.
@@ -127,14 +181,35 @@ fn the_permissive_profile_shows_the_system_without_secrets_and_sockets(world: &W
         request.mounts.push(mount(&folder, "/mounted", "ro"));
         world.attempt(request)
     };
-    let (socket, plain) = (socket.display().to_string(), folder.join("plain").display().to_string());
-    assert_eq!(attempt(&["read", &plain]), Outcome::Allowed("of the host".to_owned()));
-    assert_eq!(attempt(&["write", &plain, "x"]), Outcome::Refused(libc::EROFS));
-    assert_eq!(attempt(&["connect-path", &socket]), Outcome::Refused(libc::ECONNREFUSED));
+    let (socket, plain) = (
+        socket.display().to_string(),
+        folder.join("plain").display().to_string(),
+    );
+    assert_eq!(
+        attempt(&["read", &plain]),
+        Outcome::Allowed("of the host".to_owned())
+    );
+    assert_eq!(
+        attempt(&["write", &plain, "x"]),
+        Outcome::Refused(libc::EROFS)
+    );
+    assert_eq!(
+        attempt(&["connect-path", &socket]),
+        Outcome::Refused(libc::ECONNREFUSED)
+    );
     assert_eq!(attempt(&["connect-path", "/mounted/listening"]), allowed());
-    assert!(fs::exists("/etc/shadow").expect("a look"), "prerequisite: the host has /etc/shadow");
-    assert_eq!(attempt(&["read", "/etc/shadow"]), Outcome::Refused(libc::ENOENT));
-    assert!(matches!(attempt(&["read", "/etc/passwd"]), Outcome::Allowed(_)));
+    assert!(
+        fs::exists("/etc/shadow").expect("a look"),
+        "prerequisite: the host has /etc/shadow"
+    );
+    assert_eq!(
+        attempt(&["read", "/etc/shadow"]),
+        Outcome::Refused(libc::ENOENT)
+    );
+    assert!(matches!(
+        attempt(&["read", "/etc/passwd"]),
+        Outcome::Allowed(_)
+    ));
     fs::remove_dir_all(folder).expect("our own folder");
 }
 
@@ -156,8 +231,15 @@ fn the_permissive_profile_opens_no_folder_that_is_shut(world: &World) {
         ));
         world.attempt(request)
     };
-    let (read, shut) = (Outcome::Allowed("of the host".to_owned()), Outcome::Refused(libc::EACCES));
-    let expected = if world.mode == Mode::Root { shut } else { read.clone() };
+    let (read, shut) = (
+        Outcome::Allowed("of the host".to_owned()),
+        Outcome::Refused(libc::EACCES),
+    );
+    let expected = if world.mode == Mode::Root {
+        shut
+    } else {
+        read.clone()
+    };
     assert_eq!([attempt(0o755), attempt(0o700)], [read, expected]);
     fs::remove_dir_all(folder).expect("our own folder");
 }

@@ -21,10 +21,13 @@ pub(crate) fn image(world: &World) -> PathBuf {
     let image = world.fresh_folder("image");
     fs::create_dir(image.join("bin")).expect("a folder");
     let places = ["/bin/busybox", "/usr/bin/busybox"];
-    let busybox =
-        places.iter().find(|path| Path::new(path).exists()).expect("prerequisite: busybox (static)");
+    let busybox = places
+        .iter()
+        .find(|path| Path::new(path).exists())
+        .expect("prerequisite: busybox (static)");
     fs::copy(busybox, image.join("bin/busybox")).expect("a copy");
-    fs::set_permissions(image.join("bin/busybox"), fs::Permissions::from_mode(0o755)).expect("mode");
+    fs::set_permissions(image.join("bin/busybox"), fs::Permissions::from_mode(0o755))
+        .expect("mode");
     for name in ["sh", "ls", "cat"] {
         symlink("busybox", image.join("bin").join(name)).expect("a link");
     }
@@ -33,11 +36,17 @@ pub(crate) fn image(world: &World) -> PathBuf {
 
 fn run_in(world: &World, image: &Path, script: &str) -> RunResult {
     let image = Some(image.to_owned());
-    world.run(RunRequest { image, ..world.command(&["sh", "-c", script]) })
+    world.run(RunRequest {
+        image,
+        ..world.command(&["sh", "-c", script])
+    })
 }
 
 fn shown(result: &RunResult) -> (Status, String) {
-    (result.status, String::from_utf8_lossy(&result.stdout).into_owned())
+    (
+        result.status,
+        String::from_utf8_lossy(&result.stdout).into_owned(),
+    )
 }
 
 fn a_program_runs_in_a_root_of_its_own(world: &World) {
@@ -45,7 +54,11 @@ fn a_program_runs_in_a_root_of_its_own(world: &World) {
     fs::write(image.join("of-the-image"), "hello").expect("a file");
     let result = run_in(world, &image, "cat /of-the-image; echo; ls /");
     let expected = "hello\nbin\ndev\netc\nof-the-image\nproc\nrun\nsys\ntmp\nworkspace\n";
-    assert_eq!(shown(&result), (Status::Succeeded, expected.to_owned()), "{result:?}");
+    assert_eq!(
+        shown(&result),
+        (Status::Succeeded, expected.to_owned()),
+        "{result:?}"
+    );
     assert_eq!(result.barriers, world.usual_barriers());
 }
 
@@ -53,10 +66,16 @@ fn an_image_is_read_only(world: &World) {
     let image = image(world);
     let script = "for place in /made /bin/made /etc/made /tmp/made made; do \
                   if echo x 2> /dev/null > $place; then echo $place; fi; done";
-    assert_eq!(shown(&run_in(world, &image, script)), (Status::Succeeded, "/tmp/made\nmade\n".to_owned()));
+    assert_eq!(
+        shown(&run_in(world, &image, script)),
+        (Status::Succeeded, "/tmp/made\nmade\n".to_owned())
+    );
     let names = |folder: &Path| {
-        let mut names: Vec<_> =
-            fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .expect("a folder")
+            .flatten()
+            .map(|entry| entry.file_name())
+            .collect();
         names.sort();
         names
     };
@@ -69,7 +88,11 @@ fn links_in_an_image_lead_nowhere_outside(world: &World) {
     for target in ["/", "canary"] {
         let (image, canary) = (image(world), world.fresh_folder("canary"));
         fs::set_permissions(&canary, fs::Permissions::from_mode(0o777)).expect("mode");
-        let to = if target == "canary" { canary.as_path() } else { Path::new(target) };
+        let to = if target == "canary" {
+            canary.as_path()
+        } else {
+            Path::new(target)
+        };
         for name in ["dev", "proc", "tmp", "workspace", "sys", "run", "etc"] {
             symlink(to, image.join(name)).expect("a link");
         }
@@ -77,8 +100,16 @@ fn links_in_an_image_lead_nowhere_outside(world: &World) {
                       ls /tmp /workspace /dev/shm; test -r /proc/self/status && echo proc";
         let result = run_in(world, &image, script);
         let expected = "/dev/shm:\nmade\n\n/tmp:\nmade\n\n/workspace:\nmade\nproc\n";
-        assert_eq!(shown(&result), (Status::Succeeded, expected.to_owned()), "{result:?}");
-        assert_eq!(fs::read_dir(&canary).expect("a folder").count(), 0, "nothing outside was touched");
+        assert_eq!(
+            shown(&result),
+            (Status::Succeeded, expected.to_owned()),
+            "{result:?}"
+        );
+        assert_eq!(
+            fs::read_dir(&canary).expect("a folder").count(),
+            0,
+            "nothing outside was touched"
+        );
     }
     assert!(!Path::new("/made").exists() && !Path::new("/tmp/made").exists());
 }
@@ -86,11 +117,21 @@ fn links_in_an_image_lead_nowhere_outside(world: &World) {
 fn images_that_are_none_are_refused(world: &World) {
     let refusal = |path: &Path| {
         let result = run_in(world, path, "true");
-        (result.status, result.exit_status, result.error.map(|error| error.code))
+        (
+            result.status,
+            result.exit_status,
+            result.error.map(|error| error.code),
+        )
     };
     let refused = |code| (Status::NotStarted, 125, Some(code));
     // The state folder lies in it.
     assert_eq!(refusal(Path::new("/")), refused(ErrorCode::PolicyDenied));
-    assert_eq!(refusal(&world.probe_folder.join("probe")), refused(ErrorCode::ImageRefused));
-    assert_eq!(refusal(&world.folder.join("absent")), refused(ErrorCode::ImageMissing));
+    assert_eq!(
+        refusal(&world.probe_folder.join("probe")),
+        refused(ErrorCode::ImageRefused)
+    );
+    assert_eq!(
+        refusal(&world.folder.join("absent")),
+        refused(ErrorCode::ImageMissing)
+    );
 }

@@ -23,13 +23,19 @@ pub(crate) fn proofs() -> Vec<Proof> {
 }
 
 fn for_a_second(request: RunRequest) -> RunRequest {
-    let limits = Maximum { wall_time: "1s".parse().ok(), ..quick() };
+    let limits = Maximum {
+        wall_time: "1s".parse().ok(),
+        ..quick()
+    };
     RunRequest { limits, ..request }
 }
 
 fn a_program_may_end_by_itself_when_its_time_is_up(world: &World) {
     let result = world.run(for_a_second(world.probe(&["end-on-term"])));
-    assert_eq!(String::from_utf8_lossy(&result.stdout), "ready\nallowed SIGTERM\n");
+    assert_eq!(
+        String::from_utf8_lossy(&result.stdout),
+        "ready\nallowed SIGTERM\n"
+    );
     check_timed_out(&result);
     // Its own end is told, too.
     assert_eq!((result.exit_code, result.signal), (Some(0), None));
@@ -38,7 +44,10 @@ fn a_program_may_end_by_itself_when_its_time_is_up(world: &World) {
 fn check_timed_out(result: &RunResult) {
     let code = result.error.as_ref().map(|error| error.code);
     let hit: Vec<_> = result.limits_hit.iter().copied().collect();
-    assert_eq!((result.status, result.exit_status, code), (Status::TimedOut, 124, Some(ErrorCode::Timeout)));
+    assert_eq!(
+        (result.status, result.exit_status, code),
+        (Status::TimedOut, 124, Some(ErrorCode::Timeout))
+    );
     assert_eq!(hit, [LimitName::WallTime]);
 }
 
@@ -58,7 +67,11 @@ impl Tree {
         let marker = world.unique("tree");
         let mut request = world.probe(&[attempt, "/shared/lock", &marker]);
         request.mounts.push(mount(&folder, "/shared", "rw"));
-        Tree { marker, lock, request }
+        Tree {
+            marker,
+            lock,
+            request,
+        }
     }
 
     /// The control: while they live, both oracles see them.
@@ -81,10 +94,17 @@ fn a_program_that_ignores_the_end_of_its_time_is_killed_with_its_tree(world: &Wo
     let result = world.finish(run);
     tree.check_gone();
     check_timed_out(&result);
-    assert_eq!((result.exit_code, result.signal), (None, Some(libc::SIGKILL)));
+    assert_eq!(
+        (result.exit_code, result.signal),
+        (None, Some(libc::SIGKILL))
+    );
     // One second of its own, two of grace. A container engine takes a while to make it and to be rid of it.
     let longest = if world.maker.is_some() { 12_000 } else { 6000 };
-    assert!((3000..longest).contains(&result.duration_ms), "{} ms", result.duration_ms);
+    assert!(
+        (3000..longest).contains(&result.duration_ms),
+        "{} ms",
+        result.duration_ms
+    );
 }
 
 fn a_cancelled_run_is_gone_soon(world: &World) {
@@ -114,7 +134,10 @@ fn what_a_program_leaves_behind_ends_with_it(world: &World) {
     tree.check_alive();
     let result = world.finish(run);
     tree.check_gone();
-    assert_eq!((result.status, result.exit_code), (Status::Succeeded, Some(0)));
+    assert_eq!(
+        (result.status, result.exit_code),
+        (Status::Succeeded, Some(0))
+    );
 }
 
 /// Waits for the kernel, and for as long as somebody holds the lock.
@@ -125,7 +148,11 @@ fn check_freed(lock: File) {
         drop(lock); // whoever hears of it may take it
         told.send(freed)
     });
-    assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(true), "the lock is free");
+    assert_eq!(
+        heard.recv_timeout(Duration::from_secs(5)),
+        Ok(true),
+        "the lock is free"
+    );
 }
 
 /// Every process of the box dies with the launcher, which dies with its engine's end of the socket. What else is
@@ -142,12 +169,18 @@ fn the_end_of_the_engine_is_the_end_of_its_runs(world: &World) {
     // Of a container there is a container left, by whose name its cgroups go.
     let left = || {
         let made = match &world.maker {
-            Some(maker) => !daemons::labelled(&maker.host, &format!("io.airlock.run={id}")).is_empty(),
+            Some(maker) => {
+                !daemons::labelled(&maker.host, &format!("io.airlock.run={id}")).is_empty()
+            }
             None => !cgroups_with(&id).is_empty(),
         };
         (state.join("runs").join(&id).exists(), made)
     };
-    assert_eq!(left(), (true, world.maker.is_some() || world.has_cgroups()), "the control");
+    assert_eq!(
+        left(),
+        (true, world.maker.is_some() || world.has_cgroups()),
+        "the control"
+    );
     let record = File::open(state.join("runs").join(&id)).expect("its record");
     drop((run, engine));
     runtime.shutdown_background();
@@ -155,6 +188,9 @@ fn the_end_of_the_engine_is_the_end_of_its_runs(world: &World) {
     assert_eq!(processes_with(&tree.marker), Vec::<u32>::new());
     // The runtime's threads end when they come to it; until then the owner lives, and a sweep leaves the run alone.
     check_freed(record);
-    let swept = world.engine_at(state.clone(), &Default::default()).swept_at_opening().clone();
+    let swept = world
+        .engine_at(state.clone(), &Default::default())
+        .swept_at_opening()
+        .clone();
     assert_eq!(left(), (false, false), "{swept:?}");
 }

@@ -25,7 +25,10 @@ pub(crate) fn proofs() -> Vec<Proof> {
 }
 
 fn limited(request: RunRequest, limits: Maximum) -> RunRequest {
-    let limits = Maximum { wall_time: quick().wall_time, ..limits };
+    let limits = Maximum {
+        wall_time: quick().wall_time,
+        ..limits
+    };
     RunRequest { limits, ..request }
 }
 
@@ -34,47 +37,98 @@ fn hit(result: &RunResult) -> Vec<LimitName> {
 }
 
 fn the_result_says_what_holds_each_limit(world: &World) {
-    assert_eq!(world.run(world.command(&["true"])).enforced_by, world.enforced_by());
+    assert_eq!(
+        world.run(world.command(&["true"])).enforced_by,
+        world.enforced_by()
+    );
 }
 
 /// A cgroup kills it; a resource limit refuses it the memory.
 fn one_process_over_its_memory_is_stopped(world: &World) {
-    let limits = Maximum { memory: "64M".parse().ok(), ..Maximum::default() };
+    let limits = Maximum {
+        memory: "64M".parse().ok(),
+        ..Maximum::default()
+    };
     let request = limited(world.probe(&["take-own-memory", "128"]), limits);
     let result = world.run(request.clone());
     let code = result.error.as_ref().map(|error| error.code);
     if world.has_cgroups() {
         let got = (result.status, result.exit_status, code, hit(&result));
-        assert_eq!(got, (Status::OomKilled, 137, Some(ErrorCode::OomKilled), vec![LimitName::Memory]));
+        assert_eq!(
+            got,
+            (
+                Status::OomKilled,
+                137,
+                Some(ErrorCode::OomKilled),
+                vec![LimitName::Memory]
+            )
+        );
     } else {
-        assert_eq!((result.status, outcome(&result)), (Status::Succeeded, Outcome::Refused(libc::ENOMEM)));
+        assert_eq!(
+            (result.status, outcome(&result)),
+            (Status::Succeeded, Outcome::Refused(libc::ENOMEM))
+        );
     }
-    let unlimited = Without { steps: vec![Step::ResourceLimits], cgroups: true };
+    let unlimited = Without {
+        steps: vec![Step::ResourceLimits],
+        cgroups: true,
+    };
     assert_eq!(outcome(&world.run_without(request, &unlimited)), allowed());
 }
 
 fn forks(world: &World) -> RunRequest {
-    let limits = Maximum { pids: Some(16), ..Maximum::default() };
+    let limits = Maximum {
+        pids: Some(16),
+        ..Maximum::default()
+    };
     limited(world.probe(&["take-pids", "40"]), limits)
 }
 
 fn pids_are_limited_without_cgroups_too(world: &World) {
-    let result = world.run_without(forks(world), &Without { steps: vec![], cgroups: true });
+    let result = world.run_without(
+        forks(world),
+        &Without {
+            steps: vec![],
+            cgroups: true,
+        },
+    );
     assert_eq!(outcome(&result), Outcome::Refused(libc::EAGAIN));
     assert!(result.barriers.contains(&Barrier::PidsLimit));
     // Each box has its own count: a second one at the same time has as many.
-    let within = limited(world.probe(&["take-pids", "12"]), Maximum { pids: Some(16), ..Maximum::default() });
-    let engine = world.engine(&Without { steps: vec![], cgroups: true });
+    let within = limited(
+        world.probe(&["take-pids", "12"]),
+        Maximum {
+            pids: Some(16),
+            ..Maximum::default()
+        },
+    );
+    let engine = world.engine(&Without {
+        steps: vec![],
+        cgroups: true,
+    });
     let holding = world.probe(&["hold-pids", "12"]);
-    let first =
-        world.start_ready(&engine, limited(holding, Maximum { pids: Some(16), ..Maximum::default() }));
+    let first = world.start_ready(
+        &engine,
+        limited(
+            holding,
+            Maximum {
+                pids: Some(16),
+                ..Maximum::default()
+            },
+        ),
+    );
     assert_eq!(outcome(&world.run_in(&engine, within)), allowed());
     assert_eq!(outcome(&world.finish(first)), allowed());
 }
 
 fn pids_are_limited_without_resource_limits_where_there_are_cgroups(world: &World) {
-    let result =
-        world.run_without(forks(world), &Without { steps: vec![Step::ResourceLimits], cgroups: false });
+    let result = world.run_without(
+        forks(world),
+        &Without {
+            steps: vec![Step::ResourceLimits],
+            cgroups: false,
+        },
+    );
     let expected = if world.has_cgroups() {
         (Outcome::Refused(libc::EAGAIN), true, vec![LimitName::Pids])
     } else {
@@ -85,19 +139,36 @@ fn pids_are_limited_without_resource_limits_where_there_are_cgroups(world: &Worl
 }
 
 fn a_file_that_grows_too_large_ends_the_program(world: &World) {
-    let limits = Maximum { file_size: "2M".parse().ok(), ..Maximum::default() };
-    let fill = |mebibytes| limited(world.probe(&["fill", "/tmp/file", mebibytes]), limits.clone());
+    let limits = Maximum {
+        file_size: "2M".parse().ok(),
+        ..Maximum::default()
+    };
+    let fill = |mebibytes| {
+        limited(
+            world.probe(&["fill", "/tmp/file", mebibytes]),
+            limits.clone(),
+        )
+    };
     let result = world.run(fill("3"));
-    assert_eq!((outcome(&result), hit(&result)), (Outcome::Killed(libc::SIGXFSZ), vec![LimitName::FileSize]));
+    assert_eq!(
+        (outcome(&result), hit(&result)),
+        (Outcome::Killed(libc::SIGXFSZ), vec![LimitName::FileSize])
+    );
     assert_eq!(world.attempt(fill("2")), allowed());
 }
 
 fn open_files_are_limited(world: &World) {
-    let limits = Maximum { open_files: Some(20), ..Maximum::default() };
+    let limits = Maximum {
+        open_files: Some(20),
+        ..Maximum::default()
+    };
     let open = |count| limited(world.probe(&["open-files", count]), limits.clone());
     assert_eq!(world.attempt(open("30")), Outcome::Refused(libc::EMFILE));
     assert_eq!(world.attempt(open("10")), allowed());
-    assert_eq!(world.attempt_without(open("30"), &[Step::ResourceLimits]), allowed());
+    assert_eq!(
+        world.attempt_without(open("30"), &[Step::ResourceLimits]),
+        allowed()
+    );
 }
 
 fn stack_locked_memory_message_queues_and_priority_are_limited(world: &World) {
@@ -111,12 +182,25 @@ fn stack_locked_memory_message_queues_and_priority_are_limited(world: &World) {
     let probe = |arguments: &[&str]| limited(world.probe(arguments), limits.clone());
     let got = format!("{} {} 15", 4 << 20, 400 << 10);
     assert_eq!(world.attempt(probe(&["standing"])), Outcome::Allowed(got));
-    assert_eq!(world.attempt(probe(&["lock-memory", "48"])), Outcome::Refused(libc::ENOMEM));
+    assert_eq!(
+        world.attempt(probe(&["lock-memory", "48"])),
+        Outcome::Refused(libc::ENOMEM)
+    );
     assert_eq!(world.attempt(probe(&["lock-memory", "4"])), allowed());
-    assert_eq!(world.attempt_without(probe(&["lock-memory", "48"]), &[Step::ResourceLimits]), allowed());
+    assert_eq!(
+        world.attempt_without(probe(&["lock-memory", "48"]), &[Step::ResourceLimits]),
+        allowed()
+    );
     // More than the host gives is no reason not to begin.
-    let most = Maximum { stack: "1T".parse().ok(), message_queues: "1T".parse().ok(), ..Maximum::default() };
-    assert!(matches!(world.attempt(limited(world.probe(&["standing"]), most)), Outcome::Allowed(_)));
+    let most = Maximum {
+        stack: "1T".parse().ok(),
+        message_queues: "1T".parse().ok(),
+        ..Maximum::default()
+    };
+    assert!(matches!(
+        world.attempt(limited(world.probe(&["standing"]), most)),
+        Outcome::Allowed(_)
+    ));
 }
 
 /// Each has some handles in the launcher, more in sum than the usual limit of one program. A container has a first
@@ -124,57 +208,114 @@ fn stack_locked_memory_message_queues_and_priority_are_limited(world: &World) {
 fn many_sandboxes_at_once_leave_each_its_open_files(world: &World) {
     let engine = world.engine(&Default::default());
     let count = if world.maker.is_some() { 4 } else { 24 };
-    let running: Vec<_> =
-        (0..count).map(|_| world.start_ready(&engine, world.probe(&["hold", "handles"]))).collect();
+    let running: Vec<_> = (0..count)
+        .map(|_| world.start_ready(&engine, world.probe(&["hold", "handles"])))
+        .collect();
     let last = world.run_in(&engine, world.probe(&["open-files", "100"]));
-    let ended = running.into_iter().map(|run| outcome(&world.finish(run))).all(|ended| ended == allowed());
+    let ended = running
+        .into_iter()
+        .map(|run| outcome(&world.finish(run)))
+        .all(|ended| ended == allowed());
     assert_eq!((outcome(&last), ended), (allowed(), true));
 }
 
 fn full_scratch_space_is_named(world: &World) {
     // In a container each place has a part of its own: three eighths for this one.
     let disk = if world.maker.is_some() { "16M" } else { "8M" };
-    let limits = Maximum { disk: disk.parse().ok(), ..Maximum::default() };
-    let fill = |mebibytes| limited(world.probe(&["fill", "/tmp/file", mebibytes]), limits.clone());
+    let limits = Maximum {
+        disk: disk.parse().ok(),
+        ..Maximum::default()
+    };
+    let fill = |mebibytes| {
+        limited(
+            world.probe(&["fill", "/tmp/file", mebibytes]),
+            limits.clone(),
+        )
+    };
     let full = world.run(fill("9"));
-    assert_eq!((outcome(&full), hit(&full)), (Outcome::Refused(libc::ENOSPC), vec![LimitName::Disk]));
+    assert_eq!(
+        (outcome(&full), hit(&full)),
+        (Outcome::Refused(libc::ENOSPC), vec![LimitName::Disk])
+    );
     let room = world.run(fill("4"));
     assert_eq!((outcome(&room), hit(&room)), (allowed(), vec![]));
 }
 
 fn too_much_output_is_cut_and_said(world: &World) {
-    let limits = Maximum { output: "1K".parse().ok(), ..Maximum::default() };
+    let limits = Maximum {
+        output: "1K".parse().ok(),
+        ..Maximum::default()
+    };
     let print = |count| {
         let script = format!("head -c {count} /dev/zero; printf end >&2");
-        let result = world.run(limited(world.command(&["sh", "-c", &script]), limits.clone()));
-        (result.truncated.stdout, result.truncated.stderr, hit(&result), result.status, result.stderr)
+        let result = world.run(limited(
+            world.command(&["sh", "-c", &script]),
+            limits.clone(),
+        ));
+        (
+            result.truncated.stdout,
+            result.truncated.stderr,
+            hit(&result),
+            result.status,
+            result.stderr,
+        )
     };
-    assert_eq!(print(1025), (true, false, vec![LimitName::Output], Status::Succeeded, b"end".to_vec()));
-    assert_eq!(print(1024), (false, false, vec![], Status::Succeeded, b"end".to_vec()));
+    assert_eq!(
+        print(1025),
+        (
+            true,
+            false,
+            vec![LimitName::Output],
+            Status::Succeeded,
+            b"end".to_vec()
+        )
+    );
+    assert_eq!(
+        print(1024),
+        (false, false, vec![], Status::Succeeded, b"end".to_vec())
+    );
 }
 
 /// The profile `agent` limits neither the time nor the share of CPUs.
 fn no_cpu_limit_is_claimed_where_none_was_asked_for(world: &World) {
-    let agent =
-        |limits| RunRequest { profile: Some("agent".into()), ..limited(world.command(&["true"]), limits) };
+    let agent = |limits| RunRequest {
+        profile: Some("agent".into()),
+        ..limited(world.command(&["true"]), limits)
+    };
     let claimed = |limits| {
         let result = world.run(agent(limits));
-        (result.barriers.contains(&Barrier::CpuLimit), result.enforced_by["cpu"])
+        (
+            result.barriers.contains(&Barrier::CpuLimit),
+            result.enforced_by["cpu"],
+        )
     };
     assert_eq!(claimed(Maximum::default()), (false, Enforcer::Nothing));
-    let limits = Maximum { cpu_time: "10s".parse().ok(), ..Maximum::default() };
+    let limits = Maximum {
+        cpu_time: "10s".parse().ok(),
+        ..Maximum::default()
+    };
     assert_eq!(claimed(limits), (world.has_cgroups(), world.enforcer));
 }
 
 fn a_required_barrier_that_cannot_be_had_refuses_the_run(world: &World) {
     let require = |barrier| {
-        let result = world.run(RunRequest { require: vec![barrier], ..world.command(&["true"]) });
-        (result.status, result.exit_status, result.error.map(|error| error.code))
+        let result = world.run(RunRequest {
+            require: vec![barrier],
+            ..world.command(&["true"])
+        });
+        (
+            result.status,
+            result.exit_status,
+            result.error.map(|error| error.code),
+        )
     };
     let refused = (Status::NotStarted, 125, Some(ErrorCode::BarrierMissing));
     let ran = (Status::Succeeded, 0, None);
     assert_eq!(require(Barrier::OwnKernel), refused);
     assert_eq!(require(Barrier::DoorsOnly), refused);
     assert_eq!(require(Barrier::NoNetwork), ran);
-    assert_eq!(require(Barrier::MemoryLimit), if world.has_cgroups() { ran } else { refused });
+    assert_eq!(
+        require(Barrier::MemoryLimit),
+        if world.has_cgroups() { ran } else { refused }
+    );
 }

@@ -40,17 +40,26 @@ const SCRIPT: &str = "for file in /proc/meminfo /proc/cpuinfo /proc/stat /sys/de
 fn read(output: &[u8]) -> Told {
     let text = String::from_utf8_lossy(output);
     let parts: Vec<_> = text.split("@\n").skip(1).collect();
-    let [meminfo, cpuinfo, stat, online, memory_max, cpu_max, _] = parts[..] else { panic!("{text}") };
+    let [meminfo, cpuinfo, stat, online, memory_max, cpu_max, _] = parts[..] else {
+        panic!("{text}")
+    };
     let number = |name: &str| -> u64 {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|rest| rest.trim_end_matches(" kB").trim().parse().ok()).expect("a number of KiB")
+        line.and_then(|rest| rest.trim_end_matches(" kB").trim().parse().ok())
+            .expect("a number of KiB")
     };
-    let single = |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| !rest.starts_with(' '));
+    let single = |line: &&str| {
+        line.strip_prefix("cpu")
+            .is_some_and(|rest| !rest.starts_with(' '))
+    };
     Told {
         memory: ["MemTotal:", "MemFree:", "MemAvailable:"].map(number),
         swap: number("SwapTotal:"),
         cpus: [
-            cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
+            cpuinfo
+                .lines()
+                .filter(|line| line.starts_with("processor"))
+                .count(),
             stat.lines().filter(single).count(),
         ],
         online: online.to_owned(),
@@ -62,7 +71,10 @@ fn read(output: &[u8]) -> Told {
 /// How many CPUs this process may use: an oracle that is not the one of the product.
 fn cpus_outside() -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("/proc");
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("CPUs");
+    let list = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .expect("CPUs");
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         last.parse::<usize>().expect("a number") - first.parse::<usize>().expect("a number") + 1
@@ -72,7 +84,14 @@ fn cpus_outside() -> usize {
 
 fn limited(request: RunRequest, memory: &str, cpus: Option<&str>) -> RunRequest {
     let cpus = cpus.map(|text| text.parse().expect("CPUs"));
-    RunRequest { limits: Maximum { memory: memory.parse().ok(), cpus, ..quick() }, ..request }
+    RunRequest {
+        limits: Maximum {
+            memory: memory.parse().ok(),
+            cpus,
+            ..quick()
+        },
+        ..request
+    }
 }
 
 fn told(world: &World, request: RunRequest, without: &Without) -> Told {
@@ -87,7 +106,11 @@ fn expected(mebibytes: u64, cpus: usize, cpu_max: &str) -> Told {
         memory: [mebibytes * 1024; 3],
         swap: 0,
         cpus: [cpus; 2],
-        online: if cpus == 1 { "0\n".to_owned() } else { format!("0-{}\n", cpus - 1) },
+        online: if cpus == 1 {
+            "0\n".to_owned()
+        } else {
+            format!("0-{}\n", cpus - 1)
+        },
         memory_max: format!("{}\n", mebibytes << 20),
         cpu_max: cpu_max.to_owned(),
     }
@@ -95,21 +118,48 @@ fn expected(mebibytes: u64, cpus: usize, cpu_max: &str) -> Told {
 
 fn files_about_the_machine_show_the_limits(world: &World) {
     let shown = |memory, cpus| {
-        told(world, limited(world.command(&["sh", "-c", SCRIPT]), memory, cpus), &Without::default())
+        told(
+            world,
+            limited(world.command(&["sh", "-c", SCRIPT]), memory, cpus),
+            &Without::default(),
+        )
     };
     assert_eq!(shown("64M", Some("0.5")), expected(64, 1, "50000 100000\n"));
-    assert_eq!(shown("100M", Some("1.5")), expected(100, 2, "150000 100000\n"));
+    assert_eq!(
+        shown("100M", Some("1.5")),
+        expected(100, 2, "150000 100000\n")
+    );
     // More than there are: no more are promised.
-    assert_eq!(shown("64M", Some("1024")), expected(64, 1024, "102400000 100000\n"));
-    assert_eq!(shown("64M", None), expected(64, cpus_outside(), "max 100000\n"));
+    assert_eq!(
+        shown("64M", Some("1024")),
+        expected(64, 1024, "102400000 100000\n")
+    );
+    assert_eq!(
+        shown("64M", None),
+        expected(64, cpus_outside(), "max 100000\n")
+    );
 }
 
 fn without_the_step_the_files_are_those_of_the_host(world: &World) {
     let request = limited(world.command(&["sh", "-c", SCRIPT]), "64M", Some("0.5"));
-    let shown = told(world, request, &Without { steps: vec![Step::ShowLimits], cgroups: false });
-    let host = std::process::Command::new("sh").args(["-c", SCRIPT]).output().expect("sh");
+    let shown = told(
+        world,
+        request,
+        &Without {
+            steps: vec![Step::ShowLimits],
+            cgroups: false,
+        },
+    );
+    let host = std::process::Command::new("sh")
+        .args(["-c", SCRIPT])
+        .output()
+        .expect("sh");
     let host = read(&host.stdout);
-    assert_ne!(host.memory[0], 64 << 10, "prerequisite: a host of another size");
+    assert_ne!(
+        host.memory[0],
+        64 << 10,
+        "prerequisite: a host of another size"
+    );
     assert_eq!((shown.memory[0], shown.cpus), (host.memory[0], host.cpus));
     assert_eq!([shown.online, shown.memory_max, shown.cpu_max], [""; 3]);
 }
@@ -120,19 +170,35 @@ fn programs_count_as_many_cpus_as_they_may_use(world: &World) {
     let limits = |cpus| limited(world.probe(&["count-cpus"]), "64M", cpus);
     for (limit, cpus) in world.few([("0.5", 1), ("1", 1), ("1.5", 2), ("2", 2)]) {
         let cpus = outside.min(cpus);
-        assert_eq!(world.attempt(limits(Some(limit))), counted(cpus, cpus), "{limit}");
+        assert_eq!(
+            world.attempt(limits(Some(limit))),
+            counted(cpus, cpus),
+            "{limit}"
+        );
     }
     assert_eq!(world.attempt(limits(None)), counted(outside, outside));
-    assert_eq!(world.attempt_without(limits(Some("1")), &[Step::Affinity]), counted(outside, 1));
+    assert_eq!(
+        world.attempt_without(limits(Some("1")), &[Step::Affinity]),
+        counted(outside, 1)
+    );
 }
 
 fn the_machine_is_as_large_in_images_and_with_all_of_etc(world: &World) {
     let command = || limited(world.command(&["sh", "-c", SCRIPT]), "64M", Some("1"));
-    let in_image = RunRequest { image: Some(images::image(world)), ..command() };
-    let permissive =
-        RunRequest { profile: Some("permissive".to_owned()), network: Some(Network::None), ..command() };
+    let in_image = RunRequest {
+        image: Some(images::image(world)),
+        ..command()
+    };
+    let permissive = RunRequest {
+        profile: Some("permissive".to_owned()),
+        network: Some(Network::None),
+        ..command()
+    };
     for request in [in_image, permissive] {
-        assert_eq!(told(world, request, &Without::default()), expected(64, 1, "100000 100000\n"));
+        assert_eq!(
+            told(world, request, &Without::default()),
+            expected(64, 1, "100000 100000\n")
+        );
     }
 }
 
@@ -145,7 +211,11 @@ fn what_tells_the_limits_cannot_be_written(world: &World) {
         "/sys/devices/system/cpu/online",
         "/sys/fs/cgroup/memory.max",
         "/sys/fs/cgroup/new",
-        if world.maker.is_some() { "/.airlock/machine/run/airlock/meminfo" } else { "/run/airlock/meminfo" },
+        if world.maker.is_some() {
+            "/.airlock/machine/run/airlock/meminfo"
+        } else {
+            "/run/airlock/meminfo"
+        },
     ];
     for path in files {
         assert_eq!(write(path), Outcome::Refused(libc::EROFS), "{path}");
@@ -164,12 +234,26 @@ fn what_tells_the_limits_cannot_be_taken_away(world: &World) {
         Step::Credentials,
     ];
     for path in ["/proc/meminfo", "/proc/cpuinfo", "/proc/stat"] {
-        let request = RunRequest { user: root, ..world.probe(&["unmount", path]) };
+        let request = RunRequest {
+            user: root,
+            ..world.probe(&["unmount", path])
+        };
         let refused = Outcome::Refused(libc::EPERM);
         // No container is made for root.
         let user = root.filter(|_| world.maker.is_none());
-        assert_eq!(world.attempt(RunRequest { user, ..request.clone() }), refused, "{path}");
-        assert_eq!(world.attempt_without(request.clone(), &all[..3]), refused, "{path}");
+        assert_eq!(
+            world.attempt(RunRequest {
+                user,
+                ..request.clone()
+            }),
+            refused,
+            "{path}"
+        );
+        assert_eq!(
+            world.attempt_without(request.clone(), &all[..3]),
+            refused,
+            "{path}"
+        );
         assert_eq!(world.attempt_without(request, &all), allowed(), "{path}");
     }
 }

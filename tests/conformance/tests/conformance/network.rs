@@ -20,8 +20,10 @@ pub(crate) fn proofs() -> Vec<Proof> {
 }
 
 fn interfaces(table: &str) -> Vec<String> {
-    let mut names: Vec<_> =
-        table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect();
+    let mut names: Vec<_> = table
+        .lines()
+        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
+        .collect();
     names.sort();
     names
 }
@@ -30,8 +32,15 @@ fn without_network_there_is_only_loopback(world: &World) {
     let inside = |network| {
         let request = world.command(&["cat", "/proc/net/dev"]);
         // No container is made on the host's network.
-        let request = if network == Network::Host { native(request) } else { request };
-        let request = RunRequest { network: Some(network), ..request };
+        let request = if network == Network::Host {
+            native(request)
+        } else {
+            request
+        };
+        let request = RunRequest {
+            network: Some(network),
+            ..request
+        };
         interfaces(&String::from_utf8_lossy(&world.run(request).stdout))
     };
     assert_eq!(inside(Network::None), ["lo"]);
@@ -41,16 +50,27 @@ fn without_network_there_is_only_loopback(world: &World) {
 
 fn the_hosts_network_is_reported_as_missing_barriers(world: &World) {
     let request = world.probe(&["connect", &greet_on_loopback()]);
-    let result = world.run(RunRequest { network: Some(Network::Host), ..request });
+    let result = world.run(RunRequest {
+        network: Some(Network::Host),
+        ..request
+    });
     assert_eq!(outcome(&result), Outcome::Allowed("greetings".to_owned()));
     let lost = [Barrier::OwnNet, Barrier::NoNetwork];
-    let expected: Vec<_> = world.usual_barriers().into_iter().filter(|it| !lost.contains(it)).collect();
+    let expected: Vec<_> = world
+        .usual_barriers()
+        .into_iter()
+        .filter(|it| !lost.contains(it))
+        .collect();
     assert_eq!(result.barriers, expected);
 }
 
 fn with_door(world: &World, port: u16) -> RunRequest {
     let request = world.probe(&["connect", "127.0.0.1:8080"]);
-    RunRequest { network: Some(Network::Doors), doors: vec![port], ..request }
+    RunRequest {
+        network: Some(Network::Doors),
+        doors: vec![port],
+        ..request
+    }
 }
 
 /// Runs a program whose one door says `word`.
@@ -74,11 +94,17 @@ fn two_sandboxes_have_the_same_door_to_different_hosts(world: &World) {
             through_door(&engine, with_door(world, 8080), "second"),
         )
     });
-    assert_eq!([first, second], ["first", "second"].map(|word| Outcome::Allowed(word.to_owned())));
+    assert_eq!(
+        [first, second],
+        ["first", "second"].map(|word| Outcome::Allowed(word.to_owned()))
+    );
 }
 
 fn a_door_that_was_not_granted_is_closed(world: &World) {
-    assert_eq!(world.attempt(with_door(world, 8081)), Outcome::Refused(libc::ECONNREFUSED));
+    assert_eq!(
+        world.attempt(with_door(world, 8081)),
+        Outcome::Refused(libc::ECONNREFUSED)
+    );
     let none = world.probe(&["connect", "127.0.0.1:8080"]);
     assert_eq!(world.attempt(none), Outcome::Refused(libc::ECONNREFUSED));
 }

@@ -37,11 +37,17 @@ struct Seen {
 
 /// One host, and so the ports of the web.
 fn web(request: RunRequest) -> RunRequest {
-    RunRequest { allow_hosts: vec!["example.com".to_owned()], ..request }
+    RunRequest {
+        allow_hosts: vec!["example.com".to_owned()],
+        ..request
+    }
 }
 
 fn open(request: RunRequest) -> RunRequest {
-    RunRequest { network: Some(Network::Open), ..request }
+    RunRequest {
+        network: Some(Network::Open),
+        ..request
+    }
 }
 
 /// What its maker is to leave out, or away.
@@ -60,15 +66,28 @@ fn run(world: &World, request: RunRequest) -> Seen {
 fn run_lacking(world: &World, request: RunRequest, lacking: Lacking) -> Seen {
     world.runtime.block_on(async {
         let lacks_steps = matches!(lacking, Lacking::Steps([_, ..]));
-        let spec = admit(if lacks_steps { native(request) } else { request });
+        let spec = admit(if lacks_steps {
+            native(request)
+        } else {
+            request
+        });
         let id = Id::new(&world.unique("passing")).expect("an id");
         observe(made(world, &id, &spec, lacking).await, &spec).await
     })
 }
 
 /// A box without an engine, with a state folder of its own.
-pub(crate) async fn made(world: &World, id: &Id, spec: &RunSpec, lacking: Lacking) -> Box<dyn Sandbox> {
-    let steps = if let Lacking::Steps(steps) = lacking { steps } else { &[] };
+pub(crate) async fn made(
+    world: &World,
+    id: &Id,
+    spec: &RunSpec,
+    lacking: Lacking,
+) -> Box<dyn Sandbox> {
+    let steps = if let Lacking::Steps(steps) = lacking {
+        steps
+    } else {
+        &[]
+    };
     let state = world.folder.join(format!("state-of-{id}"));
     fs::create_dir(&state).expect("a folder");
     match world.maker.as_ref().filter(|_| steps.is_empty()) {
@@ -78,28 +97,46 @@ pub(crate) async fn made(world: &World, id: &Id, spec: &RunSpec, lacking: Lackin
 }
 
 /// Two boxes of one maker.
-pub(crate) async fn made_together(world: &World, ids: [&Id; 2], spec: &RunSpec) -> [Box<dyn Sandbox>; 2] {
+pub(crate) async fn made_together(
+    world: &World,
+    ids: [&Id; 2],
+    spec: &RunSpec,
+) -> [Box<dyn Sandbox>; 2] {
     if world.maker.is_some() {
         let [first, second] = ids.map(|id| made(world, id, spec, Lacking::Nothing));
         return [first.await, second.await];
     }
     let native = Native::new(world.fresh_folder("state"));
     let create = async |id| native.create(id, &spec.sandbox, None).await.expect("a box");
-    [Box::new(create(ids[0]).await), Box::new(create(ids[1]).await)]
+    [
+        Box::new(create(ids[0]).await),
+        Box::new(create(ids[1]).await),
+    ]
 }
 
 /// What a later engine on that state folder does about such a box.
 pub(crate) async fn sweep(world: &World, id: &Id) {
     let state = world.folder.join(format!("state-of-{id}"));
     match &world.maker {
-        None => Native::new(state).remove_leftovers(id).expect("nothing left"),
+        None => Native::new(state)
+            .remove_leftovers(id)
+            .expect("nothing left"),
         Some(maker) => {
             let hosts = vec![maker.host.clone()];
-            let containers = Containers::new(state, Hosts { docker: hosts.clone(), podman: hosts });
+            let containers = Containers::new(
+                state,
+                Hosts {
+                    docker: hosts.clone(),
+                    podman: hosts,
+                },
+            );
             let socket = maker.host.strip_prefix("unix://").expect("a socket");
             let left = containers.left_over(socket.as_ref()).await.expect("a list");
             for container in left.values().flatten() {
-                containers.remove(socket.as_ref(), container).await.expect("it goes");
+                containers
+                    .remove(socket.as_ref(), container)
+                    .await
+                    .expect("it goes");
             }
             containers.remove_leftovers(id).expect("its folder goes");
         }
@@ -120,7 +157,12 @@ async fn in_our_own(
         true => Some(native.berth(id, &spec.sandbox).await.expect("a berth")),
         false => None,
     };
-    Box::new(native.create(id, &spec.sandbox, berth).await.expect("a box"))
+    Box::new(
+        native
+            .create(id, &spec.sandbox, berth)
+            .await
+            .expect("a box"),
+    )
 }
 
 async fn contained(
@@ -131,24 +173,55 @@ async fn contained(
     lacking: Lacking,
 ) -> Box<dyn Sandbox> {
     let hosts = vec![maker.host.clone()];
-    let mut containers = Containers::new(state, Hosts { docker: hosts.clone(), podman: hosts });
+    let mut containers = Containers::new(
+        state,
+        Hosts {
+            docker: hosts.clone(),
+            podman: hosts,
+        },
+    );
     if matches!(lacking, Lacking::Power) {
         containers.leave_networks();
     }
-    let Root::Image(name) = &spec.sandbox.root else { panic!("an image") };
-    let facts = containers.image(spec.sandbox.backend, name).await.expect("the image");
+    let Root::Image(name) = &spec.sandbox.root else {
+        panic!("an image")
+    };
+    let facts = containers
+        .image(spec.sandbox.backend, name)
+        .await
+        .expect("the image");
     let ids = [("io.airlock.task", None), ("io.airlock.job", None)];
-    Box::new(containers.create(id, &spec.sandbox, &facts, ids).await.expect("a container"))
+    Box::new(
+        containers
+            .create(id, &spec.sandbox, &facts, ids)
+            .await
+            .expect("a container"),
+    )
 }
 
 async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Seen {
     let _doors = sandbox.take_doors();
     let serving = serve(sandbox.take_passing().expect("what passes"));
     let (mut output, theirs) = std::io::pipe().expect("a pipe");
-    let null = || OwnedFd::from(fs::File::options().read(true).write(true).open("/dev/null").expect("null"));
+    let null = || {
+        OwnedFd::from(
+            fs::File::options()
+                .read(true)
+                .write(true)
+                .open("/dev/null")
+                .expect("null"),
+        )
+    };
     let path = [("PATH".into(), spec::DEFAULT_PATH.into())];
-    let program = Program { argv: spec.command.clone(), env: path.into(), ..Program::default() };
-    sandbox.exec(&program, [null(), theirs.into(), null()]).await.expect("a program");
+    let program = Program {
+        argv: spec.command.clone(),
+        env: path.into(),
+        ..Program::default()
+    };
+    sandbox
+        .exec(&program, [null(), theirs.into(), null()])
+        .await
+        .expect("a program");
     // Nothing is told where there is no filter.
     let told = sandbox.take_denials();
     assert!(matches!(sandbox.progress().await, Progress::Ended(_)));
@@ -161,13 +234,21 @@ async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Seen {
     output.read_to_string(&mut text).expect("its output");
     if let Some(mut told) = told {
         while let Some(one) = told.recv().await {
-            let Told::Denied(denial) = one else { panic!("{one:?}") };
+            let Told::Denied(denial) = one else {
+                panic!("{one:?}")
+            };
             denials.push(denial);
         }
     }
     drop(serving);
     let outcome = verdict(&text).unwrap_or_else(|| Outcome::Broken(text.clone()));
-    Seen { outcome, text, denials, barriers, notes }
+    Seen {
+        outcome,
+        text,
+        denials,
+        barriers,
+        notes,
+    }
 }
 
 /// Tells every caller where he wanted to go, and everybody who asks for a name the same address.
@@ -179,7 +260,10 @@ fn serve(passing: Passing) -> tokio::task::JoinSet<()> {
         tasks.spawn(tell_destinations(listener, meant_for));
     }
     for socket in passing.names {
-        tasks.spawn(answer(UdpSocket::from_std(socket).expect("a socket"), address));
+        tasks.spawn(answer(
+            UdpSocket::from_std(socket).expect("a socket"),
+            address,
+        ));
     }
     tasks
 }
@@ -189,7 +273,10 @@ async fn tell_destinations(listener: TcpListener, meant_for: MeantFor) {
         let stream = stream.into_std().expect("a stream");
         let destination = meant_for.destination(&stream).expect("a destination");
         let mut stream = tokio::net::TcpStream::from_std(stream).expect("a stream");
-        stream.write_all(destination.to_string().as_bytes()).await.expect("a word");
+        stream
+            .write_all(destination.to_string().as_bytes())
+            .await
+            .expect("a word");
     }
 }
 
@@ -203,9 +290,21 @@ async fn answer(socket: UdpSocket, address: Ipv4Addr) {
             _ => {
                 let counts = [0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
                 // The name ends with an empty part; then come kind and class. Extensions are left out.
-                let end = 12 + question[12..].iter().position(|byte| *byte == 0).expect("an end") + 5;
+                let end = 12
+                    + question[12..]
+                        .iter()
+                        .position(|byte| *byte == 0)
+                        .expect("an end")
+                    + 5;
                 let found = [0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4];
-                [&question[..2], &counts, &question[12..end], &found, &address.octets()].concat()
+                [
+                    &question[..2],
+                    &counts,
+                    &question[12..end],
+                    &found,
+                    &address.octets(),
+                ]
+                .concat()
             }
         };
         socket.send_to(&said, from).await.expect("an answer");
@@ -214,16 +313,29 @@ async fn answer(socket: UdpSocket, address: Ipv4Addr) {
 
 /// Docker gives no container an address of IP version 6.
 fn reachable<'a>(world: &World, all: &[&'a str]) -> Vec<&'a str> {
-    let all = all.iter().copied().filter(|to| world.maker.is_none() || !to.starts_with('['));
+    let all = all
+        .iter()
+        .copied()
+        .filter(|to| world.maker.is_none() || !to.starts_with('['));
     world.few(all)
 }
 
 fn arrived(seen: Seen, at: &str) {
-    assert_eq!((seen.outcome, seen.denials), (Outcome::Allowed(at.to_owned()), Vec::new()));
+    assert_eq!(
+        (seen.outcome, seen.denials),
+        (Outcome::Allowed(at.to_owned()), Vec::new())
+    );
 }
 
 fn what_is_dialled_arrives_with_its_destination(world: &World) {
-    for to in reachable(world, &["93.184.216.34:443", "[2606:4700::1111]:443", "198.18.0.1:80"]) {
+    for to in reachable(
+        world,
+        &[
+            "93.184.216.34:443",
+            "[2606:4700::1111]:443",
+            "198.18.0.1:80",
+        ],
+    ) {
         arrived(run(world, web(world.probe(&["connect", to]))), to);
     }
     if world.maker.is_some() {
@@ -233,7 +345,11 @@ fn what_is_dialled_arrives_with_its_destination(world: &World) {
     }
     let request = web(world.probe(&["connect", "93.184.216.34:443"]));
     let without = run_lacking(world, request, Lacking::Steps(&[Step::Passing]));
-    assert_eq!(without.outcome, Outcome::Refused(libc::ENETUNREACH), "the control");
+    assert_eq!(
+        without.outcome,
+        Outcome::Refused(libc::ENETUNREACH),
+        "the control"
+    );
 }
 
 /// Whether this kernel can redirect, which needs nf_tables. It can, unless we are told that it cannot.
@@ -249,7 +365,9 @@ fn redirects() -> bool {
 fn in_open_the_web_arrives_without_a_redirect(world: &World) {
     let seen = run(world, open(world.probe(&["connect", "1.2.3.4:443"])));
     assert!(
-        seen.notes.iter().any(|note| note.contains("open reaches ports 80, 443 only")),
+        seen.notes
+            .iter()
+            .any(|note| note.contains("open reaches ports 80, 443 only")),
         "{:?}",
         seen.notes
     );
@@ -262,44 +380,94 @@ fn in_open_every_port_arrives(world: &World) {
     if !redirects() {
         return in_open_the_web_arrives_without_a_redirect(world);
     }
-    for to in reachable(world, &["1.2.3.4:22", "[2606:4700::1111]:5432", "9.9.9.9:65535", "198.18.0.1:3129"])
-    {
+    for to in reachable(
+        world,
+        &[
+            "1.2.3.4:22",
+            "[2606:4700::1111]:5432",
+            "9.9.9.9:65535",
+            "198.18.0.1:3129",
+        ],
+    ) {
         let seen = run(world, open(world.probe(&["connect", to])));
-        assert!(!seen.notes.iter().any(|note| note.contains("open reaches")), "{:?}", seen.notes);
+        assert!(
+            !seen.notes.iter().any(|note| note.contains("open reaches")),
+            "{:?}",
+            seen.notes
+        );
         arrived(seen, to);
     }
-    for resolver in reachable(world, &["8.8.8.8:53", "[2606:4700::1111]:53", "127.0.0.1:53"]) {
+    for resolver in reachable(
+        world,
+        &["8.8.8.8:53", "[2606:4700::1111]:53", "127.0.0.1:53"],
+    ) {
         arrived(run(world, open(world.probe(&["ask", resolver]))), "here");
     }
     // What a program does with itself stays its own.
     let own = run(world, open(world.probe(&["connect", "127.0.0.1:4444"])));
     assert_eq!(own.outcome, Outcome::Refused(libc::ECONNREFUSED));
     if world.maker.is_some() {
-        let seen = run_lacking(world, open(world.probe(&["connect", "127.64.0.1:22"])), Lacking::Power);
-        assert!(seen.notes.iter().any(|note| note.contains("22, 80, 443")), "{:?}", seen.notes);
+        let seen = run_lacking(
+            world,
+            open(world.probe(&["connect", "127.64.0.1:22"])),
+            Lacking::Power,
+        );
+        assert!(
+            seen.notes.iter().any(|note| note.contains("22, 80, 443")),
+            "{:?}",
+            seen.notes
+        );
         arrived(seen, "127.64.0.1:22");
     }
 }
 
 fn a_port_that_nobody_named_is_refused_and_told(world: &World) {
     let denied = |seen: Seen, errno: i32, target: &str, allow_with: &str| {
-        let [what, target, rule, allow_with] = ["connect", target, "network", allow_with].map(str::to_owned);
+        let [what, target, rule, allow_with] =
+            ["connect", target, "network", allow_with].map(str::to_owned);
         assert_eq!(seen.outcome, Outcome::Refused(errno));
-        assert_eq!(seen.denials, [Denial { what, target, rule, allow_with }]);
+        assert_eq!(
+            seen.denials,
+            [Denial {
+                what,
+                target,
+                rule,
+                allow_with
+            }]
+        );
     };
     let with_port = "--allow-host HOST:PORT";
     for to in reachable(world, &["93.184.216.34:25", "[2606:4700::1111]:25"]) {
-        denied(run(world, web(world.probe(&["connect", to]))), libc::ECONNREFUSED, to, with_port);
+        denied(
+            run(world, web(world.probe(&["connect", to]))),
+            libc::ECONNREFUSED,
+            to,
+            with_port,
+        );
     }
     let to = "9.9.9.9:443";
-    denied(run(world, web(world.probe(&["ask", to]))), libc::ENETUNREACH, to, "nothing");
+    denied(
+        run(world, web(world.probe(&["ask", to]))),
+        libc::ENETUNREACH,
+        to,
+        "nothing",
+    );
     if world.maker.is_some() {
-        let alone = |to: &str| run_lacking(world, web(world.probe(&["connect", to])), Lacking::Power);
-        denied(alone("9.9.9.9:25"), libc::ENETUNREACH, "9.9.9.9:25", with_port);
+        let alone =
+            |to: &str| run_lacking(world, web(world.probe(&["connect", to])), Lacking::Power);
+        denied(
+            alone("9.9.9.9:25"),
+            libc::ENETUNREACH,
+            "9.9.9.9:25",
+            with_port,
+        );
         denied(alone(to), libc::ENETUNREACH, to, "--backend native");
     }
     let hosts = vec!["*:25".to_owned()];
-    let named = RunRequest { allow_hosts: hosts, ..world.probe(&["connect", "93.184.216.34:25"]) };
+    let named = RunRequest {
+        allow_hosts: hosts,
+        ..world.probe(&["connect", "93.184.216.34:25"])
+    };
     arrived(run(world, named), "93.184.216.34:25");
 }
 
@@ -311,11 +479,23 @@ fn names_are_asked_for_at_the_host(world: &World) {
         // With the host's own `/etc`.
         None => {
             let profile = Some("permissive".to_owned());
-            arrived(run(world, RunRequest { profile, ..request() }), "198.18.0.1");
+            arrived(
+                run(
+                    world,
+                    RunRequest {
+                        profile,
+                        ..request()
+                    },
+                ),
+                "198.18.0.1",
+            );
         }
     }
     let told = run(world, web(world.command(&["cat", "/etc/resolv.conf"]))).text;
-    assert!(told.starts_with("nameserver 127.0.0.1\n") && !told.contains("search"), "{told}");
+    assert!(
+        told.starts_with("nameserver 127.0.0.1\n") && !told.contains("search"),
+        "{told}"
+    );
 }
 
 fn what_passes_does_so_on_loopback_alone(world: &World) {
@@ -323,28 +503,50 @@ fn what_passes_does_so_on_loopback_alone(world: &World) {
     // What leads everywhere is not called doors alone.
     for (request, doors_only) in [(web(look()), true), (open(look()), false)] {
         let seen = run(world, request);
-        let mut names = seen.text.lines().filter_map(|line| Some(line.split_once(':')?.0.trim()));
+        let mut names = seen
+            .text
+            .lines()
+            .filter_map(|line| Some(line.split_once(':')?.0.trim()));
         assert_eq!((names.next(), names.next()), (Some("lo"), None));
         let barriers = [Barrier::OwnNet, Barrier::NoNetwork, Barrier::DoorsOnly];
-        assert_eq!(barriers.map(|barrier| seen.barriers.contains(&barrier)), [true, false, doors_only]);
+        assert_eq!(
+            barriers.map(|barrier| seen.barriers.contains(&barrier)),
+            [true, false, doors_only]
+        );
     }
 }
 
 /// What keeps a program from having the keeper's.
-const POWERS: &[Step] =
-    &[Step::EnterUserNamespace, Step::Credentials, Step::NoCapabilities, Step::SyscallFilter];
+const POWERS: &[Step] = &[
+    Step::EnterUserNamespace,
+    Step::Credentials,
+    Step::NoCapabilities,
+    Step::SyscallFilter,
+];
 
 fn nobody_inside_takes_the_ports_or_the_routes(world: &World) {
-    let take =
-        |kind: &str, address: &str| run(world, web(world.probe(&["take-port", kind, address]))).outcome;
+    let take = |kind: &str, address: &str| {
+        run(world, web(world.probe(&["take-port", kind, address]))).outcome
+    };
     // In a container every port is anybody's; in a box of our own those below 1024 are not.
-    let of_names = if world.maker.is_none() { libc::EACCES } else { libc::EADDRINUSE };
+    let of_names = if world.maker.is_none() {
+        libc::EACCES
+    } else {
+        libc::EADDRINUSE
+    };
     assert_eq!(take("udp", "127.0.0.1:53"), Outcome::Refused(of_names));
-    assert_eq!(take("tcp", "127.0.0.1:3128"), Outcome::Refused(libc::EADDRINUSE));
+    assert_eq!(
+        take("tcp", "127.0.0.1:3128"),
+        Outcome::Refused(libc::EADDRINUSE)
+    );
     assert_eq!(take("tcp", "127.0.0.1:3127"), allowed(), "the control");
     let attempts: &[&str] = match redirects() {
         true => {
-            let passing_port = run(world, open(world.probe(&["take-port", "tcp", "127.0.0.1:3129"]))).outcome;
+            let passing_port = run(
+                world,
+                open(world.probe(&["take-port", "tcp", "127.0.0.1:3129"])),
+            )
+            .outcome;
             assert_eq!(passing_port, Outcome::Refused(libc::EADDRINUSE));
             &["remove-route", "remove-table"]
         }

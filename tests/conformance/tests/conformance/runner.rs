@@ -43,19 +43,28 @@ macro_rules! proofs {
 
 /// The status to exit with.
 pub(crate) fn run(proofs: &[Proof], expected: usize) -> i32 {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|text| !text.starts_with('-')).collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|text| !text.starts_with('-'))
+        .collect();
     if std::env::args().any(|text| text == "--list") {
-        proofs.iter().for_each(|proof| println!("{}: test", proof.name));
+        proofs
+            .iter()
+            .for_each(|proof| println!("{}: test", proof.name));
         return 0;
     }
-    let is_meant =
-        |proof: &&Proof| arguments.is_empty() || arguments.iter().any(|part| proof.name.contains(part));
+    let is_meant = |proof: &&Proof| {
+        arguments.is_empty() || arguments.iter().any(|part| proof.name.contains(part))
+    };
     let chosen: Vec<_> = proofs.iter().filter(is_meant).collect();
     let mut good = is_complete(&chosen, expected, &arguments);
     if wanted("native") {
         // Once as a lone run makes them, once from a pool.
-        let pools: &[bool] =
-            if std::env::var_os("AIRLOCK_UNPOOLED").is_some() { &[false] } else { &[false, true] };
+        let pools: &[bool] = if std::env::var_os("AIRLOCK_UNPOOLED").is_some() {
+            &[false]
+        } else {
+            &[false, true]
+        };
         for pooled in pools {
             good &= all_hold(&chosen, &World::prepare(*pooled, None));
         }
@@ -78,7 +87,10 @@ fn is_complete(chosen: &[&Proof], expected: usize, parts: &[String]) -> bool {
     let lost: Vec<_> = parts.iter().filter(|part| !is_found(part)).collect();
     let is_whole = !parts.is_empty() || chosen.len() == expected;
     if !is_whole || !lost.is_empty() {
-        println!("expected {expected} proofs, chose {}; none for {lost:?}", chosen.len());
+        println!(
+            "expected {expected} proofs, chose {}; none for {lost:?}",
+            chosen.len()
+        );
     }
     is_whole && lost.is_empty()
 }
@@ -93,17 +105,28 @@ fn start_daemons() -> Option<Daemons> {
     let docker = wanted("docker").then_some(vec![Kind::Docker]);
     let podman = wanted("podman").then_some(vec![Kind::Podman, Kind::Rootless]);
     let kinds = [docker, podman].into_iter().flatten().flatten();
-    let kinds: Vec<_> = kinds.filter(|kind| *kind != Kind::Rootless || daemons::user() != NOBODY).collect();
-    let root = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").expect("/proc")) == 0;
+    let kinds: Vec<_> = kinds
+        .filter(|kind| *kind != Kind::Rootless || daemons::user() != NOBODY)
+        .collect();
+    let root =
+        std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").expect("/proc")) == 0;
     (root && !kinds.is_empty()).then(|| Daemons::start(&kinds))
 }
 
 /// The container engines whose boxes this process proves.
 fn makers(daemons: Option<&Daemons>) -> Vec<Maker> {
-    let users = std::env::var(ROOTLESS).ok().map(|host| Maker { backend: Kind::Rootless.backend(), host });
-    let roots = [Kind::Docker, Kind::Podman].into_iter().filter(|kind| wanted(kind.backend()));
+    let users = std::env::var(ROOTLESS).ok().map(|host| Maker {
+        backend: Kind::Rootless.backend(),
+        host,
+    });
+    let roots = [Kind::Docker, Kind::Podman]
+        .into_iter()
+        .filter(|kind| wanted(kind.backend()));
     let roots = daemons.into_iter().flat_map(|daemons| {
-        roots.clone().map(|kind| Maker { backend: kind.backend(), host: daemons.host(kind) })
+        roots.clone().map(|kind| Maker {
+            backend: kind.backend(),
+            host: daemons.host(kind),
+        })
     });
     roots.chain(users).collect()
 }
@@ -115,26 +138,43 @@ fn all_hold(chosen: &[&Proof], world: &World) -> bool {
     let work = || {
         while let Some(proof) = chosen.get(next.fetch_add(1, Ordering::SeqCst)) {
             if !holds(proof, world) {
-                failed.lock().expect("no panic while held").push(&proof.name);
+                failed
+                    .lock()
+                    .expect("no panic while held")
+                    .push(&proof.name);
             }
         }
     };
     std::thread::scope(|threads| (0..workers).for_each(|_| drop(threads.spawn(work))));
     let failed = failed.into_inner().expect("no panic while held");
-    println!("{}: {} proofs, {} failed {failed:?}", name(world), chosen.len(), failed.len());
+    println!(
+        "{}: {} proofs, {} failed {failed:?}",
+        name(world),
+        chosen.len(),
+        failed.len()
+    );
     failed.is_empty()
 }
 
 fn name(world: &World) -> String {
     let maker = world.maker.as_ref().map_or("", |maker| maker.backend);
-    format!("{:?}{}{maker}", world.mode, if world.pooled { "Pooled" } else { "" })
+    format!(
+        "{:?}{}{maker}",
+        world.mode,
+        if world.pooled { "Pooled" } else { "" }
+    )
 }
 
 fn holds(proof: &Proof, world: &World) -> bool {
     let begin = Instant::now();
     let held = catch_unwind(AssertUnwindSafe(|| (proof.claim)(world, proof.row))).is_ok();
     let verdict = if held { "ok  " } else { "FAIL" };
-    println!("{verdict} {} {} ({} ms)", name(world), proof.name, begin.elapsed().as_millis());
+    println!(
+        "{verdict} {} {} ({} ms)",
+        name(world),
+        proof.name,
+        begin.elapsed().as_millis()
+    );
     held
 }
 
@@ -144,14 +184,16 @@ fn again_as_user(world: &World, parts: &[String], daemons: Option<&Daemons>) -> 
     if name == NOBODY {
         return true;
     }
-    let (uid, gid) = user(&name)
-        .or_else(|| make_user(&name))
-        .unwrap_or_else(|| panic!("prerequisite: there is no user `{name}`, and `useradd` cannot make it"));
+    let (uid, gid) = user(&name).or_else(|| make_user(&name)).unwrap_or_else(|| {
+        panic!("prerequisite: there is no user `{name}`, and `useradd` cannot make it")
+    });
     let copy = world.folder.join("conformance");
     std::fs::copy(std::env::current_exe().expect("own path"), &copy).expect("copy of this binary");
     std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).expect("mode");
     let mut command = Command::new(&copy);
-    command.args(parts).env("AIRLOCK_PROBE", world.probe_folder.join("probe"));
+    command
+        .args(parts)
+        .env("AIRLOCK_PROBE", world.probe_folder.join("probe"));
     let folder = world.fresh_folder("user");
     std::os::unix::fs::chown(&folder, Some(uid), Some(gid)).expect("an owner");
     command.env("AIRLOCK_TEST_FOLDER", folder);
@@ -163,17 +205,26 @@ fn again_as_user(world: &World, parts: &[String], daemons: Option<&Daemons>) -> 
     if let Ok(expected) = std::env::var("AIRLOCK_EXPECT_USER_CGROUP") {
         command.env("AIRLOCK_EXPECT_CGROUP", expected);
     }
-    command.uid(uid).gid(gid).status().expect("this binary as an ordinary user").success()
+    command
+        .uid(uid)
+        .gid(gid)
+        .status()
+        .expect("this binary as an ordinary user")
+        .success()
 }
 
 fn make_user(name: &str) -> Option<(u32, u32)> {
-    _ = Command::new("useradd").args(["--system", "--no-create-home", "--user-group", name]).status();
+    _ = Command::new("useradd")
+        .args(["--system", "--no-create-home", "--user-group", name])
+        .status();
     user(name)
 }
 
 fn user(name: &str) -> Option<(u32, u32)> {
     let users = std::fs::read_to_string(Path::new("/etc/passwd")).ok()?;
-    let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+    let line = users
+        .lines()
+        .find(|line| line.split(':').next() == Some(name))?;
     let mut ids = line.split(':').skip(2).map(|id| id.parse().ok());
     Some((ids.next()??, ids.next()??))
 }

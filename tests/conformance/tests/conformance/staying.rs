@@ -72,11 +72,19 @@ fn pipe() -> (OwnedFd, OwnedFd) {
 
 fn shell(script: &str) -> Program {
     let path = [("PATH".into(), spec::DEFAULT_PATH.into())];
-    Program { argv: ["sh", "-c", script].map(Into::into).into(), env: path.into(), ..Program::default() }
+    Program {
+        argv: ["sh", "-c", script].map(Into::into).into(),
+        env: path.into(),
+        ..Program::default()
+    }
 }
 
 fn staying_spec(world: &World, limits: Maximum) -> RunSpec {
-    let request = RunRequest { command: vec!["true".into()], limits, ..world.probe(&[""; 0]) };
+    let request = RunRequest {
+        command: vec!["true".into()],
+        limits,
+        ..world.probe(&[""; 0])
+    };
     let mut spec = admit(request);
     spec.sandbox.stays = true;
     spec
@@ -90,7 +98,11 @@ impl Stay {
     async fn open_as(world: &World, wanted: RunRequest, lacking: Lacking) -> Stay {
         let spec = staying_spec(world, wanted.limits);
         let id = Id::new(&world.unique("staying")).expect("an id");
-        Stay { sandbox: passing::made(world, &id, &spec, lacking).await, spec, id }
+        Stay {
+            sandbox: passing::made(world, &id, &spec, lacking).await,
+            spec,
+            id,
+        }
     }
 
     /// Two of one maker: our own share a launcher, where cgroups do not ask for one each.
@@ -98,14 +110,28 @@ impl Stay {
         let [spec, other] = [(); 2].map(|()| staying_spec(world, world.probe(&[""; 0]).limits));
         let [id, second] = [(); 2].map(|()| Id::new(&world.unique("staying")).expect("an id"));
         let [sandbox, beside] = passing::made_together(world, [&id, &second], &spec).await;
-        [Stay { sandbox, spec, id }, Stay { sandbox: beside, spec: other, id: second }]
+        [
+            Stay { sandbox, spec, id },
+            Stay {
+                sandbox: beside,
+                spec: other,
+                id: second,
+            },
+        ]
     }
 
     async fn try_start(&mut self, program: &Program) -> Result<Running, SandboxError> {
         let ((inside, input), (output, outside)) = (pipe(), pipe());
         let errors = outside.try_clone().expect("a descriptor");
-        let process = self.sandbox.start(program, [inside, outside, errors]).await?;
-        Ok(Running { process, input: input.into(), output: BufReader::new(output.into()) })
+        let process = self
+            .sandbox
+            .start(program, [inside, outside, errors])
+            .await?;
+        Ok(Running {
+            process,
+            input: input.into(),
+            output: BufReader::new(output.into()),
+        })
     }
 
     async fn start(&mut self, script: &str) -> Running {
@@ -173,9 +199,15 @@ fn signals_reach_one_programs_group_alone(world: &World) {
         let mut stay = Stay::open(world).await;
         let script = "sleep 1000 & echo up; read word; echo $word; kill $!";
         let (mut first, mut second) = (stay.start(script).await, stay.start(script).await);
-        assert_eq!((first.line(), second.line()), ("up\n".to_owned(), "up\n".to_owned()));
+        assert_eq!(
+            (first.line(), second.line()),
+            ("up\n".to_owned(), "up\n".to_owned())
+        );
         first.process.signal(libc::SIGTERM);
-        assert_eq!(first.process.ended().await.expect("its end").status, libc::SIGTERM);
+        assert_eq!(
+            first.process.ended().await.expect("its end").status,
+            libc::SIGTERM
+        );
         // What it started held its output, and is gone, too.
         assert_eq!(first.rest(), "");
         second.tell("unhurt\n");
@@ -188,7 +220,11 @@ fn signals_reach_one_programs_group_alone(world: &World) {
 fn a_program_that_nobody_holds_ends_with_its_group(world: &World) {
     world.runtime.block_on(async {
         let mut stay = Stay::open(world).await;
-        let Running { process, mut output, input } = stay.start("sleep 1000 & echo up; wait").await;
+        let Running {
+            process,
+            mut output,
+            input,
+        } = stay.start("sleep 1000 & echo up; wait").await;
         let mut text = String::new();
         output.read_line(&mut text).expect("its output");
         drop(process);
@@ -214,8 +250,12 @@ fn what_a_program_leaves_behind_goes_on(world: &World) {
 fn programs_see_the_files_of_former_ones(world: &World) {
     world.runtime.block_on(async {
         let mut stay = Stay::open(world).await;
-        stay.say("echo one >/tmp/a; echo two >/workspace/b; echo three >/dev/shm/c").await;
-        assert_eq!(stay.say("cat /tmp/a /workspace/b /dev/shm/c").await, "one\ntwo\nthree\n");
+        stay.say("echo one >/tmp/a; echo two >/workspace/b; echo three >/dev/shm/c")
+            .await;
+        assert_eq!(
+            stay.say("cat /tmp/a /workspace/b /dev/shm/c").await,
+            "one\ntwo\nthree\n"
+        );
         stay.close().await;
     });
 }
@@ -223,11 +263,15 @@ fn programs_see_the_files_of_former_ones(world: &World) {
 fn a_program_has_its_own_environment_directory_and_limits(world: &World) {
     world.runtime.block_on(async {
         let mut stay = Stay::open(world).await;
-        let mut program = shell("pwd; echo $WORD; ulimit -n; cat /proc/self/status | grep -c Seccomp:.*2");
+        let mut program =
+            shell("pwd; echo $WORD; ulimit -n; cat /proc/self/status | grep -c Seccomp:.*2");
         program.env.insert("WORD".into(), "said".into());
         program.directory = Some("/tmp".into());
         let files = stay.spec.sandbox.limits.open_files;
-        assert_eq!(stay.run(&program).await.0, format!("/tmp\nsaid\n{files}\n1\n"));
+        assert_eq!(
+            stay.run(&program).await.0,
+            format!("/tmp\nsaid\n{files}\n1\n")
+        );
         let others = shell("pwd; echo $WORD");
         assert_eq!(stay.run(&others).await.0, "/workspace\n\n");
         stay.close().await;
@@ -280,10 +324,20 @@ fn a_further_program_is_counted_with_its_box(world: &World) {
 fn a_command_that_is_not_there_is_told_and_the_box_goes_on(world: &World) {
     world.runtime.block_on(async {
         let mut stay = Stay::open(world).await;
-        let missing = Program { argv: vec!["no-such-command".into()], ..shell("") };
+        let missing = Program {
+            argv: vec!["no-such-command".into()],
+            ..shell("")
+        };
         let error = stay.try_start(&missing).await.err().expect("no program");
-        assert_eq!((error.exit_status(), error.info().code), (127, ErrorCode::StartFailed), "{error}");
-        let nowhere = Program { directory: Some("/nowhere".into()), ..shell("true") };
+        assert_eq!(
+            (error.exit_status(), error.info().code),
+            (127, ErrorCode::StartFailed),
+            "{error}"
+        );
+        let nowhere = Program {
+            directory: Some("/nowhere".into()),
+            ..shell("true")
+        };
         let error = stay.try_start(&nowhere).await.err().expect("no program");
         assert_eq!(refused_directory(error), libc::ENOENT);
         assert_eq!(stay.say("echo again").await, "again\n");
@@ -302,14 +356,24 @@ fn refused_directory(error: SandboxError) -> i32 {
 fn a_planted_directory_leads_nowhere_outside(world: &World) {
     world.runtime.block_on(async {
         let mut stay = Stay::open(world).await;
-        stay.say("ln -s /proc/self/fd /workspace/handles; ln -s /tmp /workspace/place").await;
-        let at = |path: String| Program { directory: Some(path.into()), ..shell("pwd -P") };
+        stay.say("ln -s /proc/self/fd /workspace/handles; ln -s /tmp /workspace/place")
+            .await;
+        let at = |path: String| Program {
+            directory: Some(path.into()),
+            ..shell("pwd -P")
+        };
         assert_eq!(stay.run(&at("/workspace/place".into())).await.0, "/tmp\n");
         for number in 3..64 {
-            let refused = stay.try_start(&at(format!("/workspace/handles/{number}"))).await.err();
+            let refused = stay
+                .try_start(&at(format!("/workspace/handles/{number}")))
+                .await
+                .err();
             let errno = refused_directory(refused.expect("no program"));
             // None such, or one that is not followed.
-            assert!([libc::ENOENT, libc::ELOOP].contains(&errno), "{number}: {errno}");
+            assert!(
+                [libc::ENOENT, libc::ELOOP].contains(&errno),
+                "{number}: {errno}"
+            );
         }
         stay.close().await;
     });
@@ -317,15 +381,28 @@ fn a_planted_directory_leads_nowhere_outside(world: &World) {
 
 fn programs_at_once_are_bounded(world: &World) {
     world.runtime.block_on(async {
-        let pids = Maximum { pids: Some(128), ..world.probe(&[""; 0]).limits };
-        let wanted = RunRequest { limits: pids, ..RunRequest::default() };
+        let pids = Maximum {
+            pids: Some(128),
+            ..world.probe(&[""; 0]).limits
+        };
+        let wanted = RunRequest {
+            limits: pids,
+            ..RunRequest::default()
+        };
         let mut stay = Stay::open_as(world, wanted, Lacking::Nothing).await;
         let mut all = Vec::new();
         for _ in 0..init::protocol::MOST_PROGRAMS {
             all.push(stay.start("exec cat").await);
         }
-        let error = stay.try_start(&shell("true")).await.err().expect("no program");
-        assert!(matches!(error, SandboxError::TooManyPrograms { most: 64 }), "{error}");
+        let error = stay
+            .try_start(&shell("true"))
+            .await
+            .err()
+            .expect("no program");
+        assert!(
+            matches!(error, SandboxError::TooManyPrograms { most: 64 }),
+            "{error}"
+        );
         let mut last = all.pop().expect("one of them");
         last.process.signal(libc::SIGKILL);
         last.process.ended().await.expect("its end");
@@ -338,7 +415,9 @@ fn programs_at_once_are_bounded(world: &World) {
 fn a_program_cannot_hold_up_other_boxes(world: &World) {
     world.runtime.block_on(async {
         let [mut hostile, mut other] = Stay::open_two(world).await;
-        let mut stopper = hostile.start("echo up; while :; do kill -STOP -1; done 2>/dev/null").await;
+        let mut stopper = hostile
+            .start("echo up; while :; do kill -STOP -1; done 2>/dev/null")
+            .await;
         assert_eq!(stopper.line(), "up\n");
         let program = shell("true");
         let started = hostile.try_start(&program);
@@ -370,7 +449,14 @@ fn denials_are_told_for_each_program(world: &World) {
             }
             told.push(targets);
         }
-        assert_eq!(told, [vec!["/usr/one".to_owned()], vec!["/usr/two".to_owned()], Vec::new()]);
+        assert_eq!(
+            told,
+            [
+                vec!["/usr/one".to_owned()],
+                vec!["/usr/two".to_owned()],
+                Vec::new()
+            ]
+        );
         stay.close().await;
     });
 }
@@ -381,9 +467,17 @@ struct Screen(File);
 impl Screen {
     async fn open(stay: &mut Stay, rows: u16, columns: u16) -> (Screen, [OwnedFd; 3]) {
         let ours = stay.sandbox.open_terminal().await.expect("a terminal");
-        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = libc::winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
         // SAFETY: the kernel reads one struct of ours.
-        assert_eq!(unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
+        assert_eq!(
+            unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCSWINSZ, &size) },
+            0
+        );
         let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
         // SAFETY: takes an integer and gives a fresh descriptor.
         let theirs = unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTPEER, flags) };
@@ -403,12 +497,18 @@ impl Screen {
             let count = self.0.read(&mut bytes).expect("what is shown");
             seen.extend(&bytes[..count]);
         }
-        String::from_utf8_lossy(&seen).split_whitespace().map(str::to_owned).collect()
+        String::from_utf8_lossy(&seen)
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect()
     }
 }
 
 fn at_terminal(script: &str) -> Program {
-    Program { terminal: true, ..shell(script) }
+    Program {
+        terminal: true,
+        ..shell(script)
+    }
 }
 
 fn a_program_has_a_terminal_of_its_own(world: &World) {
@@ -419,14 +519,28 @@ fn a_program_has_a_terminal_of_its_own(world: &World) {
         let mut running = Vec::new();
         for columns in [81, 82] {
             let (mut screen, streams) = Screen::open(&mut stay, 31, columns).await;
-            let process = stay.sandbox.start(&at_terminal(script), streams).await.expect("a program");
+            let process = stay
+                .sandbox
+                .start(&at_terminal(script), streams)
+                .await
+                .expect("a program");
             let seen = screen.until("true true true");
-            let rest = ["31", &columns.to_string(), "allowed", "true", "true", "true"];
+            let rest = [
+                "31",
+                &columns.to_string(),
+                "allowed",
+                "true",
+                "true",
+                "true",
+            ];
             assert_eq!(seen[1..], rest);
             names.push(seen[0].clone());
             running.push((process, screen));
         }
-        assert!(names.iter().all(|name| name.starts_with("/dev/pts/")) && names[0] != names[1], "{names:?}");
+        assert!(
+            names.iter().all(|name| name.starts_with("/dev/pts/")) && names[0] != names[1],
+            "{names:?}"
+        );
         stay.close().await;
     });
 }
@@ -439,7 +553,11 @@ fn what_is_typed_reaches_the_foreground_alone(world: &World) {
         assert_eq!(beside.line(), "up\n");
         let (mut screen, streams) = Screen::open(&mut stay, 24, 80).await;
         let script = "echo ready; exec sleep 1000";
-        let mut process = stay.sandbox.start(&at_terminal(script), streams).await.expect("a program");
+        let mut process = stay
+            .sandbox
+            .start(&at_terminal(script), streams)
+            .await
+            .expect("a program");
         screen.until("ready");
         screen.0.write_all(b"\x03").expect("what is typed");
         assert_eq!(process.ended().await.expect("its end").status, libc::SIGINT);
@@ -462,7 +580,10 @@ fn counted(stay: &Stay) -> u64 {
 }
 
 fn file_of_count(stay: &Stay) -> String {
-    let path = format!("/proc/self/fd/{}/count", stay.sandbox.workspace().as_raw_fd());
+    let path = format!(
+        "/proc/self/fd/{}/count",
+        stay.sandbox.workspace().as_raw_fd()
+    );
     fs::read_to_string(path).unwrap_or_default()
 }
 
@@ -480,7 +601,10 @@ async fn frozen(world: &World) -> Option<(Stay, Running)> {
             let info = error.info();
             assert!(matches!(error, SandboxError::CannotFreeze { .. }));
             assert_eq!(info.code, ErrorCode::BackendUnavailable, "{info:?}");
-            assert!(info.message.contains("freeze") && info.hint.is_some(), "{info:?}");
+            assert!(
+                info.message.contains("freeze") && info.hint.is_some(),
+                "{info:?}"
+            );
             // It went on all the same.
             let count = counted(&stay);
             while counted(&stay) == count {}
@@ -492,12 +616,18 @@ async fn frozen(world: &World) -> Option<(Stay, Running)> {
 
 fn a_frozen_box_stands_still_until_it_is_thawed(world: &World) {
     world.runtime.block_on(async {
-        let Some((mut stay, _running)) = frozen(world).await else { return };
+        let Some((mut stay, _running)) = frozen(world).await else {
+            return;
+        };
         let count = file_of_count(&stay);
         // Nothing happens, and there is no event for that.
         tokio::time::sleep(A_WHILE).await;
         assert_eq!(file_of_count(&stay), count);
-        let error = stay.try_start(&shell("true")).await.err().expect("nothing starts");
+        let error = stay
+            .try_start(&shell("true"))
+            .await
+            .err()
+            .expect("nothing starts");
         assert!(matches!(error, SandboxError::Frozen), "{error}");
         stay.sandbox.thaw().await.expect("it goes on");
         let count = counted(&stay);
@@ -509,7 +639,9 @@ fn a_frozen_box_stands_still_until_it_is_thawed(world: &World) {
 
 fn a_frozen_box_ends_soon(world: &World) {
     world.runtime.block_on(async {
-        let Some((mut stay, mut running)) = frozen(world).await else { return };
+        let Some((mut stay, mut running)) = frozen(world).await else {
+            return;
+        };
         let begin = Instant::now();
         assert!(stay.sandbox.end().await.is_some());
         let took = begin.elapsed();
@@ -523,7 +655,9 @@ fn a_frozen_box_ends_soon(world: &World) {
 /// The kernel closes what a killed engine had open, which is all that is left of it to see.
 fn a_frozen_box_whose_owner_died_is_swept(world: &World) {
     world.runtime.block_on(async {
-        let Some((stay, mut running)) = frozen(world).await else { return };
+        let Some((stay, mut running)) = frozen(world).await else {
+            return;
+        };
         let Stay { sandbox, id, .. } = stay;
         drop(sandbox);
         passing::sweep(world, &id).await;

@@ -31,10 +31,22 @@ const OWN_USER: &[Step] = &[Step::EnterUserNamespace, Step::NoCapabilities];
 
 const TABLE: [Row; 17] = [
     // CLONE_NEWUSER. The second wall is the quota of the program's own user namespace, which is none.
-    (&["unshare", "268435456"], REFUSED, Control::Behind(libc::ENOSPC, OWN_USER)),
-    (&["clone", "268435456"], REFUSED, Control::Behind(libc::ENOSPC, OWN_USER)),
+    (
+        &["unshare", "268435456"],
+        REFUSED,
+        Control::Behind(libc::ENOSPC, OWN_USER),
+    ),
+    (
+        &["clone", "268435456"],
+        REFUSED,
+        Control::Behind(libc::ENOSPC, OWN_USER),
+    ),
     (&["clone3"], Outcome::Refused(libc::ENOSYS), Control::Works),
-    (&["setns", "/proc/self/ns/user"], REFUSED, Control::Fails(libc::EINVAL)),
+    (
+        &["setns", "/proc/self/ns/user"],
+        REFUSED,
+        Control::Fails(libc::EINVAL),
+    ),
     (&["io-uring"], REFUSED, Control::Works),
     (&["keyctl"], REFUSED, Control::Works),
     (&["ptrace"], REFUSED, Control::Works),
@@ -44,7 +56,11 @@ const TABLE: [Row; 17] = [
     (&["perf"], REFUSED, Control::Fails(libc::EFAULT)),
     (&["tiocsti"], REFUSED, Control::Fails(libc::ENOTTY)),
     (&["socket", "16", "3"], NO_FAMILY, Control::Works), // AF_NETLINK, SOCK_RAW
-    (&["socket", "17", "3"], NO_FAMILY, Control::Fails(libc::EPERM)), // AF_PACKET needs a capability
+    (
+        &["socket", "17", "3"],
+        NO_FAMILY,
+        Control::Fails(libc::EPERM),
+    ), // AF_PACKET needs a capability
     (&["socket", "38", "5"], NO_FAMILY, Control::AsOutside(38, 5)), // AF_ALG, SOCK_SEQPACKET
     (&["socket", "40", "1"], NO_FAMILY, Control::AsOutside(40, 1)), // AF_VSOCK, SOCK_STREAM
     // Kernels without the x32 ABI, which are most, answer ENOSYS.
@@ -75,16 +91,28 @@ fn prove(world: &World, (attempt, refused, control): &Row) {
     let request = world.probe(attempt);
     assert_eq!(world.attempt(request.clone()), *refused, "with the filter");
     let without = |steps: &[Step]| world.attempt_without(request.clone(), steps);
-    assert_eq!(without(&[Step::SyscallFilter]), expected, "without the filter");
+    assert_eq!(
+        without(&[Step::SyscallFilter]),
+        expected,
+        "without the filter"
+    );
     if let Control::Behind(_, wall) = *control {
-        assert_eq!(without(&[&[Step::SyscallFilter], wall].concat()), allowed(), "without both walls");
+        assert_eq!(
+            without(&[&[Step::SyscallFilter], wall].concat()),
+            allowed(),
+            "without both walls"
+        );
     }
 }
 
 fn socket_outside(family: i32, kind: i32) -> Outcome {
     // SAFETY: three integers.
     match unsafe { libc::socket(family, kind, 0) } {
-        -1 => Outcome::Refused(std::io::Error::last_os_error().raw_os_error().expect("an error")),
+        -1 => Outcome::Refused(
+            std::io::Error::last_os_error()
+                .raw_os_error()
+                .expect("an error"),
+        ),
         socket => {
             // SAFETY: our own fresh descriptor.
             unsafe { libc::close(socket) };
@@ -109,15 +137,29 @@ fn ordinary_calls_go_through(world: &World) {
 /// The same numbers mean other calls there. The control needs a kernel that runs 32-bit programs.
 fn calls_of_32_bit_programs_end_the_program(world: &World) {
     assert_eq!(world.attempt(world.probe(&["int80"])), KILLED);
-    assert_eq!(world.attempt_without(world.probe(&["int80"]), &[Step::SyscallFilter]), allowed());
+    assert_eq!(
+        world.attempt_without(world.probe(&["int80"]), &[Step::SyscallFilter]),
+        allowed()
+    );
 }
 
 /// Only root of the host's own user namespace may: for a user there is no sandbox in which it works.
 fn device_nodes_cannot_be_made(world: &World) {
     let device = world.probe(&["mknod", "/tmp/node", "device"]);
     assert_eq!(world.attempt(device.clone()), REFUSED);
-    assert_eq!(world.attempt(world.probe(&["mknod", "/tmp/node", "fifo"])), allowed());
-    let with_power = [Step::EnterUserNamespace, Step::Credentials, Step::NoCapabilities];
-    let expected = if world.mode == Mode::Root { allowed() } else { REFUSED };
+    assert_eq!(
+        world.attempt(world.probe(&["mknod", "/tmp/node", "fifo"])),
+        allowed()
+    );
+    let with_power = [
+        Step::EnterUserNamespace,
+        Step::Credentials,
+        Step::NoCapabilities,
+    ];
+    let expected = if world.mode == Mode::Root {
+        allowed()
+    } else {
+        REFUSED
+    };
     assert_eq!(world.attempt_without(device, &with_power), expected);
 }

@@ -26,7 +26,10 @@ pub(crate) fn proofs() -> Vec<Proof> {
 }
 
 fn in_workspace(world: &World, workspace: &Path, arguments: &[&str]) -> RunRequest {
-    RunRequest { workspace: Some(workspace.to_owned()), ..world.probe(arguments) }
+    RunRequest {
+        workspace: Some(workspace.to_owned()),
+        ..world.probe(arguments)
+    }
 }
 
 /// Root-owned and another's, as root; one's own as a user.
@@ -42,9 +45,16 @@ fn what_is_written_belongs_to_the_owner_of_the_workspace(world: &World) {
     }
     if world.mode == Mode::Root && !world.idmaps {
         // Never as the host's root.
-        let result = world.run(in_workspace(world, &world.fresh_folder("workspace"), &["ids"]));
+        let result = world.run(in_workspace(
+            world,
+            &world.fresh_folder("workspace"),
+            &["ids"],
+        ));
         let code = result.error.map(|error| error.code);
-        assert_eq!((result.status, code), (Status::NotStarted, Some(ErrorCode::InvalidSpec)));
+        assert_eq!(
+            (result.status, code),
+            (Status::NotStarted, Some(ErrorCode::InvalidSpec))
+        );
     }
 }
 
@@ -55,16 +65,32 @@ fn check_owner_kept(world: &World, (uid, gid): (u32, u32)) {
         chown(path, Some(uid), Some(gid)).expect("an owner");
     }
     // The owner's file is the program's own: it may be read, written, given other modes.
-    let script =
-        "set -e; echo made > made; echo more >> given; chmod 600 given; mkdir folder; id -u; stat -c %u .";
+    let script = "set -e; echo made > made; echo more >> given; chmod 600 given; mkdir folder; id -u; stat -c %u .";
     let command = world.command(&["sh", "-c", script]);
-    let result = world.run(RunRequest { workspace: Some(workspace.clone()), ..command });
+    let result = world.run(RunRequest {
+        workspace: Some(workspace.clone()),
+        ..command
+    });
     let inside = if world.shares_users() { uid } else { 1000 };
-    assert_eq!(String::from_utf8_lossy(&result.stdout), format!("{inside}\n{inside}\n"), "{result:?}");
-    let owner = |name| fs::metadata(workspace.join(name)).map(|found| (found.uid(), found.gid())).ok();
+    assert_eq!(
+        String::from_utf8_lossy(&result.stdout),
+        format!("{inside}\n{inside}\n"),
+        "{result:?}"
+    );
+    let owner = |name| {
+        fs::metadata(workspace.join(name))
+            .map(|found| (found.uid(), found.gid()))
+            .ok()
+    };
     let expected = Some((uid, gid));
-    assert_eq!(["made", "given", "folder"].map(owner), [expected, expected, expected]);
-    assert_eq!(fs::read_to_string(workspace.join("given")).expect("a file"), "givenmore\n");
+    assert_eq!(
+        ["made", "given", "folder"].map(owner),
+        [expected, expected, expected]
+    );
+    assert_eq!(
+        fs::read_to_string(workspace.join("given")).expect("a file"),
+        "givenmore\n"
+    );
     assert!(!workspace.join(".home").exists(), "nothing of ours is left");
 }
 
@@ -97,7 +123,10 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         for entry in fs::read_dir(&next).expect("a folder").flatten() {
             let path = entry.path();
             let is_folder = entry.file_type().expect("a type").is_dir();
-            found.insert(path.clone(), (!is_folder).then(|| fs::read(&path).unwrap_or_default()));
+            found.insert(
+                path.clone(),
+                (!is_folder).then(|| fs::read(&path).unwrap_or_default()),
+            );
             if is_folder {
                 left.push(path);
             }
@@ -113,8 +142,13 @@ fn protected_names_stay_as_they_are(world: &World) {
         let got = world.attempt(in_workspace(world, &workspace, arguments));
         assert_eq!(got, Outcome::Refused(errno), "{arguments:?}");
     };
-    let files =
-        [".git/config", ".git/hooks/pre-commit", ".vscode/tasks.json", ".claude/settings.json", ".envrc"];
+    let files = [
+        ".git/config",
+        ".git/hooks/pre-commit",
+        ".vscode/tasks.json",
+        ".claude/settings.json",
+        ".envrc",
+    ];
     for file in world.few(files) {
         refused(libc::EROFS, &["write", file, "of the program"]);
     }
@@ -146,34 +180,68 @@ fn absent_protected_names_stay_absent(world: &World) {
     fs::write(workspace.join(".git/HEAD"), "ref: refs/heads/main").expect("a file");
     world.give(&workspace);
     let before = tree(&workspace);
-    let names = [".envrc", ".bashrc", ".mcp.json", ".vscode", ".git/hooks", ".git/config", ".git/commondir"];
+    let names = [
+        ".envrc",
+        ".bashrc",
+        ".mcp.json",
+        ".vscode",
+        ".git/hooks",
+        ".git/config",
+        ".git/commondir",
+    ];
     for name in world.few(names) {
         let file = [name, "/inside"].concat();
         for path in [name, &file] {
-            let got = world.attempt(in_workspace(world, &workspace, &["write", path, "of the program"]));
-            let Outcome::Refused(errno) = got else { panic!("{path}: {got:?}") };
-            assert!([libc::EROFS, libc::EISDIR, libc::ENOTDIR].contains(&errno), "{path}: {errno}");
+            let got = world.attempt(in_workspace(
+                world,
+                &workspace,
+                &["write", path, "of the program"],
+            ));
+            let Outcome::Refused(errno) = got else {
+                panic!("{path}: {got:?}")
+            };
+            assert!(
+                [libc::EROFS, libc::EISDIR, libc::ENOTDIR].contains(&errno),
+                "{path}: {errno}"
+            );
         }
         assert_eq!(tree(&workspace), before, "{name}");
     }
-    let made = world.attempt(in_workspace(world, &workspace, &["write", ".gitignore", "x"]));
+    let made = world.attempt(in_workspace(
+        world,
+        &workspace,
+        &["write", ".gitignore", "x"],
+    ));
     assert_eq!(made, allowed(), "the control");
 }
 
 fn what_holds_protected_names_cannot_be_moved_away(world: &World) {
     let workspace = furnished(world);
     let before = tree(&workspace);
-    for (folder, to) in [(".git", "moved"), (".git/hooks", ".git/moved"), (".vscode", "moved")] {
+    for (folder, to) in [
+        (".git", "moved"),
+        (".git/hooks", ".git/moved"),
+        (".vscode", "moved"),
+    ] {
         let got = world.attempt(in_workspace(world, &workspace, &["rename", folder, to]));
         assert_eq!(got, Outcome::Refused(libc::EBUSY), "{folder}");
     }
     assert_eq!(tree(&workspace), before);
-    let moved = world.attempt(in_workspace(world, &workspace, &["rename", ".git/objects", ".git/moved"]));
+    let moved = world.attempt(in_workspace(
+        world,
+        &workspace,
+        &["rename", ".git/objects", ".git/moved"],
+    ));
     assert_eq!(moved, allowed(), "the control");
 }
 
 fn a_protected_name_can_be_released(world: &World) {
-    for name in world.few([".git/config", ".git/hooks/pre-commit", ".envrc", ".vscode/tasks.json"]) {
+    for name in world.few([
+        ".git/config",
+        ".git/hooks/pre-commit",
+        ".envrc",
+        ".vscode/tasks.json",
+    ]) {
         let workspace = furnished(world);
         let released = Path::new(name)
             .parent()
@@ -183,7 +251,10 @@ fn a_protected_name_can_be_released(world: &World) {
             ..in_workspace(world, &workspace, &["write", name, "of the program"])
         };
         assert_eq!(world.attempt(request), allowed(), "{name}");
-        assert_eq!(fs::read_to_string(workspace.join(name)).expect("a file"), "of the program");
+        assert_eq!(
+            fs::read_to_string(workspace.join(name)).expect("a file"),
+            "of the program"
+        );
     }
 }
 
@@ -192,9 +263,15 @@ fn a_link_in_place_of_a_protected_name_refuses_the_run(world: &World) {
     symlink("/etc", workspace.join(".vscode")).expect("a link");
     let result = world.run(in_workspace(world, &workspace, &["ids"]));
     let code = result.error.map(|error| error.code);
-    assert_eq!((result.status, code), (Status::NotStarted, Some(ErrorCode::InvalidSpec)));
+    assert_eq!(
+        (result.status, code),
+        (Status::NotStarted, Some(ErrorCode::InvalidSpec))
+    );
     fs::remove_file(workspace.join(".vscode")).expect("a link");
-    assert_eq!(world.run(in_workspace(world, &workspace, &["ids"])).status, Status::Succeeded);
+    assert_eq!(
+        world.run(in_workspace(world, &workspace, &["ids"])).status,
+        Status::Succeeded
+    );
 }
 
 /// A link to a host path leads to what stands there inside; an artifact that is a link is not kept.
@@ -204,11 +281,26 @@ fn links_planted_in_a_workspace_lead_nowhere(world: &World) {
     symlink(&canary, workspace.join("out")).expect("a link");
     let read = world.attempt(in_workspace(world, &workspace, &["read", "out/secret"]));
     assert_eq!(read, Outcome::Refused(libc::ENOENT));
-    let artifacts = vec![PathBuf::from("out/secret"), PathBuf::from("stolen"), PathBuf::from("plain")];
-    let script = format!("ln -s {}/secret stolen; echo plain > plain", canary.display());
+    let artifacts = vec![
+        PathBuf::from("out/secret"),
+        PathBuf::from("stolen"),
+        PathBuf::from("plain"),
+    ];
+    let script = format!(
+        "ln -s {}/secret stolen; echo plain > plain",
+        canary.display()
+    );
     let command = world.command(&["sh", "-c", &script]);
-    let result = world.run(RunRequest { workspace: Some(workspace), artifacts, ..command });
-    let kept: Vec<_> = result.artifacts.iter().map(|kept| kept.name.as_str()).collect();
+    let result = world.run(RunRequest {
+        workspace: Some(workspace),
+        artifacts,
+        ..command
+    });
+    let kept: Vec<_> = result
+        .artifacts
+        .iter()
+        .map(|kept| kept.name.as_str())
+        .collect();
     assert_eq!(kept, ["plain"], "{:?}", result.notes);
 }
 
@@ -221,13 +313,23 @@ fn no_writable_mount_leads_around_protected_names(world: &World) {
     world.give(&workspace);
     let answer = |host: &Path, access: &str, lifted: &[&str]| {
         let mut request = in_workspace(world, &workspace, &["ids"]);
-        request.mounts.push(format!("{}:/again:{access}", host.display()).into());
+        request
+            .mounts
+            .push(format!("{}:/again:{access}", host.display()).into());
         request.allow_protected = lifted.iter().map(PathBuf::from).collect();
         let result = world.run(request);
         (result.status, result.error.map(|error| error.code))
     };
-    let (refused, ran) = ((Status::NotStarted, Some(ErrorCode::InvalidSpec)), (Status::Succeeded, None));
-    for host in [&above, &workspace, &workspace.join(".git"), &workspace.join(".git/hooks")] {
+    let (refused, ran) = (
+        (Status::NotStarted, Some(ErrorCode::InvalidSpec)),
+        (Status::Succeeded, None),
+    );
+    for host in [
+        &above,
+        &workspace,
+        &workspace.join(".git"),
+        &workspace.join(".git/hooks"),
+    ] {
         assert_eq!(answer(host, "rw", &[]), refused, "{}", host.display());
     }
     assert_eq!(answer(&workspace, "ro", &[]), ran);

@@ -84,7 +84,11 @@ impl Without {
 /// The same in a box of our own.
 pub(crate) fn native(request: RunRequest) -> RunRequest {
     match request.backend {
-        Some(_) => RunRequest { backend: None, image: None, ..request },
+        Some(_) => RunRequest {
+            backend: None,
+            image: None,
+            ..request
+        },
         None => request,
     }
 }
@@ -92,14 +96,23 @@ pub(crate) fn native(request: RunRequest) -> RunRequest {
 impl World {
     /// Fails with a clear message where something is missing.
     pub(crate) fn prepare(pooled: bool, maker: Option<Maker>) -> World {
-        let owner = fs::metadata("/proc/self").expect("prerequisite: /proc is mounted").uid();
+        let owner = fs::metadata("/proc/self")
+            .expect("prerequisite: /proc is mounted")
+            .uid();
         let mode = if owner == 0 { Mode::Root } else { Mode::User };
         for path in ["/bin/sh", "/bin/cat", "/usr"] {
-            assert!(Path::new(path).exists(), "prerequisite: `{path}` is missing");
+            assert!(
+                Path::new(path).exists(),
+                "prerequisite: `{path}` is missing"
+            );
         }
         // Not below /tmp: that may be a tmpfs, which older kernels cannot idmap.
         let above = std::env::var("AIRLOCK_TEST_FOLDER").unwrap_or_else(|_| "/var/tmp".to_owned());
-        let kind = maker.as_ref().map_or(if pooled { "pooled" } else { "native" }, |maker| maker.backend);
+        let kind = maker
+            .as_ref()
+            .map_or(if pooled { "pooled" } else { "native" }, |maker| {
+                maker.backend
+            });
         let name = format!("airlock-conformance-{owner}-{}-{kind}", std::process::id());
         let folder = Path::new(&above).join(name);
         fs::create_dir(&folder).expect("prerequisite: the folder for tests is writable");
@@ -127,9 +140,17 @@ impl World {
     /// A name that nothing else has.
     pub(crate) fn unique(&self, stem: &str) -> String {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
-        let kind =
-            self.maker.as_ref().map_or(if self.pooled { "pooled" } else { "native" }, |maker| maker.backend);
-        format!("{stem}-{}-{}-{kind}-{number}", self.owner, std::process::id())
+        let kind = self
+            .maker
+            .as_ref()
+            .map_or(if self.pooled { "pooled" } else { "native" }, |maker| {
+                maker.backend
+            });
+        format!(
+            "{stem}-{}-{}-{kind}-{number}",
+            self.owner,
+            std::process::id()
+        )
     }
 
     /// A fresh folder on the host.
@@ -154,7 +175,10 @@ impl World {
         }
         lchown(path, Some(SOMEBODY.0), Some(SOMEBODY.1)).expect("an owner");
         if path.is_dir() && !path.is_symlink() {
-            fs::read_dir(path).expect("a folder").flatten().for_each(|entry| self.give(&entry.path()));
+            fs::read_dir(path)
+                .expect("a folder")
+                .flatten()
+                .for_each(|entry| self.give(&entry.path()));
         }
     }
 
@@ -170,10 +194,19 @@ impl World {
 
     fn open(&self, settings: Settings, without: &Without) -> Engine {
         let hosts: Vec<_> = self.maker.iter().map(|maker| maker.host.clone()).collect();
-        let containers = Hosts { docker: hosts.clone(), podman: hosts };
-        let settings = Settings { containers, ..settings };
+        let containers = Hosts {
+            docker: hosts.clone(),
+            podman: hosts,
+        };
+        let settings = Settings {
+            containers,
+            ..settings
+        };
         let opened = Engine::dangerously_open_with(settings, |native| {
-            without.steps.iter().for_each(|step| native.dangerously_omit(*step));
+            without
+                .steps
+                .iter()
+                .for_each(|step| native.dangerously_omit(*step));
             if without.cgroups {
                 native.dangerously_omit_cgroups();
             }
@@ -184,18 +217,34 @@ impl World {
     /// A request for the probe, which stands at `/probe`.
     pub(crate) fn probe<A: AsRef<OsStr>>(&self, arguments: &[A]) -> RunRequest {
         let mut command = vec![OsString::from("/probe/probe")];
-        command.extend(arguments.iter().map(|argument| argument.as_ref().to_owned()));
+        command.extend(
+            arguments
+                .iter()
+                .map(|argument| argument.as_ref().to_owned()),
+        );
         let mut mount = self.probe_folder.clone().into_os_string();
         mount.push(":/probe");
-        RunRequest { mounts: vec![mount], ..self.command(&command) }
+        RunRequest {
+            mounts: vec![mount],
+            ..self.command(&command)
+        }
     }
 
     /// A request for a command of the host's.
     pub(crate) fn command<A: AsRef<OsStr>>(&self, command: &[A]) -> RunRequest {
-        let command = command.iter().map(|argument| argument.as_ref().to_owned()).collect();
+        let command = command
+            .iter()
+            .map(|argument| argument.as_ref().to_owned())
+            .collect();
         let backend = self.maker.as_ref().map(|maker| maker.backend.to_owned());
         let image = backend.is_some().then(|| daemons::IMAGE.into());
-        RunRequest { command, backend, image, limits: quick(), ..RunRequest::default() }
+        RunRequest {
+            command,
+            backend,
+            image,
+            limits: quick(),
+            ..RunRequest::default()
+        }
     }
 
     pub(crate) fn run(&self, request: RunRequest) -> RunResult {
@@ -204,7 +253,11 @@ impl World {
 
     pub(crate) fn run_without(&self, request: RunRequest, without: &Without) -> RunResult {
         // No container engine leaves a wall out on request: what a wall is for, a box of our own shows.
-        let request = if without.is_nothing() { request } else { native(request) };
+        let request = if without.is_nothing() {
+            request
+        } else {
+            native(request)
+        };
         match self.pooled {
             false => self.run_in(&self.engine(without), request),
             true => self.run_pooled(request, without),
@@ -213,9 +266,19 @@ impl World {
 
     /// In a sandbox that was made ahead: parked where it can be, else in a berth.
     fn run_pooled(&self, request: RunRequest, without: &Without) -> RunResult {
-        let pool = Pool { parked: 1, berths: 1, ..Pool::OFF };
+        let pool = Pool {
+            parked: 1,
+            berths: 1,
+            ..Pool::OFF
+        };
         let state = self.folder.join(self.unique("state"));
-        let engine = self.open(Settings { pool, ..Settings::new(state) }, without);
+        let engine = self.open(
+            Settings {
+                pool,
+                ..Settings::new(state)
+            },
+            without,
+        );
         let spec = admit(request);
         self.runtime.block_on(async {
             engine.warm(&spec).await;
@@ -250,7 +313,10 @@ impl World {
 
     /// Whether cgroups have no namespace: Podman leaves those of version 1 without one.
     pub(crate) fn shares_cgroups(&self) -> bool {
-        let podman = self.maker.as_ref().is_some_and(|maker| maker.backend == "podman");
+        let podman = self
+            .maker
+            .as_ref()
+            .is_some_and(|maker| maker.backend == "podman");
         podman && self.enforcer != Enforcer::CgroupV2
     }
 
@@ -260,7 +326,13 @@ impl World {
     }
 
     pub(crate) fn attempt_without(&self, request: RunRequest, steps: &[Step]) -> Outcome {
-        outcome(&self.run_without(request, &Without { steps: steps.to_vec(), cgroups: false }))
+        outcome(&self.run_without(
+            request,
+            &Without {
+                steps: steps.to_vec(),
+                cgroups: false,
+            },
+        ))
     }
 
     /// Starts a program that says `ready`, and waits until it has.
@@ -270,7 +342,10 @@ impl World {
 
     /// The same on the runtime of the caller.
     pub(crate) async fn ready(&self, engine: &Engine, request: RunRequest) -> Run {
-        let mut run = engine.start(admit(RunRequest { stdin: true, ..request }));
+        let mut run = engine.start(admit(RunRequest {
+            stdin: true,
+            ..request
+        }));
         wait_ready(&mut run).await;
         run
     }
@@ -282,7 +357,9 @@ impl World {
 
     /// What `enforced_by` says here when everything is asked for.
     pub(crate) fn enforced_by(&self) -> BTreeMap<&'static str, Enforcer> {
-        ["memory", "pids", "cpu"].map(|limit| (limit, self.enforcer)).into()
+        ["memory", "pids", "cpu"]
+            .map(|limit| (limit, self.enforcer))
+            .into()
     }
 
     pub(crate) fn has_cgroups(&self) -> bool {
@@ -300,7 +377,11 @@ impl World {
                 || (self.shares_users() && *barrier == Barrier::OwnUser)
                 || (self.shares_cgroups() && *barrier == Barrier::OwnCgroup)
         };
-        Barrier::ALL.iter().copied().filter(|barrier| !missing(barrier)).collect()
+        Barrier::ALL
+            .iter()
+            .copied()
+            .filter(|barrier| !missing(barrier))
+            .collect()
     }
 }
 
@@ -314,20 +395,31 @@ async fn wait_ready(run: &mut Run) {
     let mut seen = Vec::new();
     while !seen.ends_with(b"ready\n") {
         match run.next_event().await {
-            Some(Event::Output { stream: Stream::Stdout, data }) => seen.extend(data),
+            Some(Event::Output {
+                stream: Stream::Stdout,
+                data,
+            }) => seen.extend(data),
             Some(_) => {}
-            None => panic!("ended before it was ready: {}", String::from_utf8_lossy(&seen)),
+            None => panic!(
+                "ended before it was ready: {}",
+                String::from_utf8_lossy(&seen)
+            ),
         }
     }
 }
 
 /// Nothing here takes long; what hangs shall not hang the suite.
 pub(crate) fn quick() -> Maximum {
-    Maximum { wall_time: "60s".parse().ok(), ..Maximum::default() }
+    Maximum {
+        wall_time: "60s".parse().ok(),
+        ..Maximum::default()
+    }
 }
 
 pub(crate) fn admit(request: RunRequest) -> RunSpec {
-    Policy::default().admit(request).expect("an admissible request")
+    Policy::default()
+        .admit(request)
+        .expect("an admissible request")
 }
 
 /// The verdict in the last line of the output.
@@ -352,9 +444,14 @@ pub(crate) fn verdict(text: &str) -> Option<Outcome> {
 
 fn find_probe() -> PathBuf {
     let told = std::env::var_os("AIRLOCK_PROBE").map(PathBuf::from);
-    let beside = std::env::current_exe().ok().map(|own| own.with_file_name("probe"));
+    let beside = std::env::current_exe()
+        .ok()
+        .map(|own| own.with_file_name("probe"));
     let built = Some(PathBuf::from(env!("CARGO_BIN_EXE_probe")));
-    let found = [told, beside, built].into_iter().flatten().find(|path| path.is_file());
+    let found = [told, beside, built]
+        .into_iter()
+        .flatten()
+        .find(|path| path.is_file());
     found.expect("prerequisite: the probe is not there; set AIRLOCK_PROBE")
 }
 
@@ -367,7 +464,9 @@ fn expected_enforcer(mode: Mode) -> Enforcer {
         Ok(other) => panic!("AIRLOCK_EXPECT_CGROUP is `{other}`, and not v1, v2 or none"),
         Err(_) => {
             let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-            let memory_in_v1 = own.lines().any(|line| line.split(':').nth(1) == Some("memory"));
+            let memory_in_v1 = own
+                .lines()
+                .any(|line| line.split(':').nth(1) == Some("memory"));
             let unified = own.lines().find_map(|line| line.strip_prefix("0::"));
             let writable = unified.is_some_and(|path| {
                 let at = format!("/sys/fs/cgroup{path}");
@@ -394,9 +493,15 @@ fn expected_idmaps(folder: &Path) -> bool {
     // SAFETY: all-zero is a valid value of this plain struct.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the path lives over the call, and the kernel writes one struct of ours.
-    assert_eq!(unsafe { libc::statfs(path.as_ptr(), &mut found) }, 0, "the file system of {folder:?}");
+    assert_eq!(
+        unsafe { libc::statfs(path.as_ptr(), &mut found) },
+        0,
+        "the file system of {folder:?}"
+    );
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("version of the kernel");
-    let mut version = release.split(['.', '-']).map(|part| part.trim().parse::<u32>().unwrap_or(0));
+    let mut version = release
+        .split(['.', '-'])
+        .map(|part| part.trim().parse::<u32>().unwrap_or(0));
     let version = (version.next().unwrap_or(0), version.next().unwrap_or(0));
     found.f_type != libc::TMPFS_MAGIC || version >= (6, 3)
 }
@@ -417,10 +522,13 @@ pub(crate) fn cgroups_with(part: &str) -> Vec<PathBuf> {
 /// The processes on the host whose command line has this marker.
 pub(crate) fn processes_with(marker: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("/proc");
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.windows(marker.len()).any(|part| part == marker.as_bytes())
+        line.windows(marker.len())
+            .any(|part| part == marker.as_bytes())
     })
     .collect()
 }

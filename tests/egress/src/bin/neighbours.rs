@@ -11,13 +11,25 @@ fn spec_of(program: &Path) -> RunSpec {
     let command = ["python3", "-c", &text].map(OsString::from).to_vec();
     let hosts = ["a.example", "inside.example"].map(str::to_owned).to_vec();
     // As many as a hostile program may have by its processes together.
-    let limits = Maximum { open_files: Some(4096), ..Maximum::default() };
-    let request = RunRequest { command, allow_hosts: hosts, limits, ..RunRequest::default() };
+    let limits = Maximum {
+        open_files: Some(4096),
+        ..Maximum::default()
+    };
+    let request = RunRequest {
+        command,
+        allow_hosts: hosts,
+        limits,
+        ..RunRequest::default()
+    };
     Policy::default().admit(request).expect("a run")
 }
 
 fn told(result: &RunResult) -> serde_json::Value {
-    let limits: Vec<_> = result.limits_hit.iter().map(|name| format!("{name:?}")).collect();
+    let limits: Vec<_> = result
+        .limits_hit
+        .iter()
+        .map(|name| format!("{name:?}"))
+        .collect();
     json!({
         "stdout": String::from_utf8_lossy(&result.stdout),
         "stderr": String::from_utf8_lossy(&result.stderr),
@@ -30,9 +42,21 @@ fn told(result: &RunResult) -> serde_json::Value {
 /// How many descriptors this process has, and how much memory in KiB it has at most had.
 fn held() -> (usize, u64) {
     let status = fs::read_to_string("/proc/self/status").expect("its status");
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("its peak");
-    let size = line.split_ascii_whitespace().nth(1).and_then(|size| size.parse().ok()).expect("a size");
-    (fs::read_dir("/proc/self/fd").expect("its descriptors").count(), size)
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmHWM:"))
+        .expect("its peak");
+    let size = line
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|size| size.parse().ok())
+        .expect("a size");
+    (
+        fs::read_dir("/proc/self/fd")
+            .expect("its descriptors")
+            .count(),
+        size,
+    )
 }
 
 /// What is held when connections that were ended have been given back, which takes the time that it takes to drop them.
@@ -49,7 +73,9 @@ async fn settled(before: usize) -> (usize, u64) {
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
     let arguments: Vec<_> = env::args_os().skip(1).collect();
-    let [state, polite, hostile] = &arguments[..] else { panic!("a state folder and two programs") };
+    let [state, polite, hostile] = &arguments[..] else {
+        panic!("a state folder and two programs")
+    };
     let engine = Engine::open(Settings::new(state)).expect("an engine");
     let quiet = engine.run(spec_of(Path::new(polite))).await;
     let before = held();

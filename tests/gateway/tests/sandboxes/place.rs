@@ -41,7 +41,9 @@ impl Place {
     fn contained(kind: Kind) -> Place {
         let (host, folder) = (engines().host(kind), Folder::new());
         let mut command = serve(&folder, "", &[]);
-        command.env("DOCKER_HOST", &host).env("CONTAINER_HOST", &host);
+        command
+            .env("DOCKER_HOST", &host)
+            .env("CONTAINER_HOST", &host);
         let options = json!({ "backend": kind.backend(), "image": daemons::IMAGE });
         Place::of(Server::started(command, folder, None), options)
     }
@@ -53,24 +55,49 @@ impl Place {
         // By a process of its own: a program that somebody has open for writing does not start, and whatever another test
         // starts meanwhile would have it open, too.
         let copied = Command::new("cp").arg(cli::airlock()).arg(&copy).status();
-        assert!(copied.is_ok_and(|copied| copied.success()), "a copy that others may start");
+        assert!(
+            copied.is_ok_and(|copied| copied.success()),
+            "a copy that others may start"
+        );
         rustix::fs::chown(&folder.0, Some(own.0), Some(own.1)).expect("it is theirs");
         let made = serve(&folder, "", &[]);
         let mut command = Command::new("setpriv");
-        let (user, group) = (format!("--reuid={}", own.0.as_raw()), format!("--regid={}", own.1.as_raw()));
-        command.args([&user, &group, "--clear-groups", "--"]).arg(made.get_program());
+        let (user, group) = (
+            format!("--reuid={}", own.0.as_raw()),
+            format!("--regid={}", own.1.as_raw()),
+        );
+        command
+            .args([&user, &group, "--clear-groups", "--"])
+            .arg(made.get_program());
         let theirs = |word: &std::ffi::OsStr| {
-            if word == cli::airlock() { copy.clone().into() } else { word.to_owned() }
+            if word == cli::airlock() {
+                copy.clone().into()
+            } else {
+                word.to_owned()
+            }
         };
-        command.args(made.get_args().map(theirs)).current_dir(&folder.0).env_clear();
+        command
+            .args(made.get_args().map(theirs))
+            .current_dir(&folder.0)
+            .env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        Place { may_freeze: false, ..Place::of(Server::started(command, folder, None), json!({})) }
+        command
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped());
+        Place {
+            may_freeze: false,
+            ..Place::of(Server::started(command, folder, None), json!({}))
+        }
     }
 
     fn of(server: Server, options: Value) -> Place {
         let key = server.key(&["sandboxes"]);
-        Place { server, key, options, may_freeze: true }
+        Place {
+            server,
+            key,
+            options,
+            may_freeze: true,
+        }
     }
 
     /// Whether it was frozen. An ordinary user's server must say that it cannot be; root's can wherever there is a
@@ -79,12 +106,21 @@ impl Place {
         match (self.may_freeze, paused.status) {
             (true, 200) => return true,
             (true, _) => {
-                assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "it must freeze: {}", paused.text());
+                assert!(
+                    std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+                    "it must freeze: {}",
+                    paused.text()
+                );
                 eprintln!("MISSING: this host cannot freeze, and nothing is known of pauses");
             }
             (false, _) => {}
         }
-        assert_eq!((paused.status, paused.text().contains("freeze")), (503, true), "{}", paused.text());
+        assert_eq!(
+            (paused.status, paused.text().contains("freeze")),
+            (503, true),
+            "{}",
+            paused.text()
+        );
         false
     }
 
@@ -104,16 +140,28 @@ impl Place {
     pub(crate) fn sandbox(&self, more: Value) -> Sandbox<'_> {
         let made = self.ask("POST", "/v1/sandboxes", &self.options(more));
         assert_eq!(made.status, 201, "{}", made.text());
-        let id = made.json()["sandbox_id"].as_str().expect("an identifier").to_owned();
-        assert_eq!(made.header("location"), Some(format!("/v1/sandboxes/{id}").as_str()));
+        let id = made.json()["sandbox_id"]
+            .as_str()
+            .expect("an identifier")
+            .to_owned();
+        assert_eq!(
+            made.header("location"),
+            Some(format!("/v1/sandboxes/{id}").as_str())
+        );
         Sandbox { place: self, id }
     }
 }
 
 fn numbers() -> (Uid, Gid) {
     let number = |of: &str| {
-        let told = Command::new("id").args([of, &daemons::user()]).output().expect("id starts");
-        String::from_utf8_lossy(&told.stdout).trim().parse().expect("the user of the tests exists")
+        let told = Command::new("id")
+            .args([of, &daemons::user()])
+            .output()
+            .expect("id starts");
+        String::from_utf8_lossy(&told.stdout)
+            .trim()
+            .parse()
+            .expect("the user of the tests exists")
     };
     (Uid::from_raw(number("-u")), Gid::from_raw(number("-g")))
 }
@@ -143,7 +191,11 @@ impl Sandbox<'_> {
 
     /// The head of a request, whose body is still to come.
     pub(crate) fn head(&self, method: &str, rest: &str, length: usize) -> Vec<u8> {
-        let (host, key, path) = (self.place.server.client.host(), &self.place.key, self.path(rest));
+        let (host, key, path) = (
+            self.place.server.client.host(),
+            &self.place.key,
+            self.path(rest),
+        );
         format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: {length}\r\n\r\n")
             .into_bytes()
     }
@@ -169,15 +221,24 @@ impl Sandbox<'_> {
     pub(crate) fn said(&self, script: &str) -> String {
         let result = self.run(script);
         assert_eq!(result["status"], "succeeded", "{result}");
-        result["stdout"].as_str().unwrap_or_else(|| panic!("text: {result}")).to_owned()
+        result["stdout"]
+            .as_str()
+            .unwrap_or_else(|| panic!("text: {result}"))
+            .to_owned()
     }
 
     /// Starts a program and lets it go on; its identifier.
     pub(crate) fn start(&self, body: &Value) -> String {
         let prefer = [("prefer", "respond-async")];
-        let answer = self.place.server.ask(&self.place.key, "POST", &self.path("/exec"), &prefer, body);
+        let answer =
+            self.place
+                .server
+                .ask(&self.place.key, "POST", &self.path("/exec"), &prefer, body);
         assert!(matches!(answer.status, 201 | 202), "{}", answer.text());
-        answer.json()["exec_id"].as_str().expect("an identifier").to_owned()
+        answer.json()["exec_id"]
+            .as_str()
+            .expect("an identifier")
+            .to_owned()
     }
 
     /// Starts a script, and waits until it has said `ready`.
@@ -192,7 +253,11 @@ impl Sandbox<'_> {
         while !String::from_utf8_lossy(&said).contains(word) {
             let piece = self.get(&format!("/exec/{exec}/output?offset={at}&wait=30"));
             assert_eq!(piece.status, 200, "{}", piece.text());
-            assert_ne!(piece.header("airlock-complete"), Some("true"), "it ended before it said {word}");
+            assert_ne!(
+                piece.header("airlock-complete"),
+                Some("true"),
+                "it ended before it said {word}"
+            );
             at += piece.body.len();
             said.extend(piece.body);
         }
@@ -215,7 +280,9 @@ pub(crate) fn alive(word: &str) -> Vec<Pid> {
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let has = |number: &i32| {
         let words = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
-        words.split(|byte| *byte == 0).any(|one| one == word.as_bytes())
+        words
+            .split(|byte| *byte == 0)
+            .any(|one| one == word.as_bytes())
     };
     numbers.filter(has).filter_map(Pid::from_raw).collect()
 }

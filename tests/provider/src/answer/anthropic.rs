@@ -38,7 +38,11 @@ fn message(plan: &Plan, content: &[Value], stop: Option<&str>, usage: Value) -> 
 }
 
 fn stop(plan: &Plan) -> &'static str {
-    if plan.capped { "max_tokens" } else { "end_turn" }
+    if plan.capped {
+        "max_tokens"
+    } else {
+        "end_turn"
+    }
 }
 
 fn delta(plan: &Plan, served: Tokens, output: u64) -> String {
@@ -56,15 +60,28 @@ fn delta(plan: &Plan, served: Tokens, output: u64) -> String {
 impl Shape for Messages {
     fn unary(&self, plan: &Plan) -> Value {
         let text = json!({ "type": "text", "text": plan.whole() });
-        message(plan, &[text], Some(stop(plan)), usage(plan.tokens, plan.tokens.generated()))
+        message(
+            plan,
+            &[text],
+            Some(stop(plan)),
+            usage(plan.tokens, plan.tokens.generated()),
+        )
     }
 
     fn opening(&self, plan: &Plan) -> Vec<String> {
-        let known = if plan.script.has(&Fault::UsageOnlyAtEnd) { Tokens::default() } else { plan.tokens };
-        let first = u64::from(plan.tokens.generated() > 0 && !plan.script.has(&Fault::UsageOnlyAtEnd));
+        let known = if plan.script.has(&Fault::UsageOnlyAtEnd) {
+            Tokens::default()
+        } else {
+            plan.tokens
+        };
+        let first =
+            u64::from(plan.tokens.generated() > 0 && !plan.script.has(&Fault::UsageOnlyAtEnd));
         let message = message(plan, &[], None, usage(known, first));
         vec![
-            event(Some("message_start"), &json!({ "type": "message_start", "message": message }).to_string()),
+            event(
+                Some("message_start"),
+                &json!({ "type": "message_start", "message": message }).to_string(),
+            ),
             event(
                 Some("content_block_start"),
                 r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
@@ -85,8 +102,10 @@ impl Shape for Messages {
 
     fn closing(&self, plan: &Plan, served: Tokens) -> Vec<String> {
         let all = served.generated();
-        let mut frames =
-            vec![event(Some("content_block_stop"), r#"{"type":"content_block_stop","index":0}"#)];
+        let mut frames = vec![event(
+            Some("content_block_stop"),
+            r#"{"type":"content_block_stop","index":0}"#,
+        )];
         if plan.script.has(&Fault::UsageTwice) {
             frames.push(delta(plan, served, all / 2));
         }

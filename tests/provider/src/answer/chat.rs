@@ -34,7 +34,11 @@ fn chunk(plan: &Plan, choices: &str, rest: &str) -> String {
 
 /// As a caller who asked for usage sees it on every chunk but the last.
 fn null(plan: &Plan) -> &'static str {
-    if plan.include_usage { r#","usage":null"# } else { "" }
+    if plan.include_usage {
+        r#","usage":null"#
+    } else {
+        ""
+    }
 }
 
 fn with_usage(tokens: Tokens) -> String {
@@ -69,14 +73,14 @@ impl Shape for Chat {
     }
 
     fn opening(&self, plan: &Plan) -> Vec<String> {
-        let choices =
-            r#"[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"finish_reason":null}]"#;
+        let choices = r#"[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"finish_reason":null}]"#;
         vec![chunk(plan, choices, null(plan))]
     }
 
     fn token(&self, plan: &Plan, index: u64) -> String {
         let word = quoted(&plan.word(index));
-        let choices = format!(r#"[{{"index":0,"delta":{{"content":{word}}},"finish_reason":null}}]"#);
+        let choices =
+            format!(r#"[{{"index":0,"delta":{{"content":{word}}},"finish_reason":null}}]"#);
         if plan.include_usage && plan.script.has(&Fault::UsageEveryFrame) {
             return chunk(plan, &choices, &with_usage(plan.sent(index + 1)));
         }
@@ -84,10 +88,18 @@ impl Shape for Chat {
     }
 
     fn closing(&self, plan: &Plan, served: Tokens) -> Vec<String> {
-        let choices = format!(r#"[{{"index":0,"delta":{{}},"finish_reason":"{}"}}]"#, finish(plan));
-        let on_choices =
-            [Fault::UsageWithChoices, Fault::UsageEveryFrame].iter().any(|one| plan.script.has(one));
-        let rest = if plan.include_usage && on_choices { with_usage(served) } else { null(plan).to_owned() };
+        let choices = format!(
+            r#"[{{"index":0,"delta":{{}},"finish_reason":"{}"}}]"#,
+            finish(plan)
+        );
+        let on_choices = [Fault::UsageWithChoices, Fault::UsageEveryFrame]
+            .iter()
+            .any(|one| plan.script.has(one));
+        let rest = if plan.include_usage && on_choices {
+            with_usage(served)
+        } else {
+            null(plan).to_owned()
+        };
         let mut frames = vec![chunk(plan, &choices, &rest)];
         frames.extend(usage_chunks(plan, served));
         if !plan.script.has(&Fault::NoDone) {

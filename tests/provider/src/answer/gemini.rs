@@ -28,7 +28,8 @@ fn usage(tokens: Tokens) -> Value {
 }
 
 fn chunk(plan: &Plan, text: &str, finish: Option<&str>, served: Option<Tokens>) -> Value {
-    let mut candidate = json!({ "content": { "parts": [{ "text": text }], "role": "model" }, "index": 0 });
+    let mut candidate =
+        json!({ "content": { "parts": [{ "text": text }], "role": "model" }, "index": 0 });
     if let Some(finish) = finish {
         candidate["finishReason"] = finish.into();
     }
@@ -68,11 +69,16 @@ impl Shape for Generate {
     }
 
     fn opening(&self, plan: &Plan) -> Vec<String> {
-        if plan.flow == Flow::Array { vec!["[".to_owned()] } else { Vec::new() }
+        if plan.flow == Flow::Array {
+            vec!["[".to_owned()]
+        } else {
+            Vec::new()
+        }
     }
 
     fn token(&self, plan: &Plan, index: u64) -> String {
-        let served = Some(plan.sent(index + 1)).filter(|_| !plan.script.has(&Fault::UsageOnlyAtEnd));
+        let served =
+            Some(plan.sent(index + 1)).filter(|_| !plan.script.has(&Fault::UsageOnlyAtEnd));
         frame(plan, &chunk(plan, &plan.word(index), None, served))
     }
 
@@ -80,10 +86,16 @@ impl Shape for Generate {
         let end = chunk(plan, "", Some(finish(plan)), Some(served));
         if plan.script.has(&Fault::UsageOnlyAtEnd) {
             let end = chunk(plan, "", Some(finish(plan)), None);
-            return vec![frame(plan, &end), closed(plan, &json!({ "usageMetadata": usage(served) }))];
+            return vec![
+                frame(plan, &end),
+                closed(plan, &json!({ "usageMetadata": usage(served) })),
+            ];
         }
         if plan.script.has(&Fault::UsageTwice) {
-            return vec![frame(plan, &end), closed(plan, &json!({ "usageMetadata": usage(served) }))];
+            return vec![
+                frame(plan, &end),
+                closed(plan, &json!({ "usageMetadata": usage(served) })),
+            ];
         }
         if plan.script.has(&Fault::NoDone) {
             return vec![closed(plan, &chunk(plan, "", None, Some(served)))];

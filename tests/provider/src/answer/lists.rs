@@ -36,8 +36,7 @@ pub(crate) fn list(plan: &Plan) -> Value {
 }
 
 fn ollama(plan: &Plan) -> Value {
-    let details =
-        json!({ "format": "gguf", "family": "mock", "parameter_size": "1B", "quantization_level": "Q4" });
+    let details = json!({ "format": "gguf", "family": "mock", "parameter_size": "1B", "quantization_level": "Q4" });
     let model = json!({ "name": "mock:latest", "model": "mock:latest", "size": 1, "digest": "0", "details": details });
     match plan.operation {
         Operation::OllamaEmbed => json!({

@@ -20,7 +20,12 @@ impl Ollama {
             answer["response"] = text.into();
         }
         answer["done_reason"] = if plan.capped { "length" } else { "stop" }.into();
-        for name in ["total_duration", "load_duration", "prompt_eval_duration", "eval_duration"] {
+        for name in [
+            "total_duration",
+            "load_duration",
+            "prompt_eval_duration",
+            "eval_duration",
+        ] {
             answer[name] = 1_000_000.into();
         }
         if !plan.script.has(&Fault::NoUsage) {

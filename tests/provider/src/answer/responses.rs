@@ -65,7 +65,11 @@ fn named(name: &str, number: u64, mut data: Value) -> String {
 }
 
 fn status(plan: &Plan) -> &'static str {
-    if plan.capped { "incomplete" } else { "completed" }
+    if plan.capped {
+        "incomplete"
+    } else {
+        "completed"
+    }
 }
 
 fn said(plan: &Plan, output: u64) -> String {
@@ -78,13 +82,19 @@ const OPENING: u64 = 4;
 impl Shape for Responses {
     fn unary(&self, plan: &Plan) -> Value {
         let status = status(plan);
-        response(plan, status, &[item(plan, status, &[part(&plan.whole())])], Some(plan.tokens))
+        response(
+            plan,
+            status,
+            &[item(plan, status, &[part(&plan.whole())])],
+            Some(plan.tokens),
+        )
     }
 
     fn opening(&self, plan: &Plan) -> Vec<String> {
         let begun = response(plan, "in_progress", &[], None);
         let id = format!("msg_{}", plan.number);
-        let added = json!({ "item_id": id, "output_index": 0, "content_index": 0, "part": part("") });
+        let added =
+            json!({ "item_id": id, "output_index": 0, "content_index": 0, "part": part("") });
         let first = json!({ "output_index": 0, "item": item(plan, "in_progress", &[]) });
         vec![
             named("response.created", 0, json!({ "response": begun })),
@@ -108,25 +118,36 @@ impl Shape for Responses {
         let (status, text) = (status(plan), said(plan, served.output));
         let item = item(plan, status, &[part(&text)]);
         let number = OPENING + served.output;
-        let place =
-            json!({ "item_id": format!("msg_{}", plan.number), "output_index": 0, "content_index": 0 });
+        let place = json!({ "item_id": format!("msg_{}", plan.number), "output_index": 0, "content_index": 0 });
         let (mut text_done, mut part_done) = (place.clone(), place);
         text_done["text"] = text.as_str().into();
         part_done["part"] = part(&text);
         let mut frames = vec![
             named("response.output_text.done", number, text_done),
             named("response.content_part.done", number + 1, part_done),
-            named("response.output_item.done", number + 2, json!({ "output_index": 0, "item": item })),
+            named(
+                "response.output_item.done",
+                number + 2,
+                json!({ "output_index": 0, "item": item }),
+            ),
         ];
         if !plan.script.has(&Fault::NoDone) {
             let last = response(plan, status, &[item], Some(served));
-            frames.push(named(&format!("response.{status}"), number + 3, json!({ "response": last })));
+            frames.push(named(
+                &format!("response.{status}"),
+                number + 3,
+                json!({ "response": last }),
+            ));
         }
         frames
     }
 
     fn failure(&self, plan: &Plan, served: Tokens) -> Vec<String> {
         let last = response(plan, "failed", &[], Some(served));
-        vec![named("response.failed", OPENING + served.output, json!({ "response": last }))]
+        vec![named(
+            "response.failed",
+            OPENING + served.output,
+            json!({ "response": last }),
+        )]
     }
 }

@@ -37,11 +37,15 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(one, _)| one == name).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(one, _)| one == name)
+            .map(|(_, value)| value.as_str())
     }
 
     pub(crate) fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
     pub(crate) fn text(&self) -> String {
@@ -61,23 +65,36 @@ impl Answer {
     /// The names of its events.
     pub(crate) fn events(&self) -> Vec<String> {
         let text = self.text();
-        text.lines().filter_map(|line| line.strip_prefix("event: ")).map(str::to_owned).collect()
+        text.lines()
+            .filter_map(|line| line.strip_prefix("event: "))
+            .map(str::to_owned)
+            .collect()
     }
 
     /// The JSON of every line.
     pub(crate) fn lines(&self) -> Vec<Value> {
-        self.text().lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+        self.text()
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("a line is JSON"))
+            .collect()
     }
 }
 
 /// A provider that lets `KEY` in.
 pub(crate) fn start() -> Provider {
-    Provider::start(Settings { keys: vec![KEY.to_owned()], ..Settings::default() })
+    Provider::start(Settings {
+        keys: vec![KEY.to_owned()],
+        ..Settings::default()
+    })
 }
 
 /// A request with the key in every header that a dialect knows.
 pub(crate) fn request(method: &str, path: &str, body: &Value) -> String {
-    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let body = if body.is_null() {
+        String::new()
+    } else {
+        body.to_string()
+    };
     format!(
         "{method} {path} HTTP/1.1\r\nhost: mock\r\nauthorization: Bearer {KEY}\r\nx-api-key: {KEY}\r\n\
          x-goog-api-key: {KEY}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
@@ -123,13 +140,23 @@ fn parse(bytes: &[u8]) -> Answer {
         ending: Ending::Short,
         chunks: Vec::new(),
     };
-    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else { return answer };
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+        return answer;
+    };
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
     answer.status = head[9..12].parse().expect("a status");
-    let fields = head.lines().skip(1).filter_map(|line| line.split_once(": "));
-    answer.headers = fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let fields = head
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_once(": "));
+    answer.headers = fields
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
     let rest = &bytes[end + 4..];
-    match answer.header("content-length").map(|length| length.parse::<usize>().expect("a length")) {
+    match answer
+        .header("content-length")
+        .map(|length| length.parse::<usize>().expect("a length"))
+    {
         Some(length) => {
             answer.ending = match rest.len().cmp(&length) {
                 std::cmp::Ordering::Less => Ending::Short,
@@ -145,14 +172,25 @@ fn parse(bytes: &[u8]) -> Answer {
 
 fn dechunk(mut rest: &[u8], answer: &mut Answer) {
     loop {
-        let Some(line) = rest.windows(2).position(|two| two == b"\r\n") else { return };
-        let size =
-            std::str::from_utf8(&rest[..line]).ok().and_then(|text| usize::from_str_radix(text, 16).ok());
-        let Some(size) = size else { return answer.ending = Ending::BadChunk };
-        let Some(chunk) = rest.get(line + 2..line + 2 + size) else { return };
+        let Some(line) = rest.windows(2).position(|two| two == b"\r\n") else {
+            return;
+        };
+        let size = std::str::from_utf8(&rest[..line])
+            .ok()
+            .and_then(|text| usize::from_str_radix(text, 16).ok());
+        let Some(size) = size else {
+            return answer.ending = Ending::BadChunk;
+        };
+        let Some(chunk) = rest.get(line + 2..line + 2 + size) else {
+            return;
+        };
         rest = &rest[(line + 4 + size).min(rest.len())..];
         if size == 0 {
-            answer.ending = if rest.is_empty() { Ending::Whole } else { Ending::Long };
+            answer.ending = if rest.is_empty() {
+                Ending::Whole
+            } else {
+                Ending::Long
+            };
             return;
         }
         answer.body.extend_from_slice(chunk);

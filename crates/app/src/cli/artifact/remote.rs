@@ -47,7 +47,10 @@ fn path(name: &[u8]) -> String {
 
 fn path_of(which: &Which) -> String {
     let version = query(&[("version", which.version.map(|version| version.to_string()))]);
-    format!("{}{version}", path(which.name.as_path().as_os_str().as_bytes()))
+    format!(
+        "{}{version}",
+        path(which.name.as_path().as_os_str().as_bytes())
+    )
 }
 
 /// All of them that fit, and what a reader should know about the list.
@@ -65,14 +68,20 @@ pub(super) async fn list(
             ("limit", Some(PAGE.to_string())),
             ("after", after.clone()),
         ];
-        let text = client.ask(Ask::get(format!("/v1/artifacts{}", query(&asked)))).await?.text().await?;
+        let text = client
+            .ask(Ask::get(format!("/v1/artifacts{}", query(&asked))))
+            .await?
+            .text()
+            .await?;
         bytes += text.len();
         let page: Page = client.read(&text)?;
         all.extend(page.artifacts);
         if page.unreadable > 0 {
             notes.push(format!("{} versions could not be read", page.unreadable));
         }
-        let Some(next) = page.next else { return Ok((all, notes)) };
+        let Some(next) = page.next else {
+            return Ok((all, notes));
+        };
         if !seen.insert(next.clone()) {
             return Err(client.foreign("its list goes in circles").into());
         }
@@ -86,9 +95,14 @@ pub(super) async fn list(
 pub(super) async fn one(client: &Client, which: &Which) -> Result<Row, Failure> {
     let name = which.name.as_path().to_string_lossy();
     let (rows, _) = list(client, Some(&name), None).await?;
-    let mut fits = rows.into_iter().filter(|row| which.version.is_none_or(|version| row.version == version));
+    let mut fits = rows
+        .into_iter()
+        .filter(|row| which.version.is_none_or(|version| row.version == version));
     let missing = || {
-        Failure::invalid(format!("no artifact is called `{name}`"), "`airlock artifact list` shows the names")
+        Failure::invalid(
+            format!("no artifact is called `{name}`"),
+            "`airlock artifact list` shows the names",
+        )
     };
     fits.next_back().ok_or_else(missing)
 }
@@ -101,18 +115,33 @@ pub(super) async fn get(
     json: bool,
 ) -> Result<(), Failure> {
     if output.is_none() && json {
-        return Err(Failure::invalid("--json needs a file for the bytes", "add --output FILE"));
+        return Err(Failure::invalid(
+            "--json needs a file for the bytes",
+            "add --output FILE",
+        ));
     }
     let answer = client.ask(Ask::get(path_of(which))).await?;
-    let Some(path) = output else { return pour(answer, &mut Out::stdout()).await.map(drop) };
-    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| {
-        Failure::invalid(format!("cannot make `{}`: {error}", path.display()), "give --output a new file")
-    })?;
+    let Some(path) = output else {
+        return pour(answer, &mut Out::stdout()).await.map(drop);
+    };
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|error| {
+            Failure::invalid(
+                format!("cannot make `{}`: {error}", path.display()),
+                "give --output a new file",
+            )
+        })?;
     let size = pour(answer, &mut Out::File(file)).await?;
     match json {
         true => print_json(&json!({ "name": which.name.as_path(), "size_bytes": size })),
         false => {
-            message::say(&[Line::Note(format!("wrote `{}` ({size} bytes)", path.display()))]);
+            message::say(&[Line::Note(format!(
+                "wrote `{}` ({size} bytes)",
+                path.display()
+            ))]);
             Ok(())
         }
     }
@@ -184,7 +213,9 @@ pub(super) async fn remove(client: &Client, which: &Which) -> Result<u64, Failur
     struct Removed {
         removed: u64,
     }
-    let Removed { removed } = client.json(Ask::new(Method::DELETE, path_of(which))).await?;
+    let Removed { removed } = client
+        .json(Ask::new(Method::DELETE, path_of(which)))
+        .await?;
     Ok(removed)
 }
 
@@ -196,7 +227,9 @@ pub(super) async fn put(
     length: Option<u64>,
     content_type: Option<&str>,
 ) -> Result<Row, Failure> {
-    let ask = Ask::new(Method::PUT, path(name)).body(upload(from, length)).patience(LONGEST_KEEPING);
+    let ask = Ask::new(Method::PUT, path(name))
+        .body(upload(from, length))
+        .patience(LONGEST_KEEPING);
     let ask = match content_type {
         Some(kind) => ask.header(CONTENT_TYPE, kind),
         None => ask,

@@ -64,9 +64,15 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         Purpose::Run => ImageUse::Run,
         Purpose::Session => ImageUse::Session,
     };
-    let digest = options.digest.or_else(|| options.reference.digest().cloned());
+    let digest = options
+        .digest
+        .or_else(|| options.reference.digest().cloned());
     let labels = options.labels.into_iter().collect();
-    let facts = ImageFacts { reference: Some(options.reference), digest, labels };
+    let facts = ImageFacts {
+        reference: Some(options.reference),
+        digest,
+        labels,
+    };
     tell(decision(&config, &facts, use_)?, options.json)
 }
 
@@ -88,12 +94,19 @@ fn tell(decision: Result<Admitted, Refused>, json: bool) -> Result<u8, Failure> 
         Ok(Admitted::Unrestricted) => (true, None, "every image may be used here".to_owned(), None),
         Ok(Admitted::By(entry)) => {
             let name = entry::name(&entry.pattern, entry.pin.as_ref());
-            (true, Some(name.clone()), format!("by the entry `{name}`"), None)
+            (
+                true,
+                Some(name.clone()),
+                format!("by the entry `{name}`"),
+                None,
+            )
         }
         Err(refused) => (false, None, refused.message, Some(refused.hint)),
     };
     match json {
-        true => print_json(&json!({ "allowed": allowed, "by": by, "reason": reason, "hint": hint }))?,
+        true => {
+            print_json(&json!({ "allowed": allowed, "by": by, "reason": reason, "hint": hint }))?
+        }
         false => {
             let word = if allowed { "allowed" } else { "refused" };
             print(&format!("{word}: {}\n", printable(&reason)))?;

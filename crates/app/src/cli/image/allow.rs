@@ -38,7 +38,12 @@ pub(super) struct Options {
     #[arg(long = "capability", value_name = "NAME", value_parser = capability)]
     capabilities: Vec<Capability>,
     /// Why it is allowed
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     note: String,
     /// Print one JSON object
     #[arg(long)]

@@ -43,9 +43,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     match (options.trail, options.json) {
         (false, true) => print_json(&list_json(&config, &images.list()?))?,
         (false, false) => print(&table(images.list()?.iter().map(row)))?,
-        (true, true) => {
-            print_json(&json!({ "trail": images.trail()?.iter().map(line_json).collect::<Vec<_>>() }))?
-        }
+        (true, true) => print_json(
+            &json!({ "trail": images.trail()?.iter().map(line_json).collect::<Vec<_>>() }),
+        )?,
         (true, false) => print(&table(images.trail()?.iter().map(line)))?,
     }
     if entry::is_open(&config) && !options.json {
@@ -55,7 +55,11 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 fn list_json(config: &Config, list: &[AllowedImage]) -> Value {
-    let policy = if entry::is_open(config) { "open" } else { "allowed" };
+    let policy = if entry::is_open(config) {
+        "open"
+    } else {
+        "allowed"
+    };
     let row = |entry: &AllowedImage| {
         json!({
             "image": entry.pattern.to_string(),
@@ -71,33 +75,72 @@ fn list_json(config: &Config, list: &[AllowedImage]) -> Value {
 }
 
 fn line_json(line: &TrailLine) -> Value {
-    let TrailLine { at, who, what, image, about } = line;
+    let TrailLine {
+        at,
+        who,
+        what,
+        image,
+        about,
+    } = line;
     json!({ "at": at.to_string(), "who": who, "what": what, "image": image, "about": about })
 }
 
 /// The name as `disallow` takes it, what it is good for, when and by whom it was added, and why.
 fn row(entry: &AllowedImage) -> Vec<String> {
     let words: Vec<_> = entry.capabilities.iter().map(Capability::as_str).collect();
-    let words = if words.is_empty() { "-".to_owned() } else { words.join(",") };
+    let words = if words.is_empty() {
+        "-".to_owned()
+    } else {
+        words.join(",")
+    };
     let name = entry::name(&entry.pattern, entry.pin.as_ref());
-    vec![name, words, entry.added_at.to_string(), entry.added_by.clone(), entry.note.clone()]
+    vec![
+        name,
+        words,
+        entry.added_at.to_string(),
+        entry.added_by.clone(),
+        entry.note.clone(),
+    ]
 }
 
 fn line(line: &TrailLine) -> Vec<String> {
-    let TrailLine { at, who, what, image, about } = line;
-    vec![at.to_string(), what.clone(), image.clone(), who.clone(), about.clone()]
+    let TrailLine {
+        at,
+        who,
+        what,
+        image,
+        about,
+    } = line;
+    vec![
+        at.to_string(),
+        what.clone(),
+        image.clone(),
+        who.clone(),
+        about.clone(),
+    ]
 }
 
 /// Columns as wide as their widest cell; nothing in them can steer a terminal.
 fn table(rows: impl Iterator<Item = Vec<String>>) -> String {
-    let rows: Vec<Vec<String>> = rows.map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
+    let rows: Vec<Vec<String>> = rows
+        .map(|row| row.iter().map(|cell| printable(cell)).collect())
+        .collect();
     let length = |cell: Option<&String>| cell.map_or(0, |cell| cell.chars().count());
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)
-        .map(|column| rows.iter().map(|row| length(row.get(column))).max().unwrap_or(0))
+        .map(|column| {
+            rows.iter()
+                .map(|row| length(row.get(column)))
+                .max()
+                .unwrap_or(0)
+        })
         .collect();
     let line = |row: &Vec<String>| {
-        let cells: Vec<_> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let cells: Vec<_> = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:<width$}"))
+            .collect();
         format!("{}\n", cells.join("  ").trim_end())
     };
     rows.iter().map(line).collect()
@@ -111,7 +154,10 @@ mod tests {
     fn a_table_is_aligned_and_steers_no_terminal() {
         let cells = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
         let rows = [cells(["a", "ää", "x\n\u{1b}[2J"]), cells(["long", "b", ""])];
-        assert_eq!(table(rows.into_iter()), "a     ää  x\\n\\u{1b}[2J\nlong  b\n");
+        assert_eq!(
+            table(rows.into_iter()),
+            "a     ää  x\\n\\u{1b}[2J\nlong  b\n"
+        );
         assert_eq!(table([].into_iter()), "");
     }
 }

@@ -14,7 +14,9 @@ use crate::{
     config::{Config, Surroundings},
 };
 use clap::Args;
-use image::build::{BuildError, Built, CERTIFICATES, Plan, Platform, Progress, Workshop, write_archive};
+use image::build::{
+    BuildError, Built, CERTIFICATES, Plan, Platform, Progress, Workshop, write_archive,
+};
 use image::{Images, contract::ImageProfile};
 use spec::{ErrorCode, ImageRef};
 use std::{
@@ -37,8 +39,14 @@ Profiles: base-tools, python-tools, node-tools, go-tools, secops-tools, agent, r
 docs/images.md tells how to write a recipe of one's own.";
 
 /// Variables of the caller that whoever fetches packages gets.
-const FETCHING: [&str; 6] =
-    ["http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"];
+const FETCHING: [&str; 6] = [
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+];
 
 /// The options of `airlock image build`.
 #[derive(Args, Debug)]
@@ -88,7 +96,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         None => source.default_name()?,
     };
     let plans = plans(options, &source, surroundings)?;
-    let temporary = surroundings.variable("TMPDIR").map_or(Path::new("/var/tmp"), Path::new);
+    let temporary = surroundings
+        .variable("TMPDIR")
+        .map_or(Path::new("/var/tmp"), Path::new);
     let images = shared::open(global, surroundings)?;
     let workshop = Workshop::open(temporary).map_err(failure)?;
     let archive = make(&plans, &workshop, &name, options);
@@ -102,7 +112,11 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 impl Options {
     /// Whether the image can be run on this machine.
     fn is_for_here(&self) -> bool {
-        self.platform.is_empty() || self.platform.iter().any(|one| Platform::here() == Some(*one))
+        self.platform.is_empty()
+            || self
+                .platform
+                .iter()
+                .any(|one| Platform::here() == Some(*one))
     }
 
     /// What would fail only after minutes.
@@ -125,7 +139,11 @@ impl Options {
 const PASSED: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
 
 /// One plan for each platform that was asked for.
-fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Result<Vec<Plan>, Failure> {
+fn plans(
+    options: &Options,
+    source: &Source,
+    surroundings: &Surroundings,
+) -> Result<Vec<Plan>, Failure> {
     let recipe = source.recipe()?;
     let mut platforms = options.platform.clone();
     if platforms.is_empty() {
@@ -134,20 +152,34 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
     platforms.sort_unstable();
     platforms.dedup();
     let given = |names: &[&str]| -> BTreeMap<String, String> {
-        let value =
-            |name: &str| surroundings.variable(name).and_then(|value| value.to_str()).map(str::to_owned);
-        names.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?))).collect()
+        let value = |name: &str| {
+            surroundings
+                .variable(name)
+                .and_then(|value| value.to_str())
+                .map(str::to_owned)
+        };
+        names
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), value(name)?)))
+            .collect()
     };
     // A recipe may be a stranger's, and its steps have the network: nothing else of the caller's is theirs to ask for.
-    let arguments: Vec<_> =
-        recipe.arguments.iter().map(String::as_str).filter(|name| PASSED.contains(name)).collect();
+    let arguments: Vec<_> = recipe
+        .arguments
+        .iter()
+        .map(String::as_str)
+        .filter(|name| PASSED.contains(name))
+        .collect();
     let mut values = given(&arguments);
     let certificates = certificates(&mut values)?;
     let epoch = epoch(surroundings)?;
-    let sources = options.sources.clone().or_else(recipe::sources_of_this_machine);
+    let sources = options
+        .sources
+        .clone()
+        .or_else(recipe::sources_of_this_machine);
     let sources = sources.map(std::path::absolute).transpose();
-    let sources =
-        sources.map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
+    let sources = sources
+        .map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
     let plan = |platform: Platform| {
         Ok(Plan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
@@ -165,9 +197,14 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
 
 /// The file that `PIP_CERT` names is not in the tree: it is brought there for the time of the build.
 fn certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u8>>, Failure> {
-    let Some(path) = arguments.get_mut("PIP_CERT") else { return Ok(None) };
+    let Some(path) = arguments.get_mut("PIP_CERT") else {
+        return Ok(None);
+    };
     let bytes = std::fs::read(&*path).map_err(|error| {
-        Failure::invalid(format!("cannot read `{path}`: {error}"), "set PIP_CERT to a bundle, or unset it")
+        Failure::invalid(
+            format!("cannot read `{path}`: {error}"),
+            "set PIP_CERT to a bundle, or unset it",
+        )
     })?;
     CERTIFICATES.clone_into(path);
     Ok(Some(bytes))
@@ -176,28 +213,47 @@ fn certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u
 /// No file of the image is younger: now, unless the caller wants the same image again.
 fn epoch(surroundings: &Surroundings) -> Result<u64, Failure> {
     match surroundings.variable("SOURCE_DATE_EPOCH") {
-        Some(text) => text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
-            Failure::invalid(
-                "SOURCE_DATE_EPOCH is no number of seconds",
-                "unset it, or give it such a number",
-            )
-        }),
-        None => Ok(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
+        Some(text) => text
+            .to_str()
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| {
+                Failure::invalid(
+                    "SOURCE_DATE_EPOCH is no number of seconds",
+                    "unset it, or give it such a number",
+                )
+            }),
+        None => Ok(SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs())),
     }
 }
 
 /// Builds every plan, and writes the archive.
-fn make(plans: &[Plan], workshop: &Workshop, name: &ImageRef, options: &Options) -> Result<PathBuf, Failure> {
+fn make(
+    plans: &[Plan],
+    workshop: &Workshop,
+    name: &ImageRef,
+    options: &Options,
+) -> Result<PathBuf, Failure> {
     let mut tell = |progress: Progress| match progress {
         Progress::Step(text) => message::say(&[Line::Note(text)]),
         Progress::Said(text) if options.verbose => message::say(&[Line::Note(format!("  {text}"))]),
         Progress::Said(_) => {}
     };
-    let built = plans.iter().map(|plan| plan.build(workshop, &mut tell)).collect::<Result<Vec<Built>, _>>();
+    let built = plans
+        .iter()
+        .map(|plan| plan.build(workshop, &mut tell))
+        .collect::<Result<Vec<Built>, _>>();
     let built = built.map_err(failure)?;
-    let path = options.output.clone().unwrap_or_else(|| workshop.place("image.tar"));
+    let path = options
+        .output
+        .clone()
+        .unwrap_or_else(|| workshop.place("image.tar"));
     let file = File::create_new(&path).map_err(|error| {
-        Failure::invalid(format!("cannot make `{}`: {error}", path.display()), "choose another --output")
+        Failure::invalid(
+            format!("cannot make `{}`: {error}", path.display()),
+            "choose another --output",
+        )
     })?;
     match write_archive(&mut BufWriter::new(file), name, &built) {
         Ok(()) => Ok(path),
@@ -218,14 +274,21 @@ fn keep(
     images: &Images,
 ) -> Result<u8, Failure> {
     if !options.is_for_here() {
-        let text = format!("{name} is for another machine: it was written, and neither loaded nor checked");
+        let text = format!(
+            "{name} is for another machine: it was written, and neither loaded nor checked"
+        );
         message::say(&[Line::Note(text)]);
         if options.json {
-            print_json(&serde_json::json!({ "image": name.familiar(), "archive": archive, "lines": [] }))?;
+            print_json(
+                &serde_json::json!({ "image": name.familiar(), "archive": archive, "lines": [] }),
+            )?;
         }
         return Ok(0);
     }
-    message::say(&[Line::Note(format!("loading and checking {}", name.familiar()))]);
+    message::say(&[Line::Note(format!(
+        "loading and checking {}",
+        name.familiar()
+    ))]);
     let loaded = images.load(
         image::Source::Path(archive.to_owned()),
         Some(name.clone()),
@@ -233,8 +296,11 @@ fn keep(
         &mut |_| {},
     )?;
     let subject = Subject::of(name.familiar(), loaded.image);
-    let answer =
-        check::check(config, &subject, &ImageProfile::declared(&subject.config.clone().unwrap_or_default()))?;
+    let answer = check::check(
+        config,
+        &subject,
+        &ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
+    )?;
     match options.json {
         true => print_json(&answer)?,
         false => print(&answer.text())?,
@@ -243,12 +309,21 @@ fn keep(
 }
 
 fn failure(error: BuildError) -> Failure {
-    let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+    let cause = error
+        .source()
+        .map(|cause| format!(": {cause}"))
+        .unwrap_or_default();
     let hint = match &error {
         BuildError::Failed { .. } => "add --verbose to see all that the build says",
-        BuildError::NoFile { .. } => "put the file beside the recipe; for airlock-init see --init-arm64",
+        BuildError::NoFile { .. } => {
+            "put the file beside the recipe; for airlock-init see --init-arm64"
+        }
         _ => "docs/images.md tells what building needs",
     };
     let message = format!("{error}{cause}");
-    Failure { code: ErrorCode::StartFailed, message, hint: hint.to_owned() }
+    Failure {
+        code: ErrorCode::StartFailed,
+        message,
+        hint: hint.to_owned(),
+    }
 }

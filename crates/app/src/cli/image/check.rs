@@ -17,7 +17,9 @@ use image::{
     secrets::Search,
 };
 use rustix::fs::{Mode, OFlags};
-use spec::{ImageConfig, ImagePolicy, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User};
+use spec::{
+    ImageConfig, ImagePolicy, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User,
+};
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -104,10 +106,20 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 
 impl Subject {
     /// As for `airlock run --image`: what begins with `/` or `.` is a folder, all else a name.
-    fn find(named: &Path, global: &Global, surroundings: &Surroundings) -> Result<Subject, Failure> {
+    fn find(
+        named: &Path,
+        global: &Global,
+        surroundings: &Surroundings,
+    ) -> Result<Subject, Failure> {
         let name = named.to_string_lossy().into_owned();
         if name.starts_with(['/', '.']) {
-            return Ok(Subject { name, root: named.to_owned(), config: None, user: None, held: None });
+            return Ok(Subject {
+                name,
+                root: named.to_owned(),
+                config: None,
+                user: None,
+                held: None,
+            });
         }
         let stored = shared::open(global, surroundings)?.get(&shared::reference(&name)?)?;
         Ok(Subject::of(name, stored))
@@ -115,8 +127,18 @@ impl Subject {
 
     /// An image of the store, held while it is checked.
     pub(super) fn of(name: String, stored: Stored) -> Subject {
-        let (root, config, user) = (stored.root().to_owned(), stored.config().clone(), stored.user());
-        Subject { name, root, config: Some(config), user, held: Some(stored) }
+        let (root, config, user) = (
+            stored.root().to_owned(),
+            stored.config().clone(),
+            stored.user(),
+        );
+        Subject {
+            name,
+            root,
+            config: Some(config),
+            user,
+            held: Some(stored),
+        }
     }
 }
 
@@ -172,7 +194,9 @@ async fn prove(
 ) -> Result<Line, Failure> {
     let mut results = Vec::new();
     for probe in requirement.probes {
-        let mut spec = config.policy.admit(request(subject, requirement.effort, probe))?;
+        let mut spec = config
+            .policy
+            .admit(request(subject, requirement.effort, probe))?;
         // An image is checked before it is put on the list of those that may be used.
         spec.images = ImagePolicy::default();
         let result = engine.run(spec).await;
@@ -185,7 +209,12 @@ fn request(subject: &Subject, effort: Effort, probe: &Probe) -> RunRequest {
     let variables = subject.config.iter().flat_map(|config| &config.env);
     let variables = variables.filter_map(|text| text.split_once('='));
     RunRequest {
-        command: probe.command.arguments().into_iter().map(OsString::from).collect(),
+        command: probe
+            .command
+            .arguments()
+            .into_iter()
+            .map(OsString::from)
+            .collect(),
         profile: Some("restrictive".to_owned()),
         image: Some(subject.root.clone()),
         env: variables
@@ -227,7 +256,12 @@ impl Answer {
 
     /// A table, and what to do about each line that is not as it should be.
     pub(super) fn text(&self) -> String {
-        let width = self.lines.iter().map(|line| line.requirement.chars().count()).max().unwrap_or(0);
+        let width = self
+            .lines
+            .iter()
+            .map(|line| line.requirement.chars().count())
+            .max()
+            .unwrap_or(0);
         let mut text = String::new();
         for line in &self.lines {
             let outcome = match line.outcome {
@@ -235,7 +269,11 @@ impl Answer {
                 Outcome::Warn => "WARN",
                 Outcome::Fail => "FAIL",
             };
-            text.push_str(&format!("{outcome}  {:<width$}  {}\n", line.requirement, printable(&line.seen)));
+            text.push_str(&format!(
+                "{outcome}  {:<width$}  {}\n",
+                line.requirement,
+                printable(&line.seen)
+            ));
             if let Some(mend) = &line.mend {
                 text.push_str(&format!("      mend: {mend}\n"));
             }

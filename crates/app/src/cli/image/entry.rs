@@ -14,16 +14,20 @@ const USERS: &str = "/etc/passwd";
 const LONGEST_USERS: u64 = 4 << 20;
 
 /// Said where a list exists that nobody looks at.
-pub(super) const POLICY_IS_OPEN: &str =
-    "every image may be used: images.policy is \"open\" (docs/configuration.md shows how to change it)";
+pub(super) const POLICY_IS_OPEN: &str = "every image may be used: images.policy is \"open\" (docs/configuration.md shows how to change it)";
 
 /// `PATTERN[@DIGEST]`, with the digest of an option.
-pub(super) fn parse(text: &str, option: Option<&Digest>) -> Result<(ImagePattern, Option<Digest>), Failure> {
-    let hint = "write REPOSITORY, REPOSITORY:TAG or PATH/*, and a pin as @sha256:… or with --digest";
+pub(super) fn parse(
+    text: &str,
+    option: Option<&Digest>,
+) -> Result<(ImagePattern, Option<Digest>), Failure> {
+    let hint =
+        "write REPOSITORY, REPOSITORY:TAG or PATH/*, and a pin as @sha256:… or with --digest";
     let (pattern, written) = match text.split_once('@') {
-        Some((pattern, digest)) => {
-            (pattern, Some(digest_of(digest).map_err(|why| Failure::invalid(why, hint))?))
-        }
+        Some((pattern, digest)) => (
+            pattern,
+            Some(digest_of(digest).map_err(|why| Failure::invalid(why, hint))?),
+        ),
         None => (text, None),
     };
     let pin = match (written, option) {
@@ -33,7 +37,9 @@ pub(super) fn parse(text: &str, option: Option<&Digest>) -> Result<(ImagePattern
         }
         (written, option) => written.or_else(|| option.cloned()),
     };
-    let pattern = pattern.parse::<ImagePattern>().map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
+    let pattern = pattern
+        .parse::<ImagePattern>()
+        .map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
     Ok((pattern, pin))
 }
 
@@ -47,7 +53,12 @@ pub(super) fn name(pattern: &ImagePattern, pin: Option<&Digest>) -> String {
 
 /// For options that take a digest.
 pub(super) fn digest_of(text: &str) -> Result<Digest, String> {
-    let bad = || format!("`{}` is not `sha256:` and 64 hexadecimal digits", text.escape_debug());
+    let bad = || {
+        format!(
+            "`{}` is not `sha256:` and 64 hexadecimal digits",
+            text.escape_debug()
+        )
+    };
     Digest::new(text).ok_or_else(bad)
 }
 
@@ -71,7 +82,9 @@ pub(super) fn who() -> Who {
 
 fn users() -> io::Result<String> {
     let mut text = String::new();
-    File::open(USERS)?.take(LONGEST_USERS).read_to_string(&mut text)?;
+    File::open(USERS)?
+        .take(LONGEST_USERS)
+        .read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -87,11 +100,19 @@ fn name_in(users: &str, uid: u32) -> Option<String> {
 impl From<AllowedImagesError> for Failure {
     fn from(error: AllowedImagesError) -> Self {
         let code = match &error {
-            AllowedImagesError::Database(_) | AllowedImagesError::Unreadable { .. } => ErrorCode::Internal,
+            AllowedImagesError::Database(_) | AllowedImagesError::Unreadable { .. } => {
+                ErrorCode::Internal
+            }
             AllowedImagesError::NotYours { .. } => ErrorCode::PolicyDenied,
-            AllowedImagesError::Entry { .. } | AllowedImagesError::Missing { .. } => ErrorCode::InvalidSpec,
+            AllowedImagesError::Entry { .. } | AllowedImagesError::Missing { .. } => {
+                ErrorCode::InvalidSpec
+            }
         };
-        Failure { code, message: error.to_string(), hint: error.hint().to_owned() }
+        Failure {
+            code,
+            message: error.to_string(),
+            hint: error.hint().to_owned(),
+        }
     }
 }
 
@@ -117,17 +138,27 @@ mod tests {
         };
         let name = "docker.io/library/python:3.12".to_owned();
         assert_eq!(written("python:3.12", None), Ok((name.clone(), None)));
-        for (text, option) in [(format!("python:3.12@{A}"), None), ("python:3.12".into(), pin.as_ref())] {
+        for (text, option) in [
+            (format!("python:3.12@{A}"), None),
+            ("python:3.12".into(), pin.as_ref()),
+        ] {
             assert_eq!(written(&text, option), Ok((name.clone(), pin.clone())));
         }
-        assert_eq!(written(&format!("python:3.12@{A}"), pin.as_ref()), Ok((name, pin)));
+        assert_eq!(
+            written(&format!("python:3.12@{A}"), pin.as_ref()),
+            Ok((name, pin))
+        );
         let other = Digest::new(&A.replace("aaaa", "bbbb"));
         assert!(
             written(&format!("python@{A}"), other.as_ref())
                 .unwrap_err()
                 .starts_with("two digests for `python`")
         );
-        assert!(written("python@md5:0", None).unwrap_err().starts_with("`md5:0` is not `sha256:`"));
+        assert!(
+            written("python@md5:0", None)
+                .unwrap_err()
+                .starts_with("`md5:0` is not `sha256:`")
+        );
         assert!(written("py*", None).is_err());
     }
 

@@ -37,7 +37,11 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let name = shared::reference(&options.name)?;
     if let Some(client) = global.server(surroundings)? {
-        return crate::cli::runtime()?.block_on(remote::inspect(&client, &options.name, options.json));
+        return crate::cli::runtime()?.block_on(remote::inspect(
+            &client,
+            &options.name,
+            options.json,
+        ));
     }
     let image = shared::open(global, surroundings)?.get(&name)?;
     match options.json {
@@ -62,7 +66,11 @@ fn object(image: &Stored) -> serde_json::Value {
 fn text(image: &Stored) -> String {
     let config = image.config();
     let names: Vec<_> = image.names().iter().map(spec::ImageRef::familiar).collect();
-    let said = if config.user.is_empty() { "nobody in particular" } else { &config.user };
+    let said = if config.user.is_empty() {
+        "nobody in particular"
+    } else {
+        &config.user
+    };
     let user = match image.user() {
         Some(user) => format!("{said} (uid {}, gid {})", user.uid, user.gid),
         None => format!("{said} (in a box: uid 1000)"),
@@ -73,7 +81,14 @@ fn text(image: &Stored) -> String {
         ("id", image.id().to_string()),
         ("platform", image.platform().to_string()),
         ("created", image.created().unwrap_or_default().to_owned()),
-        ("size", format!("{} in {} files", shared::size(image.size_bytes()), image.files())),
+        (
+            "size",
+            format!(
+                "{} in {} files",
+                shared::size(image.size_bytes()),
+                image.files()
+            ),
+        ),
         ("layers", image.diff_ids().len().to_string()),
         ("user", user),
         ("workdir", config.working_dir.clone()),
@@ -81,12 +96,22 @@ fn text(image: &Stored) -> String {
         ("cmd", words(&config.cmd)),
     ];
     lines.extend(config.env.iter().map(|variable| ("env", variable.clone())));
-    lines.extend(config.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
+    lines.extend(
+        config
+            .labels
+            .iter()
+            .map(|(key, value)| ("label", format!("{key}={value}"))),
+    );
     lines.push(("root", image.root().display().to_string()));
     let shown = lines.iter().filter(|(_, value)| !value.is_empty());
-    shown.map(|(key, value)| format!("{key:<10}  {}\n", printable(value))).collect()
+    shown
+        .map(|(key, value)| format!("{key:<10}  {}\n", printable(value)))
+        .collect()
 }
 
 fn words(all: &[String]) -> String {
-    all.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" ")
+    all.iter()
+        .map(|word| format!("{word:?}"))
+        .collect::<Vec<_>>()
+        .join(" ")
 }

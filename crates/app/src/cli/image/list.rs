@@ -43,7 +43,13 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         }
         false => {
             print(&table(listing.images.iter().map(row).collect()))?;
-            message::say(&listing.problems.into_iter().map(Line::Note).collect::<Vec<_>>());
+            message::say(
+                &listing
+                    .problems
+                    .into_iter()
+                    .map(Line::Note)
+                    .collect::<Vec<_>>(),
+            );
         }
     }
     Ok(0)
@@ -60,10 +66,18 @@ fn object(listed: &Listed) -> serde_json::Value {
 pub(super) fn table(images: Vec<[String; 5]>) -> String {
     let titles = ["NAME", "DIGEST", "SIZE", "PLATFORM", "CREATED"].map(str::to_owned);
     let rows: Vec<_> = std::iter::once(titles).chain(images).collect();
-    let widths: [usize; 5] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let widths: [usize; 5] = std::array::from_fn(|column| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    });
     let line = |row: &[String; 5]| {
-        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let cells: Vec<_> = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:<width$}"))
+            .collect();
         format!("{}\n", cells.join("  ").trim_end())
     };
     rows.iter().map(line).collect()
@@ -72,11 +86,23 @@ pub(super) fn table(images: Vec<[String; 5]>) -> String {
 fn row(listed: &Listed) -> [String; 5] {
     let created = listed.created.as_deref().unwrap_or_default();
     let (name, platform) = (listed.name.familiar(), listed.platform.to_string());
-    cells(&name, listed.digest.hex(), listed.size_bytes, &platform, created)
+    cells(
+        &name,
+        listed.digest.hex(),
+        listed.size_bytes,
+        &platform,
+        created,
+    )
 }
 
 /// What is shown of one.
-pub(super) fn cells(name: &str, digest: &str, size: u64, platform: &str, created: &str) -> [String; 5] {
+pub(super) fn cells(
+    name: &str,
+    digest: &str,
+    size: u64,
+    platform: &str,
+    created: &str,
+) -> [String; 5] {
     [
         printable(name),
         printable(&digest.chars().take(12).collect::<String>()),
@@ -94,13 +120,18 @@ mod tests {
 
     #[test]
     fn a_list_is_aligned_and_steers_no_terminal() {
-        let digest = spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
+        let digest =
+            spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
         let listed = Listed {
             name: "agent:1".parse().unwrap(),
             digest: digest.clone(),
             id: digest,
             size_bytes: 2048,
-            platform: Platform { os: "linux".into(), architecture: "a\x1b[2J".into(), variant: "v8".into() },
+            platform: Platform {
+                os: "linux".into(),
+                architecture: "a\x1b[2J".into(),
+                variant: "v8".into(),
+            },
             created: Some("2026-01-02T03:04:05.678Z".into()),
         };
         let shown = table(vec![row(&listed)]);

@@ -60,9 +60,15 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let images = shared::open(global, surroundings)?;
     let problems: Vec<_> = images.sweep().into_iter().map(Line::Note).collect();
     message::say(&problems);
-    let mut meter = Meter { shown: io::stderr().is_terminal() };
-    let loaded =
-        images.load(source(options)?, name, &Limits::default(), &mut |progress| meter.show(progress));
+    let mut meter = Meter {
+        shown: io::stderr().is_terminal(),
+    };
+    let loaded = images.load(
+        source(options)?,
+        name,
+        &Limits::default(),
+        &mut |progress| meter.show(progress),
+    );
     meter.clear();
     report(&loaded?, options.json)?;
     Ok(0)
@@ -73,7 +79,8 @@ fn source(options: &Options) -> Result<Source, Failure> {
         return Ok(Source::Path(options.source.clone()));
     }
     let stdin = io::stdin().as_fd().try_clone_to_owned();
-    let stdin = stdin.map_err(|error| Failure::internal(format!("cannot read standard input: {error}")))?;
+    let stdin =
+        stdin.map_err(|error| Failure::internal(format!("cannot read standard input: {error}")))?;
     Ok(Source::File(File::from(stdin)))
 }
 
@@ -86,12 +93,23 @@ fn report(loaded: &Loaded, json: bool) -> Result<(), Failure> {
             "size_bytes": image.size_bytes(), "left_out": image.left_out(), "fresh": loaded.fresh,
         }));
     }
-    let word = if loaded.fresh { "loaded" } else { "was there already:" };
-    let text = format!("{word} {} ({})\n", names.join(", "), shared::size(image.size_bytes()));
+    let word = if loaded.fresh {
+        "loaded"
+    } else {
+        "was there already:"
+    };
+    let text = format!(
+        "{word} {} ({})\n",
+        names.join(", "),
+        shared::size(image.size_bytes())
+    );
     print(&message::printable(text.trim_end()))?;
     print("\n")?;
     if image.left_out() > 0 {
-        let text = format!("{} devices and pipes were left out: a box has its own /dev", image.left_out());
+        let text = format!(
+            "{} devices and pipes were left out: a box has its own /dev",
+            image.left_out()
+        );
         message::say(&[Line::Note(text)]);
     }
     Ok(())
@@ -105,7 +123,11 @@ struct Meter {
 impl Meter {
     fn show(&mut self, progress: Progress) {
         if self.shown {
-            let Progress { layer, layers, bytes } = progress;
+            let Progress {
+                layer,
+                layers,
+                bytes,
+            } = progress;
             let line = format!("\r\x1b[Klayer {layer} of {layers}, {}", shared::size(bytes));
             // Nobody to see it is no failure of the load.
             let _ = io::stderr().lock().write_all(line.as_bytes());

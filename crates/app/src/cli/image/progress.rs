@@ -30,8 +30,18 @@ struct SoFar {
 
 impl Meter {
     pub(super) fn new() -> Meter {
-        let so_far = SoFar { began: Instant::now(), shown: None, bytes: 0, received: 0, blobs: 0, done: 0 };
-        Meter { terminal: io::stderr().is_terminal(), so_far: Mutex::new(so_far) }
+        let so_far = SoFar {
+            began: Instant::now(),
+            shown: None,
+            bytes: 0,
+            received: 0,
+            blobs: 0,
+            done: 0,
+        };
+        Meter {
+            terminal: io::stderr().is_terminal(),
+            so_far: Mutex::new(so_far),
+        }
     }
 
     /// Something has happened.
@@ -77,7 +87,12 @@ impl SoFar {
             Event::Blob { digest, size } => {
                 self.done += 1;
                 let short: String = digest.hex().chars().take(12).collect();
-                Some(format!("{} of {}: {short} ({})", self.done, self.blobs, shared::size(*size)))
+                Some(format!(
+                    "{} of {}: {short} ({})",
+                    self.done,
+                    self.blobs,
+                    shared::size(*size)
+                ))
             }
         }
     }
@@ -110,12 +125,26 @@ mod tests {
             done,
         };
         let mut counted = so_far(0, 0);
-        let digest = spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
-        assert_eq!(counted.take(&Event::Begun { bytes: 3 << 20, blobs: 2 }), None);
-        for event in [Event::Received(2 << 20), Event::Lost(1 << 20), Event::Received(1 << 20)] {
+        let digest =
+            spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
+        assert_eq!(
+            counted.take(&Event::Begun {
+                bytes: 3 << 20,
+                blobs: 2
+            }),
+            None
+        );
+        for event in [
+            Event::Received(2 << 20),
+            Event::Lost(1 << 20),
+            Event::Received(1 << 20),
+        ] {
             assert_eq!(counted.take(&event), None);
         }
-        let told = counted.take(&Event::Blob { digest, size: 2 << 20 });
+        let told = counted.take(&Event::Blob {
+            digest,
+            size: 2 << 20,
+        });
         assert_eq!(told.as_deref(), Some("1 of 2: 0123456789ab (2.0 MiB)"));
         let line = counted.line(Duration::from_secs(4));
         assert_eq!(line, "2.0 MiB of 3.0 MiB, 1 of 2 blobs, 512.0 KiB/s");

@@ -13,7 +13,9 @@ use crate::{
 use clap::Args;
 use image::{
     Images, Limits, Platform, Source,
-    registry::{self, CredentialsError, Kind, Patience, PullError, Pulled, Request, Sources, Transport},
+    registry::{
+        self, CredentialsError, Kind, Patience, PullError, Pulled, Request, Sources, Transport,
+    },
 };
 use spec::{ErrorCode, ImageRef};
 use std::{
@@ -72,7 +74,9 @@ struct Report {
 /// Carries out the command.
 pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
     let outcome = attempt(options, global, surroundings);
-    let cancelled = outcome.as_ref().is_err_and(|failure| failure.code == ErrorCode::Cancelled);
+    let cancelled = outcome
+        .as_ref()
+        .is_err_and(|failure| failure.code == ErrorCode::Cancelled);
     let status = conclude(outcome, options.json);
     if cancelled { CANCELLED } else { status }
 }
@@ -99,16 +103,30 @@ fn cancellable(
     surroundings: &Surroundings,
 ) -> Result<Pulled, Failure> {
     let images = Images::open(config.state.join(shared::FOLDER))?;
-    message::say(&images.sweep().into_iter().map(Line::Note).collect::<Vec<_>>());
-    let (runtime, scratch, meter) = (crate::cli::runtime()?, images.scratch()?, Arc::new(Meter::new()));
+    message::say(
+        &images
+            .sweep()
+            .into_iter()
+            .map(Line::Note)
+            .collect::<Vec<_>>(),
+    );
+    let (runtime, scratch, meter) = (
+        crate::cli::runtime()?,
+        images.scratch()?,
+        Arc::new(Meter::new()),
+    );
     let pulled = runtime.block_on(async {
         let unheard = |error| Failure::internal(format!("cannot await signals: {error}"));
         let mut signals = Signals::listen().map_err(unheard)?;
         let request = request(options, name, surroundings).await?;
         let watcher = Arc::clone(&meter);
         let pulling = async {
-            let pulled =
-                registry::pull(&request, scratch.path(), Arc::new(move |event| watcher.tell(event))).await?;
+            let pulled = registry::pull(
+                &request,
+                scratch.path(),
+                Arc::new(move |event| watcher.tell(event)),
+            )
+            .await?;
             keep(&images, name, scratch.path().to_owned()).await?;
             Ok(pulled)
         };
@@ -128,18 +146,35 @@ fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
     if config.policy.images.may_pull(name) {
         return Ok(());
     }
-    let allowed = config.policy.images.registries.as_deref().unwrap_or_default().join(", ");
+    let allowed = config
+        .policy
+        .images
+        .registries
+        .as_deref()
+        .unwrap_or_default()
+        .join(", ");
     let message = format!("images are not pulled from `{}` here", name.registry());
     let hint = match allowed.as_str() {
         "" => "`images.registries` of the configuration allows none".to_owned(),
         some => format!("`images.registries` of the configuration allows {some}"),
     };
-    Err(Failure { code: ErrorCode::PolicyDenied, message, hint })
+    Err(Failure {
+        code: ErrorCode::PolicyDenied,
+        message,
+        hint,
+    })
 }
 
 fn cancelled() -> Failure {
-    let (message, hint) = ("the pull was cancelled".to_owned(), "nothing of it was kept".to_owned());
-    Failure { code: ErrorCode::Cancelled, message, hint }
+    let (message, hint) = (
+        "the pull was cancelled".to_owned(),
+        "nothing of it was kept".to_owned(),
+    );
+    Failure {
+        code: ErrorCode::Cancelled,
+        message,
+        hint,
+    }
 }
 
 async fn request(
@@ -147,12 +182,18 @@ async fn request(
     name: &ImageRef,
     surroundings: &Surroundings,
 ) -> Result<Request, Failure> {
-    let sources =
-        Sources { files: credential_files(surroundings), search_path: surroundings.variable("PATH") };
+    let sources = Sources {
+        files: credential_files(surroundings),
+        search_path: surroundings.variable("PATH"),
+    };
     Ok(Request {
         name: name.clone(),
         platform: options.platform.clone().unwrap_or_else(Platform::here),
-        transport: if options.plain_http { Transport::PlainHttp } else { Transport::Secure },
+        transport: if options.plain_http {
+            Transport::PlainHttp
+        } else {
+            Transport::Secure
+        },
         credentials: sources.find(name).await?,
         most_bytes: MOST_BYTES,
         patience: Patience::default(),
@@ -163,9 +204,18 @@ async fn request(
 async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
     let (images, name) = (images.clone(), name.clone());
     let loading = tokio::task::spawn_blocking(move || {
-        images.load(Source::Path(layout), Some(name), &Limits::default(), &mut |_| {}).map(drop)
+        images
+            .load(
+                Source::Path(layout),
+                Some(name),
+                &Limits::default(),
+                &mut |_| {},
+            )
+            .map(drop)
     });
-    let loaded = loading.await.map_err(|error| Failure::internal(format!("cannot unpack: {error}")))?;
+    let loaded = loading
+        .await
+        .map_err(|error| Failure::internal(format!("cannot unpack: {error}")))?;
     Ok(loaded?)
 }
 
@@ -177,9 +227,15 @@ fn credential_files(surroundings: &Surroundings) -> Vec<PathBuf> {
     }
     let podman = path("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json"));
     let home = || surroundings.home().map(|home| home.join(".docker"));
-    let docker = path("DOCKER_CONFIG").or_else(home).map(|folder| folder.join("config.json"));
+    let docker = path("DOCKER_CONFIG")
+        .or_else(home)
+        .map(|folder| folder.join("config.json"));
     // A relative path would lead into the current folder, which may be a hostile clone.
-    podman.into_iter().chain(docker).filter(|path| path.is_absolute()).collect()
+    podman
+        .into_iter()
+        .chain(docker)
+        .filter(|path| path.is_absolute())
+        .collect()
 }
 
 fn report(name: &ImageRef, pulled: Pulled, took: Duration) -> Report {
@@ -195,17 +251,36 @@ fn report(name: &ImageRef, pulled: Pulled, took: Duration) -> Report {
 }
 
 fn text(report: &Report) -> String {
-    let Report { name, digest, platform, bytes, layers, duration_ms, .. } = report;
+    let Report {
+        name,
+        digest,
+        platform,
+        bytes,
+        layers,
+        duration_ms,
+        ..
+    } = report;
     let seconds = *duration_ms as f64 / 1000.0;
-    let counted = if *layers == 1 { "1 layer".to_owned() } else { format!("{layers} layers") };
-    let line = format!("pulled {name} for {platform}: {counted}, {} in {seconds:.1} s", shared::size(*bytes));
+    let counted = if *layers == 1 {
+        "1 layer".to_owned()
+    } else {
+        format!("{layers} layers")
+    };
+    let line = format!(
+        "pulled {name} for {platform}: {counted}, {} in {seconds:.1} s",
+        shared::size(*bytes)
+    );
     format!("{}\n{digest}\n", message::printable(&line))
 }
 
 impl From<CredentialsError> for Failure {
     fn from(error: CredentialsError) -> Self {
         let hint = "mend it, or point REGISTRY_AUTH_FILE to a file without it".to_owned();
-        Failure { code: ErrorCode::InvalidSpec, message: error.to_string(), hint }
+        Failure {
+            code: ErrorCode::InvalidSpec,
+            message: error.to_string(),
+            hint,
+        }
     }
 }
 
@@ -222,7 +297,11 @@ impl From<PullError> for Failure {
             message.push_str(&format!(": {next}"));
             cause = next.source();
         }
-        Failure { code, message, hint: error.hint().to_owned() }
+        Failure {
+            code,
+            message,
+            hint: error.hint().to_owned(),
+        }
     }
 }
 
@@ -234,14 +313,43 @@ mod tests {
     #[test]
     fn credentials_are_looked_for_where_login_writes_them_and_never_in_the_current_folder() {
         let files = |variables: &[(&str, &str)]| {
-            let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-            credential_files(&Surroundings { variables, ..Surroundings::default() })
+            let variables = variables
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()))
+                .collect();
+            credential_files(&Surroundings {
+                variables,
+                ..Surroundings::default()
+            })
         };
-        assert_eq!(files(&[("HOME", "/h")]), [Path::new("/h/.docker/config.json")]);
-        let both = files(&[("HOME", "/h"), ("DOCKER_CONFIG", "/d"), ("XDG_RUNTIME_DIR", "/run/user/1")]);
-        assert_eq!(both, [Path::new("/run/user/1/containers/auth.json"), Path::new("/d/config.json")]);
-        assert_eq!(files(&[("HOME", "/h"), ("REGISTRY_AUTH_FILE", "/a.json")]), [Path::new("/a.json")]);
-        assert!(files(&[("HOME", "h"), ("DOCKER_CONFIG", "."), ("XDG_RUNTIME_DIR", "")]).is_empty());
+        assert_eq!(
+            files(&[("HOME", "/h")]),
+            [Path::new("/h/.docker/config.json")]
+        );
+        let both = files(&[
+            ("HOME", "/h"),
+            ("DOCKER_CONFIG", "/d"),
+            ("XDG_RUNTIME_DIR", "/run/user/1"),
+        ]);
+        assert_eq!(
+            both,
+            [
+                Path::new("/run/user/1/containers/auth.json"),
+                Path::new("/d/config.json")
+            ]
+        );
+        assert_eq!(
+            files(&[("HOME", "/h"), ("REGISTRY_AUTH_FILE", "/a.json")]),
+            [Path::new("/a.json")]
+        );
+        assert!(
+            files(&[
+                ("HOME", "h"),
+                ("DOCKER_CONFIG", "."),
+                ("XDG_RUNTIME_DIR", "")
+            ])
+            .is_empty()
+        );
     }
 
     #[test]
@@ -255,7 +363,8 @@ mod tests {
             layers: 1,
             duration_ms: 1250,
         };
-        let told = "pulled docker.io/library/x:1 for linux/amd64: 1 layer, 3.0 MiB in 1.2 s\nsha256:00\n";
+        let told =
+            "pulled docker.io/library/x:1 for linux/amd64: 1 layer, 3.0 MiB in 1.2 s\nsha256:00\n";
         assert_eq!(text(&report), told);
     }
 }

@@ -30,7 +30,11 @@ pub(super) enum Source {
     /// One of this program's own.
     Profile(ImageProfile),
     /// A folder with a Containerfile.
-    Folder { path: PathBuf, folder: OwnedFd, text: String },
+    Folder {
+        path: PathBuf,
+        folder: OwnedFd,
+        text: String,
+    },
 }
 
 impl Source {
@@ -42,14 +46,25 @@ impl Source {
         let names = ImageProfile::ALL.map(ImageProfile::name).join(", ");
         let hint = format!("name one of {names}, or a folder with a Containerfile");
         let refused = |error: io::Error| {
-            Failure::invalid(format!("cannot read a recipe in `{}`: {error}", what.display()), hint.clone())
+            Failure::invalid(
+                format!("cannot read a recipe in `{}`: {error}", what.display()),
+                hint.clone(),
+            )
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = rustix::fs::open(what, flags, Mode::empty()).map_err(|error| refused(error.into()))?;
+        let folder =
+            rustix::fs::open(what, flags, Mode::empty()).map_err(|error| refused(error.into()))?;
         let first = read(&folder, NAMES[0], LARGEST_RECIPE);
-        let (bytes, _) = first.or_else(|_| read(&folder, NAMES[1], LARGEST_RECIPE)).map_err(refused)?;
-        let text = String::from_utf8(bytes).map_err(|_| refused(io::ErrorKind::InvalidData.into()))?;
-        Ok(Source::Folder { path: what.to_owned(), folder, text })
+        let (bytes, _) = first
+            .or_else(|_| read(&folder, NAMES[1], LARGEST_RECIPE))
+            .map_err(refused)?;
+        let text =
+            String::from_utf8(bytes).map_err(|_| refused(io::ErrorKind::InvalidData.into()))?;
+        Ok(Source::Folder {
+            path: what.to_owned(),
+            folder,
+            text,
+        })
     }
 
     /// Under `localhost`, which no registry has.
@@ -58,12 +73,18 @@ impl Source {
             Source::Profile(profile) => profile.name().to_owned(),
             Source::Folder { path, .. } => {
                 let complete = path.canonicalize().unwrap_or_else(|_| path.clone());
-                complete.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
+                complete
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .to_ascii_lowercase()
             }
         };
-        format!("localhost/{name}").parse().map_err(|bad: spec::BadImageRef| {
-            Failure::invalid(bad.to_string(), "say what to call the image with --name")
-        })
+        format!("localhost/{name}")
+            .parse()
+            .map_err(|bad: spec::BadImageRef| {
+                Failure::invalid(bad.to_string(), "say what to call the image with --name")
+            })
     }
 
     /// The recipe, down to the base image.
@@ -87,7 +108,9 @@ impl Source {
     ) -> Result<Files, Failure> {
         let mut files = Files::new();
         for step in &recipe.steps {
-            let Step::Copy { from, .. } = step else { continue };
+            let Step::Copy { from, .. } = step else {
+                continue;
+            };
             let beside = match self {
                 Source::Folder { folder, .. } => Some(read(folder, from, LARGEST_FILE)),
                 Source::Profile(_) => None,
@@ -97,8 +120,12 @@ impl Source {
                 (_, FIRST_PROCESS) => (first_process(platform, init_arm64)?, true),
                 (_, name) if name == REFERENCE_AGENT.0 => (REFERENCE_AGENT.1.into(), true),
                 (Some(Err(error)), _) => {
-                    let hint = "COPY takes plain files below the recipe's folder, and follows no links";
-                    return Err(Failure::invalid(format!("cannot copy `{from}`: {error}"), hint));
+                    let hint =
+                        "COPY takes plain files below the recipe's folder, and follows no links";
+                    return Err(Failure::invalid(
+                        format!("cannot copy `{from}`: {error}"),
+                        hint,
+                    ));
                 }
                 (None, _) => continue,
             };
@@ -115,15 +142,22 @@ fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8
     }
     let hint = "give one with --init-arm64 FILE, or build for this machine's platform only";
     let Some(path) = init_arm64.filter(|_| platform == Platform::Arm64) else {
-        let what = format!("there is no airlock-init for linux/{} here", platform.architecture());
+        let what = format!(
+            "there is no airlock-init for linux/{} here",
+            platform.architecture()
+        );
         return Err(Failure::invalid(what, hint));
     };
-    let bytes = std::fs::read(path)
-        .map_err(|error| Failure::invalid(format!("cannot read `{}`: {error}", path.display()), hint))?;
+    let bytes = std::fs::read(path).map_err(|error| {
+        Failure::invalid(format!("cannot read `{}`: {error}", path.display()), hint)
+    })?;
     // The machine of an ELF file: 183 is AArch64.
     match bytes.get(..4) == Some(b"\x7fELF") && bytes.get(18..20) == Some(&[183, 0]) {
         true => Ok(bytes),
-        false => Err(Failure::invalid(format!("`{}` is no program for linux/arm64", path.display()), hint)),
+        false => Err(Failure::invalid(
+            format!("`{}` is no program for linux/arm64", path.display()),
+            hint,
+        )),
     }
 }
 
@@ -131,7 +165,13 @@ fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8
 fn read(folder: &OwnedFd, name: &str, most: u64) -> io::Result<(Vec<u8>, bool)> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::openat2(folder, name, flags, Mode::empty(), resolve)?);
+    let file = File::from(rustix::fs::openat2(
+        folder,
+        name,
+        flags,
+        Mode::empty(),
+        resolve,
+    )?);
     let about = file.metadata()?;
     if !about.is_file() {
         return Err(io::Error::other("it is not a plain file"));
@@ -146,7 +186,13 @@ fn read(folder: &OwnedFd, name: &str, most: u64) -> io::Result<(Vec<u8>, bool)> 
 
 /// Where this machine's own packages come from, if it is of the same release of Debian.
 pub(super) fn sources_of_this_machine() -> Option<PathBuf> {
-    let places = ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"].map(PathBuf::from);
+    let places = [
+        "/etc/apt/sources.list.d/debian.sources",
+        "/etc/apt/sources.list",
+    ]
+    .map(PathBuf::from);
     let fits = |text: String| text.contains("debian") && text.contains(SUITE);
-    places.into_iter().find(|place| std::fs::read_to_string(place).is_ok_and(fits))
+    places
+        .into_iter()
+        .find(|place| std::fs::read_to_string(place).is_ok_and(fits))
 }

@@ -40,7 +40,13 @@ fn row(image: &Value) -> [String; 5] {
     let text = |name: &str| image[name].as_str().unwrap_or_default();
     let digest = text("digest").trim_start_matches("sha256:");
     let size = image["size_bytes"].as_u64().unwrap_or_default();
-    list::cells(text("name"), digest, size, text("platform"), text("created"))
+    list::cells(
+        text("name"),
+        digest,
+        size,
+        text("platform"),
+        text("created"),
+    )
 }
 
 #[derive(Deserialize)]
@@ -59,15 +65,25 @@ pub(super) async fn load(
 ) -> Result<u8, Failure> {
     let (from, length) = archive(source)?;
     let path = format!("/v1/images{}", query(&[("name", name.map(str::to_owned))]));
-    let ask = Ask::new(Method::POST, path).body(upload(from, length)).patience(LONGEST_LOAD);
+    let ask = Ask::new(Method::POST, path)
+        .body(upload(from, length))
+        .patience(LONGEST_LOAD);
     let told: Value = client.json(ask).await?;
     if json {
         print_json(&told)?;
         return Ok(0);
     }
     let loaded = Loaded::deserialize(&told).map_err(|error| client.foreign(error.to_string()))?;
-    let word = if loaded.fresh { "loaded" } else { "was there already:" };
-    let text = format!("{word} {} ({})", loaded.names.join(", "), shared::size(loaded.size_bytes));
+    let word = if loaded.fresh {
+        "loaded"
+    } else {
+        "was there already:"
+    };
+    let text = format!(
+        "{word} {} ({})",
+        loaded.names.join(", "),
+        shared::size(loaded.size_bytes)
+    );
     print(&format!("{}\n", message::printable(&text)))?;
     Ok(0)
 }
@@ -77,7 +93,8 @@ fn archive(source: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure
         return Ok((Box::new(io::stdin()), None));
     }
     let hint = "give an archive; a layout in a folder becomes one with `tar -C DIR -c .`";
-    let failed = |why: String| Failure::invalid(format!("cannot send `{}`: {why}", source.display()), hint);
+    let failed =
+        |why: String| Failure::invalid(format!("cannot send `{}`: {why}", source.display()), hint);
     let file = File::open(source).map_err(|error| failed(error.to_string()))?;
     let about = file.metadata().map_err(|error| failed(error.to_string()))?;
     match about.is_dir() {
@@ -98,9 +115,14 @@ pub(super) async fn inspect(client: &Client, name: &str, json: bool) -> Result<u
 
 /// What it says of itself, a line each.
 fn lines(image: &Value) -> String {
-    let Some(facts) = image.as_object() else { return String::new() };
+    let Some(facts) = image.as_object() else {
+        return String::new();
+    };
     let config = image["config"].as_object().into_iter().flatten();
-    let shown = facts.iter().filter(|(name, _)| *name != "config").chain(config);
+    let shown = facts
+        .iter()
+        .filter(|(name, _)| *name != "config")
+        .chain(config);
     let line = |(name, value): (&String, &Value)| {
         let text = match value {
             Value::Null => return None,
@@ -123,7 +145,10 @@ pub(super) async fn remove(client: &Client, names: &[String], json: bool) -> Res
                 true => "the image has other names".to_owned(),
                 false => format!("{} freed", shared::size(removed.freed_bytes)),
             };
-            let text = removed.names.iter().map(|name| format!("removed {} ({what})\n", printable(name)));
+            let text = removed
+                .names
+                .iter()
+                .map(|name| format!("removed {} ({what})\n", printable(name)));
             print(&text.collect::<String>())?;
         }
         gone.extend(removed.names);

@@ -37,9 +37,17 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let names = options.names.iter().map(|name| shared::reference(name)).collect::<Result<Vec<_>, _>>()?;
+    let names = options
+        .names
+        .iter()
+        .map(|name| shared::reference(name))
+        .collect::<Result<Vec<_>, _>>()?;
     if let Some(client) = global.server(surroundings)? {
-        return crate::cli::runtime()?.block_on(remote::remove(&client, &options.names, options.json));
+        return crate::cli::runtime()?.block_on(remote::remove(
+            &client,
+            &options.names,
+            options.json,
+        ));
     }
     let images = shared::open(global, surroundings)?;
     let mut all = Removed::default();
@@ -67,5 +75,9 @@ fn text(removed: &Removed) -> String {
         true => "the image has other names".to_owned(),
         false => format!("{} freed", shared::size(removed.freed_bytes)),
     };
-    removed.names.iter().map(|name| format!("removed {} ({freed})\n", printable(&name.familiar()))).collect()
+    removed
+        .names
+        .iter()
+        .map(|name| format!("removed {} ({freed})\n", printable(&name.familiar())))
+        .collect()
 }

@@ -19,8 +19,10 @@ pub(super) fn open(global: &Global, surroundings: &Surroundings) -> Result<Image
 
 /// A name as somebody wrote it.
 pub(super) fn reference(text: &str) -> Result<ImageRef, Failure> {
-    let hint = "write NAME, NAME:TAG or NAME@sha256:DIGEST; `airlock image list` shows those there are";
-    text.parse::<ImageRef>().map_err(|bad| Failure::invalid(bad.to_string(), hint))
+    let hint =
+        "write NAME, NAME:TAG or NAME@sha256:DIGEST; `airlock image list` shows those there are";
+    text.parse::<ImageRef>()
+        .map_err(|bad| Failure::invalid(bad.to_string(), hint))
 }
 
 impl From<ImageError> for Failure {
@@ -47,14 +49,21 @@ impl From<ImageError> for Failure {
             message.push_str(&format!(": {next}"));
             cause = next.source();
         }
-        Failure { code, message, hint: error.hint() }
+        Failure {
+            code,
+            message,
+            hint: error.hint(),
+        }
     }
 }
 
 /// A number of bytes for people.
 pub(in crate::cli) fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB"];
-    let unit = (0..units.len()).rev().find(|unit| bytes >> (10 * unit) > 0).unwrap_or(0);
+    let unit = (0..units.len())
+        .rev()
+        .find(|unit| bytes >> (10 * unit) > 0)
+        .unwrap_or(0);
     match unit {
         0 => format!("{bytes} B"),
         _ => {
@@ -71,8 +80,13 @@ mod tests {
 
     #[test]
     fn sizes_are_for_people() {
-        let cases =
-            [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_600_000, "1.5 MiB"), (3 << 30, "3.0 GiB")];
+        let cases = [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1_600_000, "1.5 MiB"),
+            (3 << 30, "3.0 GiB"),
+        ];
         for (bytes, text) in cases {
             assert_eq!(size(bytes), text);
         }
@@ -80,12 +94,18 @@ mod tests {
 
     #[test]
     fn a_failure_has_its_causes_and_what_to_do() {
-        let missing = ImageError::NotFound { name: "a:1".into(), near: vec!["a:2".into()] };
+        let missing = ImageError::NotFound {
+            name: "a:1".into(),
+            near: vec!["a:2".into()],
+        };
         let told = Failure::from(missing);
         assert_eq!(told.code, ErrorCode::ImageMissing);
         assert_eq!(told.hint, "did you mean `a:2`?");
         let source = std::io::Error::other("disk full");
-        let told = Failure::from(ImageError::Store { what: "write the image".into(), source });
+        let told = Failure::from(ImageError::Store {
+            what: "write the image".into(),
+            source,
+        });
         assert_eq!(told.message, "cannot write the image: disk full");
     }
 }

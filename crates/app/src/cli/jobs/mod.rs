@@ -110,7 +110,12 @@ struct Logs {
     /// The job
     id: String,
     /// Which stream: stdout or stderr
-    #[arg(long, value_name = "NAME", default_value = "stdout", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "stdout",
+        hide_possible_values = true
+    )]
     stream: Stream,
 }
 
@@ -149,7 +154,11 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     status
 }
 
-async fn carry_out(action: Action, client: Client, surroundings: &Surroundings) -> Result<u8, Failure> {
+async fn carry_out(
+    action: Action,
+    client: Client,
+    surroundings: &Surroundings,
+) -> Result<u8, Failure> {
     match action {
         Action::Submit(options) => submit::execute(*options, client, surroundings).await,
         Action::List(list) => list.show(&client).await,
@@ -168,10 +177,18 @@ fn path(id: &str) -> String {
 }
 
 /// Each of them, whatever becomes of the others.
-async fn change(client: &Client, several: &Several, method: Method, what: &str) -> Result<u8, Failure> {
+async fn change(
+    client: &Client,
+    several: &Several,
+    method: Method,
+    what: &str,
+) -> Result<u8, Failure> {
     let (mut jobs, mut errors) = (Vec::new(), Vec::new());
     for id in &several.ids {
-        match client.json::<Value>(Ask::new(method.clone(), format!("{}{what}", path(id)))).await {
+        match client
+            .json::<Value>(Ask::new(method.clone(), format!("{}{what}", path(id))))
+            .await
+        {
             Ok(job) => jobs.push(job),
             Err(error) if several.ids.len() == 1 => return Err(error.into()),
             Err(error) => {
@@ -200,7 +217,9 @@ impl Logs {
             Stream::Stderr => "stderr",
         };
         let asked = query(&[("stream", Some(stream.to_owned()))]);
-        let answer = client.ask(Ask::get(format!("{}/logs{asked}", path(&self.id)))).await?;
+        let answer = client
+            .ask(Ask::get(format!("{}/logs{asked}", path(&self.id))))
+            .await?;
         pour(answer, &mut Out::stdout()).await?;
         Ok(0)
     }
@@ -260,10 +279,15 @@ fn line(job: &Value) -> String {
         (status, _) => status.to_owned(),
     };
     let labels = job["labels"].as_object().into_iter().flatten();
-    let labels: Vec<_> =
-        labels.map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default())).collect();
+    let labels: Vec<_> = labels
+        .map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or_default()))
+        .collect();
     let (id, since) = (text(job, "job_id"), text(job, "accepted_at"));
-    format!("{id}  {state:<14}  {since}  {} {}", text(job, "name"), labels.join(" "))
+    format!(
+        "{id}  {state:<14}  {since}  {} {}",
+        text(job, "name"),
+        labels.join(" ")
+    )
 }
 
 async fn show(client: &Client, one: &One) -> Result<u8, Failure> {
@@ -287,7 +311,10 @@ fn described(job: &Value) -> Vec<String> {
     say("name", text(job, "name"));
     say("status", text(job, "status"));
     say("waits for", text(job, "waiting_for"));
-    say("attempt", &format!("{} of {}", job["attempt"], job["most_attempts"]));
+    say(
+        "attempt",
+        &format!("{} of {}", job["attempt"], job["most_attempts"]),
+    );
     say("run", text(job, "run_id"));
     for (word, name) in [
         ("accepted", "accepted_at"),
@@ -315,11 +342,21 @@ fn described(job: &Value) -> Vec<String> {
     say("hint", text(&job["error"], "hint"));
     let model = &job["result"]["usage"]["llm"];
     if model["calls"].as_u64().is_some_and(|calls| calls > 0) {
-        let [calls, input, output] = ["calls", "input_tokens", "output_tokens"].map(|name| &model[name]);
-        say("models", &format!("{calls} calls, {input} tokens in, {output} out, {} USD", model["cost_usd"]));
+        let [calls, input, output] =
+            ["calls", "input_tokens", "output_tokens"].map(|name| &model[name]);
+        say(
+            "models",
+            &format!(
+                "{calls} calls, {input} tokens in, {output} out, {} USD",
+                model["cost_usd"]
+            ),
+        );
     }
     for kept in job["result"]["artifacts"].as_array().into_iter().flatten() {
-        say("kept", &format!("{}@{}", text(kept, "name"), kept["version"]));
+        say(
+            "kept",
+            &format!("{}@{}", text(kept, "name"), kept["version"]),
+        );
     }
     lines
 }

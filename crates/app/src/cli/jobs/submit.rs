@@ -125,17 +125,28 @@ impl Options {
             None => Map::new(),
         };
         let file = self.file.is_some();
-        let Options { run, agent, model, system_prompt, tool, max_iterations, .. } = self;
+        let Options {
+            run,
+            agent,
+            model,
+            system_prompt,
+            tool,
+            max_iterations,
+            ..
+        } = self;
         let mut run = run::job_order(run, surroundings)?;
         match (file, agent) {
             (true, _) if run.is_empty() => {}
             (true, _) => {
-                let hint = "put what is run into the file, and leave its options and the command away";
-                return Err(Failure::invalid("--file and options of a run exclude each other", hint));
+                let hint =
+                    "put what is run into the file, and leave its options and the command away";
+                return Err(Failure::invalid(
+                    "--file and options of a run exclude each other",
+                    hint,
+                ));
             }
             (false, None) if !run.contains_key("command") => {
-                let hint =
-                    "write: airlock jobs submit [OPTIONS] -- COMMAND, or --agent PROMPT, or --file FILE";
+                let hint = "write: airlock jobs submit [OPTIONS] -- COMMAND, or --agent PROMPT, or --file FILE";
                 return Err(Failure::invalid("there is nothing to run", hint));
             }
             (false, None) => drop(order.insert("run".to_owned(), run.into())),
@@ -163,10 +174,13 @@ impl Options {
         });
         let labels = labels.collect::<Result<Map<_, _>, _>>()?;
         let time = |time: Option<Time>| time.map(|time| time.to_string());
-        let retries = self
-            .retries
-            .map(|most| said(json!({ "most": most, "on": self.retry_on, "pause": time(self.retry_pause) })));
-        let webhook = self.webhook.as_ref().map(|url| said(json!({ "url": url, "events": self.webhook_on })));
+        let retries = self.retries.map(|most| {
+            said(json!({ "most": most, "on": self.retry_on, "pause": time(self.retry_pause) }))
+        });
+        let webhook = self
+            .webhook
+            .as_ref()
+            .map(|url| said(json!({ "url": url, "events": self.webhook_on })));
         Ok(said(json!({
             "name": self.name, "labels": labels, "priority": self.priority, "not_before": self.not_before,
             "retries": retries, "on_lost": self.on_lost, "after": self.after, "webhook": webhook,
@@ -177,27 +191,37 @@ impl Options {
 
 /// What was not said is not sent.
 fn said(value: Value) -> Map<String, Value> {
-    let Value::Object(map) = value else { return Map::new() };
+    let Value::Object(map) = value else {
+        return Map::new();
+    };
     let is_said = |value: &Value| match value {
         Value::Null => false,
         Value::Array(list) => !list.is_empty(),
         Value::Object(map) => !map.is_empty(),
         Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
     };
-    map.into_iter().filter(|(_, value)| is_said(value)).collect()
+    map.into_iter()
+        .filter(|(_, value)| is_said(value))
+        .collect()
 }
 
 /// A job from a file.
 fn read(file: &Path, folder: &Path) -> Result<Map<String, Value>, Failure> {
     let hint = "give a file with one JSON object, as POST /v1/jobs takes it";
-    let bad =
-        |why: String| Failure::invalid(format!("cannot read the job in `{}`: {why}", file.display()), hint);
+    let bad = |why: String| {
+        Failure::invalid(
+            format!("cannot read the job in `{}`: {why}", file.display()),
+            hint,
+        )
+    };
     let mut bytes = Vec::new();
     let read = match file == Path::new("-") {
-        true => io::stdin().lock().take(LARGEST_FILE + 1).read_to_end(&mut bytes),
-        false => {
-            File::open(folder.join(file)).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes))
-        }
+        true => io::stdin()
+            .lock()
+            .take(LARGEST_FILE + 1)
+            .read_to_end(&mut bytes),
+        false => File::open(folder.join(file))
+            .and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes)),
     };
     read.map_err(|error| bad(error.to_string()))?;
     if bytes.len() as u64 > LARGEST_FILE {
@@ -228,7 +252,9 @@ async fn submit(client: &Client, order: &Value) -> Result<Value, RemoteError> {
     let promise = engine::fresh_id().to_string();
     let mut pauses = PAUSES.iter();
     loop {
-        let ask = Ask::new(Method::POST, "/v1/jobs").json(order).header(PROMISE, &promise);
+        let ask = Ask::new(Method::POST, "/v1/jobs")
+            .json(order)
+            .header(PROMISE, &promise);
         match (client.json(ask).await, pauses.next()) {
             (Err(RemoteError::Broken { .. } | RemoteError::Silent { .. }), Some(pause)) => {
                 tokio::time::sleep(Duration::from_millis(*pause)).await;
@@ -250,9 +276,12 @@ mod tests {
     }
 
     fn order(words: &[&str]) -> Result<Value, String> {
-        let words =
-            Words::try_parse_from([&["submit"], words].concat()).map_err(|error| error.to_string())?;
-        words.options.order(&Surroundings::default()).map_err(|failure| failure.message)
+        let words = Words::try_parse_from([&["submit"], words].concat())
+            .map_err(|error| error.to_string())?;
+        words
+            .options
+            .order(&Surroundings::default())
+            .map_err(|failure| failure.message)
     }
 
     #[test]
@@ -270,7 +299,20 @@ mod tests {
             "a=b=c",
         ];
         let asked = order(
-            &[&words[..], &["--after", "x", "--webhook", "https://h", "--", "sh", "-c", "true"]].concat(),
+            &[
+                &words[..],
+                &[
+                    "--after",
+                    "x",
+                    "--webhook",
+                    "https://h",
+                    "--",
+                    "sh",
+                    "-c",
+                    "true",
+                ],
+            ]
+            .concat(),
         );
         let wanted = json!({
             "run": { "command": ["sh", "-c", "true"], "timeout": "5s" }, "priority": -3,
@@ -300,17 +342,32 @@ mod tests {
             "run": { "llm": "p", "contract": "raw" },
         } });
         assert_eq!(asked, Ok(wanted));
-        assert_eq!(order(&["--agent", "do"]), Ok(json!({ "agent": { "prompt": "do" } })));
+        assert_eq!(
+            order(&["--agent", "do"]),
+            Ok(json!({ "agent": { "prompt": "do" } }))
+        );
     }
 
     #[test]
     fn what_cannot_be_meant_is_refused() {
         assert!(order(&[]).unwrap_err().contains("nothing to run"));
-        assert!(order(&["--model", "m", "--", "x"]).unwrap_err().contains("--agent"));
+        assert!(
+            order(&["--model", "m", "--", "x"])
+                .unwrap_err()
+                .contains("--agent")
+        );
         assert!(order(&["--agent", "a", "--file", "f"]).is_err());
         assert!(order(&["--retry-on", "lost", "--", "x"]).is_err());
-        assert!(order(&["--label", "a", "--", "x"]).unwrap_err().contains("not a label"));
-        assert!(order(&["--run-id", "a", "--", "x"]).unwrap_err().contains("--run-id"));
+        assert!(
+            order(&["--label", "a", "--", "x"])
+                .unwrap_err()
+                .contains("not a label")
+        );
+        assert!(
+            order(&["--run-id", "a", "--", "x"])
+                .unwrap_err()
+                .contains("--run-id")
+        );
         assert!(order(&["--tty", "--", "x"]).unwrap_err().contains("--tty"));
     }
 
@@ -323,9 +380,17 @@ mod tests {
             order(&["--file", name, "--priority", "2"]),
             Ok(json!({ "run": { "command": ["true"] }, "priority": 2 }))
         );
-        assert!(order(&["--file", name, "--", "x"]).unwrap_err().contains("exclude each other"));
+        assert!(
+            order(&["--file", name, "--", "x"])
+                .unwrap_err()
+                .contains("exclude each other")
+        );
         std::fs::write(&file, "[]").unwrap();
-        assert!(order(&["--file", name]).unwrap_err().contains("cannot read the job"));
+        assert!(
+            order(&["--file", name])
+                .unwrap_err()
+                .contains("cannot read the job")
+        );
         std::fs::remove_file(&file).unwrap();
     }
 }

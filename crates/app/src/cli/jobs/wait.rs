@@ -46,12 +46,18 @@ pub(super) async fn print_events(client: &Client, id: &str) -> Result<u8, Failur
 
 /// Waits for a job, and exits like its program.
 pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8, Failure> {
-    let mut signals =
-        Signals::listen().map_err(|error| Failure::internal(format!("cannot await signals: {error}")))?;
+    let mut signals = Signals::listen()
+        .map_err(|error| Failure::internal(format!("cannot await signals: {error}")))?;
     let show = if json { Show::Nothing } else { Show::Streams };
     let (outlet, writer) = run::open_outlet(show).unzip();
-    let mut watch =
-        Watch { followed: follow(&client, &id), client, id, outlet, job: Value::Null, seen: Seen::default() };
+    let mut watch = Watch {
+        followed: follow(&client, &id),
+        client,
+        id,
+        outlet,
+        job: Value::Null,
+        seen: Seen::default(),
+    };
     let mut told = tokio::time::interval(QUIET);
     told.tick().await;
     loop {
@@ -61,7 +67,13 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
             () = signals.next() => return Ok(watch.left()),
         }
     }
-    let Watch { client, id, outlet, seen, .. } = watch;
+    let Watch {
+        client,
+        id,
+        outlet,
+        seen,
+        ..
+    } = watch;
     drop(outlet);
     let delivery = tokio::select! {
         delivery = run::delivered(writer) => delivery,
@@ -76,12 +88,16 @@ pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8
     Ok(match (delivery, seen.lost) {
         (Delivery::Complete, 0) => status,
         (Delivery::Complete, lost) => {
-            message::say(&[Line::Note(format!("{lost} bytes of output are not kept any more"))]);
+            message::say(&[Line::Note(format!(
+                "{lost} bytes of output are not kept any more"
+            ))]);
             status
         }
         (Delivery::NobodyReads, _) => BROKEN_PIPE,
         (Delivery::Failed(error), _) => {
-            message::say(&[Line::Error(format!("cannot pass on the program's output: {error}"))]);
+            message::say(&[Line::Error(format!(
+                "cannot pass on the program's output: {error}"
+            ))]);
             REFUSED
         }
     })
@@ -142,7 +158,10 @@ impl Watch {
                     .map_err(|error| self.client.foreign(error.to_string()))?;
             }
             "output" => {
-                let piece = self.seen.output(&event.data).map_err(|cause| self.client.foreign(cause))?;
+                let piece = self
+                    .seen
+                    .output(&event.data)
+                    .map_err(|cause| self.client.foreign(cause))?;
                 if let (Some(room), false) = (room, piece.1.is_empty()) {
                     room.send(piece);
                 }
@@ -182,7 +201,13 @@ impl Seen {
         let (bytes, lost) = piece.beyond(&mut self.at[usize::from(stream == Stream::Stderr)]);
         self.lost = self.lost.saturating_add(lost);
         if stream == Stream::Stderr {
-            self.last = bytes.last().copied().into_iter().chain(self.last.iter().copied()).take(1).collect();
+            self.last = bytes
+                .last()
+                .copied()
+                .into_iter()
+                .chain(self.last.iter().copied())
+                .take(1)
+                .collect();
         }
         Ok((stream, bytes))
     }
@@ -202,19 +227,25 @@ fn waits(job: &Value) -> Option<String> {
         Some(attempt @ 2..) => format!(", after {attempt} attempts"),
         _ => String::new(),
     };
-    Some(format!("the job is queued since {}, and waits {for_what}{before}", text(job, "accepted_at")))
+    Some(format!(
+        "the job is queued since {}, and waits {for_what}{before}",
+        text(job, "accepted_at")
+    ))
 }
 
 /// The exit status of a job, and what is left to say of it.
 fn ended(job: &Value) -> Result<(u8, Vec<Line>), String> {
     let error = |job: &Value| {
         let error = &job["error"];
-        vec![Line::Error(text(error, "message").to_owned()), Line::Hint(text(error, "hint").to_owned())]
+        vec![
+            Line::Error(text(error, "message").to_owned()),
+            Line::Hint(text(error, "hint").to_owned()),
+        ]
     };
     // What is there of an attempt before says nothing of this end.
     let status = text(job, "status");
-    let result =
-        Some(&job["result"]).filter(|result| !result.is_object() || text(result, "status") == status);
+    let result = Some(&job["result"])
+        .filter(|result| !result.is_object() || text(result, "status") == status);
     match (status, result.unwrap_or(&Value::Null)) {
         ("cancelled", Value::Null) => Ok((INTERRUPTED, error(job))),
         ("lost", _) | (_, Value::Null) => Ok((REFUSED, error(job))),
@@ -239,24 +270,43 @@ mod tests {
         assert_eq!(of("oom_killed", result("oom_killed", 137)), Ok(137));
         assert_eq!(of("cancelled", result("cancelled", 130)), Ok(130));
         assert_eq!(of("cancelled", Value::Null), Ok(130), "it never ran");
-        assert_eq!(of("cancelled", result("succeeded", 0)), Ok(130), "that was an attempt before");
-        assert_eq!(of("not_started", result("succeeded", 0)), Ok(125), "so was that");
+        assert_eq!(
+            of("cancelled", result("succeeded", 0)),
+            Ok(130),
+            "that was an attempt before"
+        );
+        assert_eq!(
+            of("not_started", result("succeeded", 0)),
+            Ok(125),
+            "so was that"
+        );
         assert_eq!(of("not_started", result("not_started", 127)), Ok(127));
         assert_eq!(of("lost", Value::Null), Ok(125));
-        assert_eq!(of("lost", result("failed", 3)), Ok(125), "of an attempt before");
-        assert!(of("succeeded", json!("what")).is_err(), "no server of ours says that");
+        assert_eq!(
+            of("lost", result("failed", 3)),
+            Ok(125),
+            "of an attempt before"
+        );
+        assert!(
+            of("succeeded", json!("what")).is_err(),
+            "no server of ours says that"
+        );
     }
 
     #[test]
     fn what_a_job_waits_for_is_said_only_while_it_waits() {
         let job = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "accepted_at": "T1", "attempt": 0 });
-        assert_eq!(waits(&job).unwrap(), "the job is queued since T1, and waits for its time, T2");
+        assert_eq!(
+            waits(&job).unwrap(),
+            "the job is queued since T1, and waits for its time, T2"
+        );
         let paused = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "not_before": null, "accepted_at": "T1", "attempt": 1 });
         assert_eq!(
             waits(&paused).unwrap(),
             "the job is queued since T1, and waits for its time, T2, after 1 attempt"
         );
-        let again = json!({ "status": "queued", "waiting_for": "turn", "accepted_at": "T1", "attempt": 2 });
+        let again =
+            json!({ "status": "queued", "waiting_for": "turn", "accepted_at": "T1", "attempt": 2 });
         assert_eq!(
             waits(&again).unwrap(),
             "the job is queued since T1, and waits for its turn, after 2 attempts"
@@ -272,6 +322,9 @@ mod tests {
         assert_eq!(seen.output(&piece("abc")).unwrap().1, b"abc");
         assert_eq!(seen.output(&piece("abc")).unwrap().1, b"", "again");
         seen.at = [0; 2];
-        assert_eq!((seen.output(&piece("x")).unwrap().1, seen.last), (b"x".to_vec(), b"x".to_vec()));
+        assert_eq!(
+            (seen.output(&piece("x")).unwrap().1, seen.last),
+            (b"x".to_vec(), b"x".to_vec())
+        );
     }
 }

@@ -26,7 +26,9 @@ pub(super) fn read_or_make(path: &Path) -> Result<Secret, Failure> {
         Err(Errno::NOENT) => {
             let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
             let made = openat(CWD, path, flags, Mode::from_raw_mode(0o600));
-            let token = Token::fresh().map_err(|error| bad(path, &error.to_string()))?.expose();
+            let token = Token::fresh()
+                .map_err(|error| bad(path, &error.to_string()))?
+                .expose();
             let mut file = File::from(made.map_err(|error| failed(error.into()))?);
             writeln!(file, "{}", *token).map_err(failed)?;
             checked(path, token.as_bytes().to_vec())
@@ -41,7 +43,9 @@ fn read(path: &Path, file: File) -> Result<Secret, Failure> {
         return Err(bad(path, "others can read it, or it is somebody else's"));
     }
     let mut token = Vec::new();
-    file.take(LONGEST).read_to_end(&mut token).map_err(|error| bad(path, &error.to_string()))?;
+    file.take(LONGEST)
+        .read_to_end(&mut token)
+        .map_err(|error| bad(path, &error.to_string()))?;
     checked(path, token)
 }
 
@@ -50,13 +54,22 @@ fn checked(path: &Path, token: Vec<u8>) -> Result<Secret, Failure> {
     let bytes = token.expose();
     match bytes.len() >= SHORTEST && bytes.iter().all(u8::is_ascii_graphic) {
         true => Ok(token),
-        false => Err(bad(path, "it holds no token of 32 or more visible characters")),
+        false => Err(bad(
+            path,
+            "it holds no token of 32 or more visible characters",
+        )),
     }
 }
 
 fn bad(path: &Path, why: &str) -> Failure {
-    let message = format!("`{}` cannot be used as the admin's token: {why}", path.display());
-    Failure::invalid(message, "remove it to have one made, or make it your own: chmod 600 FILE")
+    let message = format!(
+        "`{}` cannot be used as the admin's token: {why}",
+        path.display()
+    );
+    Failure::invalid(
+        message,
+        "remove it to have one made, or make it your own: chmod 600 FILE",
+    )
 }
 
 #[cfg(test)]
@@ -71,12 +84,25 @@ mod tests {
         let made = read().unwrap();
         assert_eq!((made.len(), read().unwrap()), (72, made));
         let set = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         set(0o640);
-        assert!(read_or_make(&path).unwrap_err().message.contains("others can read it"));
+        assert!(
+            read_or_make(&path)
+                .unwrap_err()
+                .message
+                .contains("others can read it")
+        );
         set(0o600);
         fs::write(&path, "short\n").unwrap();
-        assert!(read_or_make(&path).unwrap_err().message.contains("32 or more"));
+        assert!(
+            read_or_make(&path)
+                .unwrap_err()
+                .message
+                .contains("32 or more")
+        );
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
         assert!(read_or_make(&path).is_err(), "a link is not followed");

@@ -11,7 +11,10 @@ pub(super) fn lines(result: &RunResult) -> Vec<Line> {
     }
     let options: Vec<_> = rules.iter().flat_map(options).collect();
     vec![
-        Line::Note(format!("learned: {} would have allowed what was used", options.join(" "))),
+        Line::Note(format!(
+            "learned: {} would have allowed what was used",
+            options.join(" ")
+        )),
         Line::Note("learned: or, in the configuration file:".to_owned()),
     ]
 }
@@ -25,7 +28,10 @@ pub(super) fn toml(result: &RunResult) -> String {
             false => format!("ports = {:?}\n", rule.ports.iter().collect::<Vec<_>>()),
         };
         let (profile, host) = (&result.profile, &rule.host);
-        format!("[[profile.{}.egress]]\nhost = \"{host}\"\nmode = \"tunnel\"\n{ports}", key(profile))
+        format!(
+            "[[profile.{}.egress]]\nhost = \"{host}\"\nmode = \"tunnel\"\n{ports}",
+            key(profile)
+        )
     };
     result.learned.iter().map(rule).collect()
 }
@@ -61,9 +67,15 @@ fn options(rule: &LearnedRule) -> Vec<String> {
     };
     // Both of the web are said by naming none.
     let web = WEB_PORTS.iter().all(|port| rule.ports.contains(port));
-    let others = rule.ports.iter().filter(|port| !(web && WEB_PORTS.contains(port)));
+    let others = rule
+        .ports
+        .iter()
+        .filter(|port| !(web && WEB_PORTS.contains(port)));
     let others = others.map(|port| option(format!("{}:{port}", rule.host)));
-    web.then(|| option(rule.host.to_string())).into_iter().chain(others).collect()
+    web.then(|| option(rule.host.to_string()))
+        .into_iter()
+        .chain(others)
+        .collect()
 }
 
 #[cfg(test)]
@@ -78,7 +90,10 @@ mod tests {
             uses: 1,
         };
         let blank = RunResult::blank(Id::new("r").unwrap(), "ci".to_owned(), Timestamp(0));
-        RunResult { learned: learned.iter().map(rule).collect(), ..blank }
+        RunResult {
+            learned: learned.iter().map(rule).collect(),
+            ..blank
+        }
     }
 
     #[test]
@@ -99,16 +114,28 @@ mod tests {
                      [[profile.ci.egress]]\nhost = \"[2001:4860::1]\"\nmode = \"tunnel\"\nports = [22]\n";
         assert_eq!(toml(&result), rules);
         assert!(
-            toml(&RunResult { profile: "a.b".to_owned(), ..result.clone() })
-                .starts_with("[[profile.\"a.b\".egress]]\n")
+            toml(&RunResult {
+                profile: "a.b".to_owned(),
+                ..result.clone()
+            })
+            .starts_with("[[profile.\"a.b\".egress]]\n")
         );
-        let hostile = toml(&RunResult { profile: "x\"]\n\u{9b}2J".to_owned(), ..result });
-        assert!(hostile.starts_with("[[profile.\"x\\\"]\\U0000000A\\U0000009B2J\".egress]]\n"), "{hostile}");
+        let hostile = toml(&RunResult {
+            profile: "x\"]\n\u{9b}2J".to_owned(),
+            ..result
+        });
+        assert!(
+            hostile.starts_with("[[profile.\"x\\\"]\\U0000000A\\U0000009B2J\".egress]]\n"),
+            "{hostile}"
+        );
     }
 
     #[test]
     fn that_nothing_was_missing_is_said() {
-        assert_eq!(render(&lines(&result(&[]))), "airlock: note: learned: no rule was missing\n");
+        assert_eq!(
+            render(&lines(&result(&[]))),
+            "airlock: note: learned: no rule was missing\n"
+        );
         assert_eq!(toml(&result(&[])), "");
     }
 }

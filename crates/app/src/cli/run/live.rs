@@ -145,8 +145,14 @@ pub(in crate::cli) fn open_outlet(show: Show) -> Option<(mpsc::Sender<Piece>, Wr
     };
     let (sender, receiver) = mpsc::channel(QUEUE);
     let screen = |is_terminal: bool| is_terminal.then(|| Screen::new(level));
-    let stdout = Sink { to: tokio::io::stdout(), screen: screen(io::stdout().is_terminal()) };
-    let stderr = Sink { to: tokio::io::stderr(), screen: screen(io::stderr().is_terminal()) };
+    let stdout = Sink {
+        to: tokio::io::stdout(),
+        screen: screen(io::stdout().is_terminal()),
+    };
+    let stderr = Sink {
+        to: tokio::io::stderr(),
+        screen: screen(io::stderr().is_terminal()),
+    };
     Some((sender, tokio::spawn(deliver(receiver, stdout, stderr))))
 }
 
@@ -208,7 +214,9 @@ async fn write_through(sink: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io:
 }
 
 pub(in crate::cli) async fn delivered(writer: Option<Writer>) -> Delivery {
-    let Some(writer) = writer else { return Delivery::Complete };
+    let Some(writer) = writer else {
+        return Delivery::Complete;
+    };
     match writer.await {
         Ok(Ok(())) => Delivery::Complete,
         Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => Delivery::NobodyReads,
@@ -232,7 +240,10 @@ mod tests {
     }
 
     fn block_on<F: Future>(future: F) -> F::Output {
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+        tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap()
+            .block_on(future)
     }
 
     #[test]
@@ -260,9 +271,15 @@ mod tests {
         }
         drop(sender);
         let mut stdout = Vec::new();
-        let sink = Sink { to: &mut stdout, screen: Some(Screen::new(Level::Lines)) };
+        let sink = Sink {
+            to: &mut stdout,
+            screen: Some(Screen::new(Level::Lines)),
+        };
         block_on(deliver(receiver, sink, plain(Vec::new()))).unwrap();
-        assert_eq!(String::from_utf8(stdout).unwrap(), "a\x1b[31mred^[]52;c;eA==^G^[[\x1b[0m");
+        assert_eq!(
+            String::from_utf8(stdout).unwrap(),
+            "a\x1b[31mred^[]52;c;eA==^G^[[\x1b[0m"
+        );
     }
 
     #[test]
@@ -284,7 +301,10 @@ mod tests {
         let (sender, receiver) = mpsc::channel(8);
         sender.try_send((Stream::Stdout, b"x".to_vec())).unwrap();
         let delivery = block_on(async {
-            let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let full = std::fs::OpenOptions::new()
+                .write(true)
+                .open("/dev/full")
+                .unwrap();
             let writer = tokio::spawn(deliver(receiver, plain(Blocking(full)), plain(Vec::new())));
             delivered(Some(writer)).await
         });

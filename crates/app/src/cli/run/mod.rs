@@ -62,8 +62,8 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
         // Before the engine: from here on a signal is an orderly end.
-        let signals =
-            Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+        let signals = Signals::listen()
+            .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
         let engine = super::open_engine(&config, begun)?;
         match explain {
             true => print_plan(&engine.explain(&spec).await.map_err(Failure::from)?, json),
@@ -89,8 +89,14 @@ async fn carry_out(
     signals: Signals,
     show: Show,
 ) -> Result<u8, Failure> {
-    let learns = spec.grants.egress.as_ref().is_some_and(|egress| egress.learn);
-    let taken = (show == Show::Terminal).then(terminal::Taken::take).transpose()?;
+    let learns = spec
+        .grants
+        .egress
+        .as_ref()
+        .is_some_and(|egress| egress.learn);
+    let taken = (show == Show::Terminal)
+        .then(terminal::Taken::take)
+        .transpose()?;
     let ending = live::follow(engine.start(spec), signals, show).await;
     // Before anything is said there.
     drop(taken);
@@ -125,7 +131,9 @@ fn conclude(ending: &Ending, above: &[u8], learns: bool) -> u8 {
             BROKEN_PIPE
         }
         Delivery::Failed(error) => {
-            message::say(&[Line::Error(format!("cannot pass on the program's output: {error}"))]);
+            message::say(&[Line::Error(format!(
+                "cannot pass on the program's output: {error}"
+            ))]);
             message::say(&[report::notes(&ending.result), learned].concat());
             REFUSED
         }
@@ -142,10 +150,17 @@ fn print_plan(plan: &[engine::PlanLine], json: bool) -> Result<u8, Failure> {
 
 /// Steps and details in two columns.
 fn plan_text(plan: &[engine::PlanLine]) -> String {
-    let width = plan.iter().map(|line| line.step.chars().count()).max().unwrap_or(0);
+    let width = plan
+        .iter()
+        .map(|line| line.step.chars().count())
+        .max()
+        .unwrap_or(0);
     let row = |line: &engine::PlanLine| {
-        let text =
-            format!("{:<width$}  {}", message::printable(&line.step), message::printable(&line.detail));
+        let text = format!(
+            "{:<width$}  {}",
+            message::printable(&line.step),
+            message::printable(&line.detail)
+        );
         format!("{}\n", text.trim_end())
     };
     plan.iter().map(row).collect()
@@ -157,8 +172,14 @@ mod tests {
 
     #[test]
     fn a_plan_is_two_aligned_columns() {
-        let line = |step: &str, detail: &str| engine::PlanLine { step: step.into(), detail: detail.into() };
+        let line = |step: &str, detail: &str| engine::PlanLine {
+            step: step.into(),
+            detail: detail.into(),
+        };
         let plan = [line("namespaces", "pid, net"), line("root", "read-only\n")];
-        assert_eq!(plan_text(&plan), "namespaces  pid, net\nroot        read-only\\n\n");
+        assert_eq!(
+            plan_text(&plan),
+            "namespaces  pid, net\nroot        read-only\\n\n"
+        );
     }
 }

@@ -4,7 +4,8 @@ use super::{super::message::Failure, Identity};
 use crate::config::Surroundings;
 use clap::Args;
 use spec::{
-    Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest, Size, Time, User,
+    Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest, Size,
+    Time, User,
 };
 use std::{
     ffi::{OsStr, OsString},
@@ -236,18 +237,39 @@ impl Options {
     /// Refuses what a server cannot do, and folders that are not written as the server's.
     pub(super) fn refuse_at_a_server(&self) -> Result<(), Failure> {
         let refused = |what: &str, hint: &str| {
-            Err(Failure::invalid(format!("{what} cannot be asked of a server"), hint))
+            Err(Failure::invalid(
+                format!("{what} cannot be asked of a server"),
+                hint,
+            ))
         };
         if self.explain {
-            return refused("--explain", "leave --server away: it shows what would be done on this machine");
+            return refused(
+                "--explain",
+                "leave --server away: it shows what would be done on this machine",
+            );
         }
         if self.tty {
-            return refused("--tty", "use `airlock sandbox create`, then `airlock sandbox exec --tty`");
+            return refused(
+                "--tty",
+                "use `airlock sandbox create`, then `airlock sandbox exec --tty`",
+            );
         }
         let begins = |text: &OsStr, with: u8| text.as_bytes().first() == Some(&with);
-        let folder = self.workspace.as_ref().filter(|path| path.is_relative()).map(|_| "--workspace");
-        let image = self.image.as_ref().filter(|path| begins(path.as_os_str(), b'.')).map(|_| "--image");
-        let mount = self.mount.iter().find(|text| !begins(text, b'/')).map(|_| "--mount");
+        let folder = self
+            .workspace
+            .as_ref()
+            .filter(|path| path.is_relative())
+            .map(|_| "--workspace");
+        let image = self
+            .image
+            .as_ref()
+            .filter(|path| begins(path.as_os_str(), b'.'))
+            .map(|_| "--image");
+        let mount = self
+            .mount
+            .iter()
+            .find(|text| !begins(text, b'/'))
+            .map(|_| "--mount");
         match folder.or(image).or(mount) {
             None => Ok(()),
             Some(option) => Err(Failure::invalid(
@@ -278,7 +300,10 @@ impl Options {
     }
 
     /// The request these options make.
-    pub(in crate::cli) fn into_request(self, surroundings: &Surroundings) -> Result<RunRequest, Failure> {
+    pub(in crate::cli) fn into_request(
+        self,
+        surroundings: &Surroundings,
+    ) -> Result<RunRequest, Failure> {
         let folder = surroundings.current_folder.as_path();
         Ok(RunRequest {
             env: environment(&self.env_from, &self.env, surroundings)?,
@@ -292,7 +317,11 @@ impl Options {
             writable_root: self.writable_root,
             workspace: self.workspace.map(|path| folder.join(path)),
             copy_on_write: self.copy_on_write,
-            mounts: self.mount.into_iter().map(|text| absolute_mount(folder, text)).collect(),
+            mounts: self
+                .mount
+                .into_iter()
+                .map(|text| absolute_mount(folder, text))
+                .collect(),
             volumes: self.volume,
             caller_env: surroundings.variables.clone(),
             network: self.network,
@@ -303,7 +332,11 @@ impl Options {
             allow_hosts: self.allow_host,
             learn: self.learn,
             allow_models: self.allow_model,
-            budget: Budget { money: self.budget_usd, tokens: self.budget_tokens, ..Budget::default() },
+            budget: Budget {
+                money: self.budget_usd,
+                tokens: self.budget_tokens,
+                ..Budget::default()
+            },
             secrets: self.secret,
             inputs: self.input,
             inputs_given: Vec::new(),
@@ -344,14 +377,21 @@ fn environment(
     set: &[OsString],
     surroundings: &Surroundings,
 ) -> Result<Vec<(OsString, OsString)>, Failure> {
-    let passed = from.iter().map(|name| match surroundings.variables.get(name) {
-        Some(value) => Ok((name.clone(), value.clone())),
-        None => {
-            let message = format!("the variable `{}` is not set", name.display());
-            Err(Failure::invalid(message, "set it, or leave --env-from away"))
-        }
-    });
-    passed.chain(set.iter().map(|text| assignment(text))).collect()
+    let passed = from
+        .iter()
+        .map(|name| match surroundings.variables.get(name) {
+            Some(value) => Ok((name.clone(), value.clone())),
+            None => {
+                let message = format!("the variable `{}` is not set", name.display());
+                Err(Failure::invalid(
+                    message,
+                    "set it, or leave --env-from away",
+                ))
+            }
+        });
+    passed
+        .chain(set.iter().map(|text| assignment(text)))
+        .collect()
 }
 
 fn assignment(text: &OsStr) -> Result<(OsString, OsString), Failure> {
@@ -393,7 +433,10 @@ fn absolute_mount(folder: &Path, text: OsString) -> OsString {
 
 fn long_help() -> String {
     let barriers: Vec<_> = Barrier::ALL.iter().map(|barrier| barrier.name()).collect();
-    let barriers = barriers.chunks(6).map(|row| format!("  {}\n", row.join(" "))).collect::<String>();
+    let barriers = barriers
+        .chunks(6)
+        .map(|row| format!("  {}\n", row.join(" ")))
+        .collect::<String>();
     format!(
         "{}\nBarriers, for --require:\n{barriers}\n{STATUSES}\n\n{EXAMPLES}",
         profile_table(&Policy::default())
@@ -418,8 +461,12 @@ fn profile_table(policy: &Policy) -> String {
         ("--cpus", |profile| or_none(profile.limits.cpus)),
         ("--cpu-time", |profile| or_none(profile.limits.cpu_time)),
         ("--pids", |profile| profile.limits.pids.to_string()),
-        ("--file-size", |profile| profile.limits.file_size.to_string()),
-        ("--open-files", |profile| profile.limits.open_files.to_string()),
+        ("--file-size", |profile| {
+            profile.limits.file_size.to_string()
+        }),
+        ("--open-files", |profile| {
+            profile.limits.open_files.to_string()
+        }),
         ("--disk", |profile| profile.limits.disk.to_string()),
         ("--output", |profile| profile.limits.output.to_string()),
     ];
@@ -428,7 +475,10 @@ fn profile_table(policy: &Policy) -> String {
         let cells = names.iter().filter_map(|name| policy.profile(name));
         table.extend(cells.map(|profile| format!("{:<13}", value(profile))));
     }
-    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    table
+        .lines()
+        .map(|line| format!("{}\n", line.trim_end()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -438,7 +488,11 @@ mod tests {
     use clap::Parser;
 
     fn options(words: &[&str]) -> Options {
-        let words: Vec<OsString> = ["airlock", "run"].iter().chain(words).map(OsString::from).collect();
+        let words: Vec<OsString> = ["airlock", "run"]
+            .iter()
+            .chain(words)
+            .map(OsString::from)
+            .collect();
         parsed(words)
     }
 
@@ -509,7 +563,11 @@ mod tests {
             allow_hosts: vec!["a.com".into(), "*.b.com:22".into()],
             learn: true,
             allow_models: vec!["m*".into()],
-            budget: Budget { money: Some(Money(500_000_000)), tokens: Some(9), ..Budget::default() },
+            budget: Budget {
+                money: Some(Money(500_000_000)),
+                tokens: Some(9),
+                ..Budget::default()
+            },
             secrets: vec!["s=S".into()],
             inputs: vec!["n=f".into()],
             inputs_given: Vec::new(),
@@ -530,10 +588,15 @@ mod tests {
 
     #[test]
     fn arguments_of_the_command_keep_their_exact_bytes() {
-        let odd =
-            [&b"\xff\xfe"[..], b"", b" a  b ", b"--", b"$(x)\n"].map(|b| OsStr::from_bytes(b).to_owned());
-        let words = ["airlock", "run", "--"].map(OsString::from).into_iter().chain(odd.clone());
-        let asked = parsed(words.collect()).into_request(&surroundings()).unwrap();
+        let odd = [&b"\xff\xfe"[..], b"", b" a  b ", b"--", b"$(x)\n"]
+            .map(|b| OsStr::from_bytes(b).to_owned());
+        let words = ["airlock", "run", "--"]
+            .map(OsString::from)
+            .into_iter()
+            .chain(odd.clone());
+        let asked = parsed(words.collect())
+            .into_request(&surroundings())
+            .unwrap();
         assert_eq!(asked.command, odd);
     }
 
@@ -548,7 +611,10 @@ mod tests {
     #[test]
     fn an_empty_path_never_becomes_the_current_folder() {
         for option in ["--workspace", "--image"] {
-            assert!(Cli::try_parse_from(["airlock", "run", option, "", "--", "true"]).is_err(), "{option}");
+            assert!(
+                Cli::try_parse_from(["airlock", "run", option, "", "--", "true"]).is_err(),
+                "{option}"
+            );
         }
         let mounts = request(&["--mount", ":/x", "--", "true"]).unwrap().mounts;
         assert_eq!(mounts, [":/x"]);
@@ -557,7 +623,10 @@ mod tests {
     #[test]
     fn the_table_of_profiles_shows_the_values_in_force() {
         let table = profile_table(&Policy::default());
-        assert!(table.contains("\n  --memory      512M         1G           4G           4G\n"), "{table}");
+        assert!(
+            table.contains("\n  --memory      512M         1G           4G           4G\n"),
+            "{table}"
+        );
         assert!(
             table.contains("\n  --cpu-time    1m           5m           10m          no limit\n"),
             "{table}"

@@ -35,7 +35,8 @@ impl Goods {
         let mut room = MOST_INLINE;
         for text in &request.inputs {
             let text = word(text, "--input")?;
-            let hint = "write --input NAME=FILE, or NAME=artifact:NAME[@VERSION] for a kept artifact";
+            let hint =
+                "write --input NAME=FILE, or NAME=artifact:NAME[@VERSION] for a kept artifact";
             let (name, source) = text
                 .split_once('=')
                 .filter(|(name, source)| !name.is_empty() && !source.is_empty())
@@ -71,7 +72,9 @@ fn read(path: &Path, room: u64) -> Result<Option<Vec<u8>>, Failure> {
         return Err(failed(io::Error::other("it is no file")));
     }
     let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(room + 1).read_to_end(&mut bytes)).map_err(failed)?;
+    File::open(path)
+        .and_then(|file| file.take(room + 1).read_to_end(&mut bytes))
+        .map_err(failed)?;
     Ok((bytes.len() as u64 <= room).then_some(bytes))
 }
 
@@ -114,7 +117,14 @@ pub(super) fn body(request: RunRequest, goods: &Goods) -> Result<Value, Failure>
         allow_hosts,
         learn,
         allow_models,
-        budget: Budget { money, tokens, call: _, requests: _, concurrent: _ },
+        budget:
+            Budget {
+                money,
+                tokens,
+                call: _,
+                requests: _,
+                concurrent: _,
+            },
         secrets,
         inputs: _,
         inputs_given: _,
@@ -130,9 +140,12 @@ pub(super) fn body(request: RunRequest, goods: &Goods) -> Result<Value, Failure>
         task_id,
         job_id,
     } = request;
-    let path = |path: Option<PathBuf>, option| path.map(|path| word(path.as_os_str(), option)).transpose();
+    let path =
+        |path: Option<PathBuf>, option| path.map(|path| word(path.as_os_str(), option)).transpose();
     let paths = |list: Vec<PathBuf>, option| {
-        list.iter().map(|path| word(path.as_os_str(), option)).collect::<Result<Vec<_>, _>>()
+        list.iter()
+            .map(|path| word(path.as_os_str(), option))
+            .collect::<Result<Vec<_>, _>>()
     };
     let mut order = json!({
         "command": words(&command, "the command")?,
@@ -172,7 +185,18 @@ fn is_unsaid(value: &Value) -> bool {
 }
 
 fn limited(limits: Maximum) -> Map<String, Value> {
-    let Maximum { memory, cpu_time, cpus, wall_time, pids, file_size, open_files, disk, output, .. } = limits;
+    let Maximum {
+        memory,
+        cpu_time,
+        cpus,
+        wall_time,
+        pids,
+        file_size,
+        open_files,
+        disk,
+        output,
+        ..
+    } = limits;
     let text = |value: Option<String>| value.map_or(Value::Null, Value::String);
     let size = |value: Option<spec::Size>| text(value.map(|size| size.to_string()));
     let time = |value: Option<spec::Time>| text(value.map(|time| time.to_string()));
@@ -193,9 +217,14 @@ fn limited(limits: Maximum) -> Map<String, Value> {
 }
 
 fn inputs(goods: &Goods) -> Vec<Value> {
-    let inline =
-        goods.inline.iter().map(|(name, bytes)| json!({ "name": name, "base64": STANDARD.encode(bytes) }));
-    let kept = goods.kept.iter().map(|(name, artifact)| json!({ "name": name, "artifact": artifact }));
+    let inline = goods
+        .inline
+        .iter()
+        .map(|(name, bytes)| json!({ "name": name, "base64": STANDARD.encode(bytes) }));
+    let kept = goods
+        .kept
+        .iter()
+        .map(|(name, artifact)| json!({ "name": name, "artifact": artifact }));
     inline.chain(kept).collect()
 }
 
@@ -206,7 +235,10 @@ fn secret_pairs(secrets: &[OsString]) -> Result<Map<String, Value>, Failure> {
         .map(|text| match text.split_once('=') {
             Some((name, variable)) => Ok((name.to_owned(), variable.into())),
             None => {
-                let message = format!("`{}` is not a secret with its variable", text.escape_debug());
+                let message = format!(
+                    "`{}` is not a secret with its variable",
+                    text.escape_debug()
+                );
                 Err(Failure::invalid(message, "write --secret NAME=VARIABLE"))
             }
         })
@@ -217,7 +249,8 @@ fn pairs<'a>(
     all: impl Iterator<Item = (&'a OsStr, &'a OsStr)>,
     option: &str,
 ) -> Result<Map<String, Value>, Failure> {
-    all.map(|(name, value)| Ok((word(name, option)?, word(value, option)?.into()))).collect()
+    all.map(|(name, value)| Ok((word(name, option)?, word(value, option)?.into())))
+        .collect()
 }
 
 pub(in crate::cli) fn words(all: &[OsString], option: &str) -> Result<Vec<String>, Failure> {
@@ -227,9 +260,14 @@ pub(in crate::cli) fn words(all: &[OsString], option: &str) -> Result<Vec<String
 /// JSON has no other bytes.
 pub(super) fn word(text: &OsStr, option: &str) -> Result<String, Failure> {
     String::from_utf8(text.as_bytes().to_vec()).map_err(|_| {
-        let message =
-            format!("`{}` in {option} is not UTF-8, and cannot be sent to a server", text.display());
-        Failure::invalid(message, "put such bytes into a file, and give that with --input NAME=FILE")
+        let message = format!(
+            "`{}` in {option} is not UTF-8, and cannot be sent to a server",
+            text.display()
+        );
+        Failure::invalid(
+            message,
+            "put such bytes into a file, and give that with --input NAME=FILE",
+        )
     })
 }
 
@@ -239,16 +277,28 @@ mod tests {
 
     #[test]
     fn what_was_not_said_is_not_sent() {
-        let request = RunRequest { command: vec!["true".into()], ..RunRequest::default() };
-        assert_eq!(body(request, &Goods::default()).unwrap(), json!({ "command": ["true"] }));
+        let request = RunRequest {
+            command: vec!["true".into()],
+            ..RunRequest::default()
+        };
+        assert_eq!(
+            body(request, &Goods::default()).unwrap(),
+            json!({ "command": ["true"] })
+        );
     }
 
     #[test]
     fn what_is_no_text_is_refused_by_name() {
         let odd = OsStr::from_bytes(b"\xff").to_owned();
-        let request = RunRequest { command: vec!["echo".into(), odd], ..RunRequest::default() };
+        let request = RunRequest {
+            command: vec!["echo".into(), odd],
+            ..RunRequest::default()
+        };
         let refused = body(request, &Goods::default()).unwrap_err();
-        assert_eq!(refused.message, "`\u{fffd}` in the command is not UTF-8, and cannot be sent to a server");
+        assert_eq!(
+            refused.message,
+            "`\u{fffd}` in the command is not UTF-8, and cannot be sent to a server"
+        );
     }
 
     #[test]

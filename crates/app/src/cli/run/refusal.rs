@@ -22,7 +22,10 @@ pub(crate) fn print_refusal(identity: &Identity, failure: &Failure) {
 fn refused(identity: &Identity, failure: &Failure) -> RunResult {
     let checked = |text: &Option<String>| text.as_deref().and_then(|text| Id::new(text).ok());
     let run_id = checked(&identity.run_id).unwrap_or_else(engine::fresh_id);
-    let profile = identity.profile.clone().unwrap_or_else(|| spec::Policy::default().default_profile);
+    let profile = identity
+        .profile
+        .clone()
+        .unwrap_or_else(|| spec::Policy::default().default_profile);
     RunResult {
         task_id: checked(&identity.task_id),
         job_id: checked(&identity.job_id),
@@ -45,10 +48,17 @@ mod tests {
         };
         let result = refused(&identity, &Failure::invalid("bad", "mend it"));
         let json = serde_json::to_value(&result).unwrap();
-        assert_eq!((&json["run_id"], &json["job_id"]), (&"mine".into(), &"job-1".into()));
+        assert_eq!(
+            (&json["run_id"], &json["job_id"]),
+            (&"mine".into(), &"job-1".into())
+        );
         assert_eq!(json["task_id"], serde_json::Value::Null);
-        assert_eq!((&json["status"], &json["exit_status"]), (&"not_started".into(), &125.into()));
-        let error = serde_json::json!({ "code": "invalid_spec", "message": "bad", "hint": "mend it" });
+        assert_eq!(
+            (&json["status"], &json["exit_status"]),
+            (&"not_started".into(), &125.into())
+        );
+        let error =
+            serde_json::json!({ "code": "invalid_spec", "message": "bad", "hint": "mend it" });
         assert_eq!(json["error"], error);
     }
 }

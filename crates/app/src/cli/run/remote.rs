@@ -16,7 +16,9 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderName, Method, header::ACCEPT};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use spec::{ArtifactRef, Denial, ErrorCode, ErrorInfo, LearnedRule, RunResult, Status, Stream, Timestamp};
+use spec::{
+    ArtifactRef, Denial, ErrorCode, ErrorInfo, LearnedRule, RunResult, Status, Stream, Timestamp,
+};
 use std::{io, time::Duration};
 use tokio::sync::mpsc;
 
@@ -29,11 +31,14 @@ const PREFER: HeaderName = HeaderName::from_static("prefer");
 const PROMISE: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Carries out the command at a server.
-pub(super) fn attempt(options: Options, client: Client, surroundings: &Surroundings) -> Result<u8, Failure> {
+pub(super) fn attempt(
+    options: Options,
+    client: Client,
+    surroundings: &Surroundings,
+) -> Result<u8, Failure> {
     options.refuse_at_a_server()?;
     if surroundings.current_folder.join("airlock.toml").exists() {
-        let note =
-            "`airlock.toml` of this folder narrows runs of this machine; the server has rules of its own";
+        let note = "`airlock.toml` of this folder narrows runs of this machine; the server has rules of its own";
         message::say(&[Line::Note(note.to_owned())]);
     }
     let (json, learns) = (options.json, options.learn);
@@ -42,12 +47,16 @@ pub(super) fn attempt(options: Options, client: Client, surroundings: &Surroundi
     let goods = Goods::gather(&request)?;
     let runtime = crate::cli::runtime()?;
     let status = runtime.block_on(async {
-        let signals =
-            Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+        let signals = Signals::listen()
+            .map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
         let uploads = Uploads::send(&client, &promise, goods).await?;
         let outcome = match order::body(request, &uploads.goods) {
             Ok(order) => {
-                let asked = Asked { client: client.clone(), order, promise };
+                let asked = Asked {
+                    client: client.clone(),
+                    order,
+                    promise,
+                };
                 match json {
                     true => asked.print_result(signals).await,
                     false => asked.show(signals, learns).await,
@@ -71,12 +80,21 @@ pub(in crate::cli) fn standing_order(
     let request = options.into_request(surroundings)?;
     if !request.command.is_empty() || request.stdin {
         let hint = "make the sandbox first, then `airlock sandbox exec ID -- COMMAND`";
-        return Err(Failure::invalid("a sandbox is made without a command", hint));
+        return Err(Failure::invalid(
+            "a sandbox is made without a command",
+            hint,
+        ));
     }
     let goods = Goods::gather(&request)?;
     if let Some((name, _)) = goods.large.first() {
-        let message = format!("the input `{}` is too large to go along", name.escape_debug());
-        return Err(Failure::invalid(message, "make the sandbox first, then `airlock sandbox put ID FILE`"));
+        let message = format!(
+            "the input `{}` is too large to go along",
+            name.escape_debug()
+        );
+        return Err(Failure::invalid(
+            message,
+            "make the sandbox first, then `airlock sandbox put ID FILE`",
+        ));
     }
     match order::body(request, &goods)? {
         Value::Object(order) => Ok(order),
@@ -91,7 +109,11 @@ pub(in crate::cli) fn job_order(
 ) -> Result<Map<String, Value>, Failure> {
     options.refuse_at_a_server()?;
     let identity = options.identity();
-    if let Some(option) = identity.run_id.map(|_| "--run-id").or(identity.job_id.map(|_| "--job-id")) {
+    if let Some(option) = identity
+        .run_id
+        .map(|_| "--run-id")
+        .or(identity.job_id.map(|_| "--job-id"))
+    {
         let message = format!("{option} has no meaning for a job, which the server names");
         return Err(Failure::invalid(message, "find it by --name or --label"));
     }
@@ -99,11 +121,17 @@ pub(in crate::cli) fn job_order(
     let request = options.into_request(surroundings)?;
     let goods = Goods::gather(&request)?;
     if let Some((name, _)) = goods.large.first() {
-        let message = format!("the input `{}` is too large to go along", name.escape_debug());
-        let hint = "keep it first with `airlock artifact put FILE`, then --input NAME=artifact:NAME";
+        let message = format!(
+            "the input `{}` is too large to go along",
+            name.escape_debug()
+        );
+        let hint =
+            "keep it first with `airlock artifact put FILE`, then --input NAME=artifact:NAME";
         return Err(Failure::invalid(message, hint));
     }
-    let Value::Object(mut order) = order::body(request, &goods)? else { return Ok(Map::new()) };
+    let Value::Object(mut order) = order::body(request, &goods)? else {
+        return Ok(Map::new());
+    };
     // An agent has another one unless it is said.
     order.extend(contract.map(|contract| ("contract".to_owned(), contract.to_string().into())));
     Ok(order)
@@ -111,7 +139,8 @@ pub(in crate::cli) fn job_order(
 
 /// Of a result that a server kept: the exit status, and what is left to say.
 pub(in crate::cli) fn told(result: &Value) -> Result<(u8, Vec<Line>), String> {
-    let told = Told::deserialize(result).map_err(|error| format!("its result cannot be read: {error}"))?;
+    let told =
+        Told::deserialize(result).map_err(|error| format!("its result cannot be read: {error}"))?;
     let result = told.result();
     Ok((result.exit_status, report::lines(&result)))
 }
@@ -136,9 +165,14 @@ impl Uploads {
 
     async fn remove(&self, client: &Client) {
         for name in &self.names {
-            let ask = Ask::new(Method::DELETE, format!("/v1/artifacts/{}", segment(name.as_bytes())));
+            let ask = Ask::new(
+                Method::DELETE,
+                format!("/v1/artifacts/{}", segment(name.as_bytes())),
+            );
             if let Err(error) = client.ask(ask).await {
-                message::say(&[Line::Note(format!("the server keeps the artifact `{name}`: {error}"))]);
+                message::say(&[Line::Note(format!(
+                    "the server keeps the artifact `{name}`: {error}"
+                ))]);
             }
         }
     }
@@ -154,7 +188,9 @@ struct Asked {
 
 impl Asked {
     fn ask(&self) -> Ask {
-        Ask::new(Method::POST, "/v1/runs").json(&self.order).header(PROMISE, &self.promise)
+        Ask::new(Method::POST, "/v1/runs")
+            .json(&self.order)
+            .header(PROMISE, &self.promise)
     }
 
     /// Waits for the result, and prints it as it came.
@@ -214,8 +250,10 @@ impl Asked {
     }
 
     fn read(&self, text: &str) -> Result<RunResult, RemoteError> {
-        let told: Told = serde_json::from_str(text)
-            .map_err(|error| self.client.foreign(format!("its result cannot be read: {error}")))?;
+        let told: Told = serde_json::from_str(text).map_err(|error| {
+            self.client
+                .foreign(format!("its result cannot be read: {error}"))
+        })?;
         Ok(told.result())
     }
 
@@ -225,7 +263,9 @@ impl Asked {
         tokio::spawn(async move {
             for pause in PAUSES {
                 match asked.end().await {
-                    Err(error) if error.may_pass() => tokio::time::sleep(Duration::from_millis(pause)).await,
+                    Err(error) if error.may_pass() => {
+                        tokio::time::sleep(Duration::from_millis(pause)).await
+                    }
                     _ => return,
                 }
             }
@@ -233,9 +273,15 @@ impl Asked {
     }
 
     async fn end(&self) -> Result<(), RemoteError> {
-        let Named { run_id } = self.client.json(self.ask().header(PREFER, "respond-async")).await?;
+        let Named { run_id } = self
+            .client
+            .json(self.ask().header(PREFER, "respond-async"))
+            .await?;
         let path = format!("/v1/runs/{}", segment(run_id.as_bytes()));
-        self.client.ask(Ask::new(Method::DELETE, path)).await.map(drop)
+        self.client
+            .ask(Ask::new(Method::DELETE, path))
+            .await
+            .map(drop)
     }
 
     fn follow(&self) -> Followed {
@@ -248,14 +294,24 @@ impl Asked {
                 Some(last) => ask.header(LAST_EVENT, last),
             }
         };
-        Follow { ask, last: "finished" }.begin(&self.client)
+        Follow {
+            ask,
+            last: "finished",
+        }
+        .begin(&self.client)
     }
 
     /// Passes the output on as it comes, and says what is left to say.
     async fn show(self, mut signals: Signals, learns: bool) -> Result<u8, Failure> {
         let (mut outlet, writer) = live::open_outlet(Show::Streams).unzip();
-        let mut shown =
-            Shown { followed: self.follow(), asked: self, at: [0; 2], lost: 0, last: None, result: None };
+        let mut shown = Shown {
+            followed: self.follow(),
+            asked: self,
+            at: [0; 2],
+            lost: 0,
+            last: None,
+            result: None,
+        };
         let mut cancelled = false;
         loop {
             tokio::select! {
@@ -361,21 +417,25 @@ impl Shown {
         let known = self.at != [0; 2];
         let failure = Failure::from(error);
         match failure.code {
-            ErrorCode::Lost | ErrorCode::BackendUnavailable if known => {
-                Failure { hint: "the run may go on there; GET /v1/runs tells".to_owned(), ..failure }
-            }
+            ErrorCode::Lost | ErrorCode::BackendUnavailable if known => Failure {
+                hint: "the run may go on there; GET /v1/runs tells".to_owned(),
+                ..failure
+            },
             _ => failure,
         }
     }
 
     fn finish(self, delivery: Delivery, learns: bool) -> Result<u8, Failure> {
-        let mut result = self.result.ok_or_else(|| self.asked.client.foreign("it told no end of the run"))?;
+        let mut result = self
+            .result
+            .ok_or_else(|| self.asked.client.foreign("it told no end of the run"))?;
         // Only whether its line was ended matters below.
         result.stderr = self.last.into_iter().collect();
         let delivery = match (delivery, self.lost) {
-            (Delivery::Complete, 1..) => {
-                Delivery::Failed(io::Error::other(format!("{} bytes were lost on the way", self.lost)))
-            }
+            (Delivery::Complete, 1..) => Delivery::Failed(io::Error::other(format!(
+                "{} bytes were lost on the way",
+                self.lost
+            ))),
             (delivery, _) => delivery,
         };
         let ending = Ending { result, delivery };
@@ -407,11 +467,13 @@ pub(in crate::cli) struct Output {
 
 impl Output {
     pub(in crate::cli) fn read(data: &str) -> Result<Output, String> {
-        let mut piece: Output =
-            serde_json::from_str(data).map_err(|error| format!("its output cannot be read: {error}"))?;
+        let mut piece: Output = serde_json::from_str(data)
+            .map_err(|error| format!("its output cannot be read: {error}"))?;
         piece.bytes = match (piece.text.take(), piece.base64.take()) {
             (Some(text), None) => text.into_bytes(),
-            (None, Some(text)) => STANDARD.decode(text).map_err(|_| "its output is no base64".to_owned())?,
+            (None, Some(text)) => STANDARD
+                .decode(text)
+                .map_err(|_| "its output is no base64".to_owned())?,
             _ => return Err("its output has no bytes".to_owned()),
         };
         Ok(piece)
@@ -466,7 +528,11 @@ impl Told {
     fn result(self) -> RunResult {
         let rule = |rule: Rule| {
             let host = rule.host.parse().ok()?;
-            Some(LearnedRule { host, ports: rule.ports.into_iter().collect(), uses: rule.uses })
+            Some(LearnedRule {
+                host,
+                ports: rule.ports.into_iter().collect(),
+                uses: rule.uses,
+            })
         };
         // Its identifier is not looked at here; the server's is in the text.
         let blank = RunResult::blank(engine::fresh_id(), self.profile, Timestamp(0));
@@ -513,26 +579,58 @@ mod tests {
                 rule: "c".into(),
                 allow_with: "d".into(),
             }],
-            artifacts: vec![ArtifactRef { name: "n".into(), version: 2, size_bytes: 3, sha256: "s".into() }],
+            artifacts: vec![ArtifactRef {
+                name: "n".into(),
+                version: 2,
+                size_bytes: 3,
+                sha256: "s".into(),
+            }],
             notes: vec!["weak".into()],
-            learned: vec![LearnedRule { host: "a.com".parse().unwrap(), ports: [443].into(), uses: 2 }],
+            learned: vec![LearnedRule {
+                host: "a.com".parse().unwrap(),
+                ports: [443].into(),
+                uses: 2,
+            }],
             ..RunResult::blank(Id::new("r").unwrap(), "ci".into(), Timestamp(0))
         };
         let text = serde_json::to_string(&before).unwrap();
         let after = serde_json::from_str::<Told>(&text).unwrap().result();
-        assert_eq!(RunResult { run_id: before.run_id.clone(), ..after }, before);
+        assert_eq!(
+            RunResult {
+                run_id: before.run_id.clone(),
+                ..after
+            },
+            before
+        );
     }
 
     #[test]
     fn a_piece_is_shown_once_and_what_is_missing_is_counted() {
         let mut at = 0;
         let mut take = |text: &str| Output::read(text).unwrap().beyond(&mut at);
-        assert_eq!(take(r#"{"stream":"stdout","offset":0,"text":"abc"}"#), (b"abc".to_vec(), 0));
-        assert_eq!(take(r#"{"stream":"stdout","offset":1,"text":"bcd"}"#), (b"d".to_vec(), 0));
-        assert_eq!(take(r#"{"stream":"stdout","offset":0,"text":"a"}"#), (Vec::new(), 0));
-        assert_eq!(take(r#"{"stream":"stdout","offset":10,"base64":"/w=="}"#), (vec![0xff], 6));
+        assert_eq!(
+            take(r#"{"stream":"stdout","offset":0,"text":"abc"}"#),
+            (b"abc".to_vec(), 0)
+        );
+        assert_eq!(
+            take(r#"{"stream":"stdout","offset":1,"text":"bcd"}"#),
+            (b"d".to_vec(), 0)
+        );
+        assert_eq!(
+            take(r#"{"stream":"stdout","offset":0,"text":"a"}"#),
+            (Vec::new(), 0)
+        );
+        assert_eq!(
+            take(r#"{"stream":"stdout","offset":10,"base64":"/w=="}"#),
+            (vec![0xff], 6)
+        );
         assert_eq!(at, 11);
-        for bad in ["", "{}", r#"{"stream":"stdout","offset":0}"#, r#"{"stream":"x","offset":0,"text":""}"#] {
+        for bad in [
+            "",
+            "{}",
+            r#"{"stream":"stdout","offset":0}"#,
+            r#"{"stream":"x","offset":0,"text":""}"#,
+        ] {
             assert!(Output::read(bad).is_err(), "{bad}");
         }
     }

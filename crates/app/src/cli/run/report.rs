@@ -29,19 +29,39 @@ pub(super) fn refusal(result: &RunResult) -> Vec<Line> {
 
 /// What holds whatever became of the output: limits, denials, kept files, weaker enforcement.
 pub(super) fn notes(result: &RunResult) -> Vec<Line> {
-    let limits = result.limits_hit.iter().filter(|limit| !told_already(result, **limit)).map(limit_note);
-    let denials = result.denials.iter().map(denial_note);
-    let kept = result
-        .artifacts
+    let limits = result
+        .limits_hit
         .iter()
-        .map(|kept| format!("kept `{}` as version {} ({} bytes)", kept.name, kept.version, kept.size_bytes));
+        .filter(|limit| !told_already(result, **limit))
+        .map(limit_note);
+    let denials = result.denials.iter().map(denial_note);
+    let kept = result.artifacts.iter().map(|kept| {
+        format!(
+            "kept `{}` as version {} ({} bytes)",
+            kept.name, kept.version, kept.size_bytes
+        )
+    });
     let notes = result.notes.iter().cloned();
-    limits.chain(denials).chain(kept).chain(notes).map(Line::Note).collect()
+    limits
+        .chain(denials)
+        .chain(kept)
+        .chain(notes)
+        .map(Line::Note)
+        .collect()
 }
 
 fn denial_note(denial: &Denial) -> String {
-    let Denial { what, target, rule, allow_with } = denial;
-    let tried = if target.is_empty() { what.clone() } else { format!("{what} `{target}`") };
+    let Denial {
+        what,
+        target,
+        rule,
+        allow_with,
+    } = denial;
+    let tried = if target.is_empty() {
+        what.clone()
+    } else {
+        format!("{what} `{target}`")
+    };
     match allow_with.as_str() {
         "nothing" => format!("denied: {tried} (by {rule}; nothing allows it)"),
         option => format!("denied: {tried} (by {rule}; {option} allows it)"),
@@ -51,7 +71,10 @@ fn denial_note(denial: &Denial) -> String {
 fn error(result: &RunResult) -> Vec<Line> {
     match &result.error {
         Some(error) => {
-            vec![Line::Error(error.message.clone()), Line::Hint(error.hint.clone().unwrap_or_default())]
+            vec![
+                Line::Error(error.message.clone()),
+                Line::Hint(error.hint.clone().unwrap_or_default()),
+            ]
         }
         None => Vec::new(),
     }
@@ -60,7 +83,9 @@ fn error(result: &RunResult) -> Vec<Line> {
 /// A program killed by a signal says nothing itself; a shell would.
 fn signal(result: &RunResult) -> Option<Line> {
     match (result.signal, &result.error) {
-        (Some(number), None) => Some(Line::Note(format!("the program was killed by signal {number}"))),
+        (Some(number), None) => Some(Line::Note(format!(
+            "the program was killed by signal {number}"
+        ))),
         _ => None,
     }
 }
@@ -139,12 +164,21 @@ mod tests {
     }
 
     fn error(code: ErrorCode, message: &str) -> Option<ErrorInfo> {
-        Some(ErrorInfo { code, message: message.into(), hint: Some("give it more".into()) })
+        Some(ErrorInfo {
+            code,
+            message: message.into(),
+            hint: Some("give it more".into()),
+        })
     }
 
     fn denial(what: &str, target: &str, rule: &str, allow_with: &str) -> Denial {
         let [what, target, rule, allow_with] = [what, target, rule, allow_with].map(str::to_owned);
-        Denial { what, target, rule, allow_with }
+        Denial {
+            what,
+            target,
+            rule,
+            allow_with,
+        }
     }
 
     #[test]
@@ -195,10 +229,15 @@ mod tests {
 
     #[test]
     fn with_json_only_a_refusal_is_told_on_stderr() {
-        let failed = RunResult { error: error(ErrorCode::Timeout, "late"), ..result(Status::TimedOut) };
+        let failed = RunResult {
+            error: error(ErrorCode::Timeout, "late"),
+            ..result(Status::TimedOut)
+        };
         assert_eq!(refusal(&failed), []);
-        let refused =
-            RunResult { error: error(ErrorCode::BarrierMissing, "no"), ..result(Status::NotStarted) };
+        let refused = RunResult {
+            error: error(ErrorCode::BarrierMissing, "no"),
+            ..result(Status::NotStarted)
+        };
         assert_eq!(refusal(&refused).len(), 2);
     }
 }

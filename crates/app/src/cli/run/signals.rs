@@ -62,7 +62,8 @@ pub(super) async fn received(signal: &mut Option<Signal>) {
 /// The set of ignored signals, as the kernel tells it: bit N-1 for signal N.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0)
+    line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -71,7 +72,10 @@ mod tests {
 
     #[test]
     fn ignored_signals_are_read_from_the_status_file() {
-        assert_eq!(ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n"), 0x1001);
+        assert_eq!(
+            ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n"),
+            0x1001
+        );
         assert_eq!(ignored(""), 0);
     }
 }

@@ -23,7 +23,10 @@ use tokio::{
 };
 
 /// What a terminal of unknown size is taken for, as everywhere.
-const USUAL: TerminalSize = TerminalSize { rows: 24, columns: 80 };
+const USUAL: TerminalSize = TerminalSize {
+    rows: 24,
+    columns: 80,
+};
 /// How long a terminal may take for the few bytes that put its screen in order.
 const LONGEST_WRITE: Duration = Duration::from_millis(200);
 /// A terminal that can do nothing.
@@ -56,29 +59,44 @@ pub(super) fn equip(
 }
 
 fn must_be_there() -> Result<(), Failure> {
-    let hint = "start it in a terminal, or leave --tty away (--stdin passes standard input through)";
+    let hint =
+        "start it in a terminal, or leave --tty away (--stdin passes standard input through)";
     match io::stdin().is_terminal() {
         true => Ok(()),
-        false => Err(Failure::invalid("--tty needs a terminal on standard input", hint)),
+        false => Err(Failure::invalid(
+            "--tty needs a terminal on standard input",
+            hint,
+        )),
     }
 }
 
 /// The caller's terminal, for a program elsewhere: how large it is, and of what kind.
-pub(in crate::cli) fn ours(surroundings: &Surroundings) -> Result<(TerminalSize, OsString), Failure> {
+pub(in crate::cli) fn ours(
+    surroundings: &Surroundings,
+) -> Result<(TerminalSize, OsString), Failure> {
     must_be_there()?;
-    Ok((size().unwrap_or(USUAL), kind(surroundings.variables.get(OsStr::new("TERM")))))
+    Ok((
+        size().unwrap_or(USUAL),
+        kind(surroundings.variables.get(OsStr::new("TERM"))),
+    ))
 }
 
 /// What kind of terminal programs find: the caller's, if it is a plain name.
 fn kind(ours: Option<&OsString>) -> OsString {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._+-".contains(byte);
-    let fits = |name: &&OsString| (1..=64).contains(&name.len()) && name.as_bytes().iter().all(plain);
-    ours.filter(fits).cloned().unwrap_or_else(|| NO_TERMINAL.into())
+    let fits =
+        |name: &&OsString| (1..=64).contains(&name.len()) && name.as_bytes().iter().all(plain);
+    ours.filter(fits)
+        .cloned()
+        .unwrap_or_else(|| NO_TERMINAL.into())
 }
 
 pub(in crate::cli) fn size() -> Option<TerminalSize> {
     let size = tcgetwinsize(io::stdin()).ok()?;
-    (size.ws_row > 0 && size.ws_col > 0).then_some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
+    (size.ws_row > 0 && size.ws_col > 0).then_some(TerminalSize {
+        rows: size.ws_row,
+        columns: size.ws_col,
+    })
 }
 
 /// The terminal is ours until this is dropped.
@@ -87,9 +105,13 @@ pub(in crate::cli) struct Taken(());
 impl Taken {
     /// From now on keys are bytes and nothing else.
     pub(in crate::cli) fn take() -> Result<Taken, Failure> {
-        let failed = |error: io::Error| Failure::internal(format!("cannot take the terminal over: {error}"));
+        let failed =
+            |error: io::Error| Failure::internal(format!("cannot take the terminal over: {error}"));
         let before = tcgetattr(io::stdin()).map_err(|error| failed(error.into()))?;
-        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Saved { before, undo: Vec::new() });
+        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Saved {
+            before,
+            undo: Vec::new(),
+        });
         give_back_at_a_panic();
         make_raw().map_err(failed)?;
         Ok(Taken(()))
@@ -182,7 +204,9 @@ fn write_in_time(to: impl AsFd + Send + 'static, bytes: Vec<u8>) {
 /// Types what is typed here, and keeps the window as large as ours, until the run ends.
 pub(super) async fn attend(terminal: oneshot::Receiver<Terminal>) {
     // A run that never started has none.
-    let Ok(Terminal { input, window }) = terminal.await else { return };
+    let Ok(Terminal { input, window }) = terminal.await else {
+        return;
+    };
     tokio::spawn(feed(input));
     // Without signals the window stays as it is.
     _ = keep_size(window).await;
@@ -203,10 +227,13 @@ async fn keep_size(window: Window) -> io::Result<()> {
 }
 
 /// Tells how large our window is, now and whenever it changes, for as long as that is wanted.
-pub(in crate::cli) async fn watch_size(mut tell: impl FnMut(TerminalSize) -> bool) -> io::Result<()> {
+pub(in crate::cli) async fn watch_size(
+    mut tell: impl FnMut(TerminalSize) -> bool,
+) -> io::Result<()> {
     let mut changed = signal(SignalKind::window_change())?;
     let mut continued = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()))?;
-    let mut stopped = signals::unless_ignored(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?;
+    let mut stopped =
+        signals::unless_ignored(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?;
     loop {
         if let Some(size) = size()
             && !tell(size)

@@ -82,7 +82,10 @@ impl Options {
             "background": self.detach,
         });
         match order {
-            Value::Object(order) => Ok(order.into_iter().filter(|(_, value)| !value.is_null()).collect()),
+            Value::Object(order) => Ok(order
+                .into_iter()
+                .filter(|(_, value)| !value.is_null())
+                .collect()),
             _ => Ok(Map::new()),
         }
     }
@@ -107,9 +110,11 @@ impl State {
             Status::TimedOut => 124,
             Status::Cancelled => 130,
             Status::OomKilled => 137,
-            Status::Succeeded | Status::Failed => {
-                self.exit_code.and_then(|code| u8::try_from(code & 255).ok()).or(by_signal).unwrap_or(REFUSED)
-            }
+            Status::Succeeded | Status::Failed => self
+                .exit_code
+                .and_then(|code| u8::try_from(code & 255).ok())
+                .or(by_signal)
+                .unwrap_or(REFUSED),
             Status::NotStarted => self.exit_status.unwrap_or(REFUSED),
             Status::Queued | Status::Running | Status::Lost => REFUSED,
         }
@@ -119,9 +124,14 @@ impl State {
     pub(super) fn lines(&self) -> Vec<Line> {
         match (&self.error, self.signal) {
             (Some(error), _) => {
-                vec![Line::Error(error.message.clone()), Line::Hint(error.hint.clone().unwrap_or_default())]
+                vec![
+                    Line::Error(error.message.clone()),
+                    Line::Hint(error.hint.clone().unwrap_or_default()),
+                ]
             }
-            (None, Some(signal)) => vec![Line::Note(format!("the program was killed by signal {signal}"))],
+            (None, Some(signal)) => vec![Line::Note(format!(
+                "the program was killed by signal {signal}"
+            ))],
             (None, None) => Vec::new(),
         }
     }
@@ -137,11 +147,18 @@ pub(super) struct Started {
 
 impl Started {
     pub(super) fn path(&self) -> String {
-        format!("{}/exec/{}", path(&self.sandbox), segment(self.exec.as_bytes()))
+        format!(
+            "{}/exec/{}",
+            path(&self.sandbox),
+            segment(self.exec.as_bytes())
+        )
     }
 
     pub(super) fn broken(&self, cause: &str) -> RemoteError {
-        RemoteError::Broken { address: self.client.address.clone(), cause: cause.to_owned() }
+        RemoteError::Broken {
+            address: self.client.address.clone(),
+            cause: cause.to_owned(),
+        }
     }
 
     /// Ends it, whoever waits for that.
@@ -161,13 +178,18 @@ pub(super) async fn execute(
     if options.tty {
         return pty::execute(&options.id, order, client, surroundings).await;
     }
-    let signals = Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+    let signals =
+        Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
     order.retain(|_, value| *value != json!(false));
     let state = start(&client, &options.id, order).await?;
     if options.detach {
         return detached(&state, options.json);
     }
-    let started = Started { client, sandbox: options.id, exec: state.exec_id };
+    let started = Started {
+        client,
+        sandbox: options.id,
+        exec: state.exec_id,
+    };
     if options.stdin {
         feed::begin(&started);
     }
@@ -178,7 +200,11 @@ pub(super) async fn execute(
 }
 
 /// Starts a program; it does not end with us.
-pub(super) async fn start(client: &Client, id: &str, order: Map<String, Value>) -> Result<State, Failure> {
+pub(super) async fn start(
+    client: &Client,
+    id: &str,
+    order: Map<String, Value>,
+) -> Result<State, Failure> {
     let ask = Ask::new(Method::POST, format!("{}/exec", path(id))).json(&order.into());
     Ok(client.json(ask.header(PREFER, "respond-async")).await?)
 }
@@ -199,7 +225,11 @@ impl Started {
             None => Ask::get(path.clone()),
             Some(last) => Ask::get(path.clone()).header(LAST_EVENT, last),
         };
-        Follow { ask, last: "exited" }.begin(&self.client)
+        Follow {
+            ask,
+            last: "exited",
+        }
+        .begin(&self.client)
     }
 
     async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
@@ -219,7 +249,8 @@ impl Started {
             }
         }
         let whole: Value = self.client.json(Ask::get(self.path())).await?;
-        let state = State::deserialize(&whole).map_err(|error| self.client.foreign(error.to_string()))?;
+        let state =
+            State::deserialize(&whole).map_err(|error| self.client.foreign(error.to_string()))?;
         print_json(&whole)?;
         Ok(state.exit_status())
     }
@@ -243,7 +274,8 @@ impl Started {
             match event.name.as_str() {
                 "exited" => break serde_json::from_str::<State>(&event.data),
                 "output" => {
-                    let piece = run::Output::read(&event.data).map_err(|cause| self.client.foreign(cause))?;
+                    let piece = run::Output::read(&event.data)
+                        .map_err(|cause| self.client.foreign(cause))?;
                     let stream = piece.stream();
                     let index = usize::from(stream == Stream::Stderr);
                     let (bytes, skipped) = piece.beyond(&mut at[index]);
@@ -268,8 +300,12 @@ impl Started {
         Ok(match (delivery, lost) {
             (Delivery::Complete, 0) => state.exit_status(),
             (Delivery::NobodyReads, _) => BROKEN_PIPE,
-            (Delivery::Failed(error), _) => failed(&format!("cannot pass on the program's output: {error}")),
-            (Delivery::Complete, lost) => failed(&format!("{lost} bytes of output were lost on the way")),
+            (Delivery::Failed(error), _) => {
+                failed(&format!("cannot pass on the program's output: {error}"))
+            }
+            (Delivery::Complete, lost) => {
+                failed(&format!("{lost} bytes of output were lost on the way"))
+            }
         })
     }
 }
@@ -292,9 +328,18 @@ mod tests {
         assert_eq!(of(r#""status":"succeeded","exit_code":0,"signal":null"#), 0);
         assert_eq!(of(r#""status":"failed","exit_code":3,"signal":null"#), 3);
         assert_eq!(of(r#""status":"failed","exit_code":null,"signal":9"#), 137);
-        assert_eq!(of(r#""status":"timed_out","exit_code":null,"signal":9"#), 124);
-        assert_eq!(of(r#""status":"cancelled","exit_code":null,"signal":15"#), 130);
-        assert_eq!(of(r#""status":"not_started","exit_code":null,"signal":null"#), 125);
+        assert_eq!(
+            of(r#""status":"timed_out","exit_code":null,"signal":9"#),
+            124
+        );
+        assert_eq!(
+            of(r#""status":"cancelled","exit_code":null,"signal":15"#),
+            130
+        );
+        assert_eq!(
+            of(r#""status":"not_started","exit_code":null,"signal":null"#),
+            125
+        );
         assert_eq!(of(r#""status":"lost","exit_code":null,"signal":null"#), 125);
     }
 }

@@ -24,7 +24,9 @@ pub(super) fn begin(started: &Started) {
     let (started, pieces) = (started.clone(), read_ahead(io::stdin()));
     tokio::spawn(async move {
         if let Err(error) = type_all(&started, pieces).await {
-            message::say(&[Line::Error(format!("the rest of standard input cannot be sent: {error}"))]);
+            message::say(&[Line::Error(format!(
+                "the rest of standard input cannot be sent: {error}"
+            ))]);
             started.cancel();
         }
     });
@@ -55,18 +57,25 @@ async fn type_all(
 
 /// Sends one piece until it has arrived; false if nobody reads any more, which is the program's own affair.
 async fn send(started: &Started, at: u64, bytes: Bytes, close: bool) -> Result<bool, RemoteError> {
-    let asked = [("offset", Some(at.to_string())), ("close", close.then(|| "true".to_owned()))];
+    let asked = [
+        ("offset", Some(at.to_string())),
+        ("close", close.then(|| "true".to_owned())),
+    ];
     let path = format!("{}/stdin{}", started.path(), query(&asked));
     let mut pauses = PAUSES.iter();
     loop {
-        let ask = Ask::new(Method::POST, path.clone()).bytes(bytes.clone()).patience(LONGEST_TYPING);
+        let ask = Ask::new(Method::POST, path.clone())
+            .bytes(bytes.clone())
+            .patience(LONGEST_TYPING);
         let error = match started.client.ask(ask).await {
             Ok(_) => return Ok(true),
             Err(error) => error,
         };
         let may_pass = match &error {
             // What became of the program is told where it is followed.
-            RemoteError::Refused(problem) if [404, 409, 410].contains(&problem.status) => return Ok(false),
+            RemoteError::Refused(problem) if [404, 409, 410].contains(&problem.status) => {
+                return Ok(false);
+            }
             RemoteError::Refused(problem) => problem.status == 408 || error.may_pass(),
             RemoteError::Silent { .. } => continue,
             other => other.may_pass(),

@@ -53,10 +53,12 @@ pub(super) struct Get {
 pub(super) async fn put(options: &Put, client: &Client) -> Result<u8, Failure> {
     let is_stdin = options.file.as_os_str() == "-";
     let own = (!is_stdin).then(|| own_name(&options.file)).flatten();
-    let name =
-        options.name.clone().or(own).ok_or_else(|| {
-            Failure::invalid("what comes from standard input has no name", "add --name PATH")
-        })?;
+    let name = options.name.clone().or(own).ok_or_else(|| {
+        Failure::invalid(
+            "what comes from standard input has no name",
+            "add --name PATH",
+        )
+    })?;
     let failed = |error: io::Error| {
         Failure::invalid(
             format!("cannot read `{}`: {error}", options.file.display()),
@@ -75,20 +77,34 @@ pub(super) async fn put(options: &Put, client: &Client) -> Result<u8, Failure> {
         }
     };
     let ask = Ask::new(Method::PUT, file_path(&options.id, &name)?);
-    client.ask(ask.body(upload(from, length)).patience(LONGEST_UPLOAD)).await?;
+    client
+        .ask(ask.body(upload(from, length)).patience(LONGEST_UPLOAD))
+        .await?;
     Ok(0)
 }
 
 pub(super) async fn get(options: &Get, client: &Client) -> Result<u8, Failure> {
-    let answer = client.ask(Ask::get(file_path(&options.id, &options.name)?)).await?;
+    let answer = client
+        .ask(Ask::get(file_path(&options.id, &options.name)?))
+        .await?;
     let Some(path) = &options.output else {
         pour(answer, &mut Out::stdout()).await?;
         return Ok(0);
     };
-    let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| {
-        Failure::invalid(format!("cannot make `{}`: {error}", path.display()), "give --output a new file")
-    })?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(|error| {
+            Failure::invalid(
+                format!("cannot make `{}`: {error}", path.display()),
+                "give --output a new file",
+            )
+        })?;
     let size = pour(answer, &mut Out::File(file)).await?;
-    message::say(&[Line::Note(format!("wrote `{}` ({size} bytes)", path.display()))]);
+    message::say(&[Line::Note(format!(
+        "wrote `{}` ({size} bytes)",
+        path.display()
+    ))]);
     Ok(0)
 }

@@ -22,7 +22,12 @@ pub(super) struct Options {
     #[arg(long, value_name = "ID")]
     exec: Option<String>,
     /// Which stream: stdout or stderr
-    #[arg(long, value_name = "NAME", default_value = "stdout", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "stdout",
+        hide_possible_values = true
+    )]
     stream: Name,
     /// Go on until the program ends
     #[arg(long)]
@@ -43,10 +48,25 @@ impl Options {
         }
     }
 
-    async fn ask(&self, client: &Client, exec: Option<String>, more: (&str, u64)) -> Result<Answer, Failure> {
+    async fn ask(
+        &self,
+        client: &Client,
+        exec: Option<String>,
+        more: (&str, u64),
+    ) -> Result<Answer, Failure> {
         let stream = self.stream().1.to_owned();
-        let asked = [("exec", exec), ("stream", Some(stream)), (more.0, Some(more.1.to_string()))];
-        Ok(client.ask(Ask::get(format!("{}/logs{}", path(&self.id), query(&asked)))).await?)
+        let asked = [
+            ("exec", exec),
+            ("stream", Some(stream)),
+            (more.0, Some(more.1.to_string())),
+        ];
+        Ok(client
+            .ask(Ask::get(format!(
+                "{}/logs{}",
+                path(&self.id),
+                query(&asked)
+            )))
+            .await?)
     }
 }
 
@@ -60,8 +80,13 @@ pub(super) async fn show(options: Options, client: Client) -> Result<u8, Failure
 
 /// What there is when it begins, one piece after another.
 async fn all(options: Options, client: Client) -> Result<u8, Failure> {
-    let mut answer = options.ask(&client, options.exec.clone(), ("offset", 0)).await?;
-    let (exec, total) = (exec_of(&client, &answer)?, answer.number("airlock-total").unwrap_or(0));
+    let mut answer = options
+        .ask(&client, options.exec.clone(), ("offset", 0))
+        .await?;
+    let (exec, total) = (
+        exec_of(&client, &answer)?,
+        answer.number("airlock-total").unwrap_or(0),
+    );
     let mut out = Out::stdout();
     loop {
         let from = answer.number("airlock-offset").unwrap_or(0);
@@ -70,20 +95,35 @@ async fn all(options: Options, client: Client) -> Result<u8, Failure> {
         if size == 0 || next >= total {
             return Ok(0);
         }
-        answer = options.ask(&client, Some(exec.clone()), ("offset", next)).await?;
+        answer = options
+            .ask(&client, Some(exec.clone()), ("offset", next))
+            .await?;
     }
 }
 
 fn exec_of(client: &Client, answer: &Answer) -> Result<String, Failure> {
     let exec = answer.header("airlock-exec").map(str::to_owned);
-    exec.ok_or_else(|| client.foreign("it does not say of which program this is").into())
+    exec.ok_or_else(|| {
+        client
+            .foreign("it does not say of which program this is")
+            .into()
+    })
 }
 
 /// By its events, of which the server sends some sign even while the program is silent.
 async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
-    let exec = exec_of(&client, &options.ask(&client, options.exec.clone(), ("limit", 1)).await?)?;
+    let exec = exec_of(
+        &client,
+        &options
+            .ask(&client, options.exec.clone(), ("limit", 1))
+            .await?,
+    )?;
     let (wanted, _) = options.stream();
-    let started = Started { client, sandbox: options.id, exec };
+    let started = Started {
+        client,
+        sandbox: options.id,
+        exec,
+    };
     let failed = |error: io::Error| Failure::internal(format!("cannot write what came: {error}"));
     let (mut followed, mut out, mut at, mut lost) = (started.follow(), Out::stdout(), 0, 0);
     while let Some(event) = followed.next().await {
@@ -104,7 +144,9 @@ async fn follow(options: Options, client: Client) -> Result<u8, Failure> {
     }
     out.finish().map_err(failed)?;
     if lost > 0 {
-        message::say(&[Line::Note(format!("{lost} bytes of output are not kept any more"))]);
+        message::say(&[Line::Note(format!(
+            "{lost} bytes of output are not kept any more"
+        ))]);
     }
     Ok(0)
 }

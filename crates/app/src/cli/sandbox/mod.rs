@@ -88,7 +88,16 @@ enum Action {
 
 /// Hides what is about a command: a sandbox is made without one.
 fn without_a_command(argument: clap::Arg) -> clap::Arg {
-    let hidden = ["command", "entrypoint", "stdin", "tty", "explain", "contract", "run_id", "artifact"];
+    let hidden = [
+        "command",
+        "entrypoint",
+        "stdin",
+        "tty",
+        "explain",
+        "contract",
+        "run_id",
+        "artifact",
+    ];
     match hidden.contains(&argument.get_id().as_str()) {
         true => argument.hide(true),
         false => argument,
@@ -148,12 +157,21 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     status
 }
 
-async fn carry_out(action: Action, client: Client, surroundings: &Surroundings) -> Result<u8, Failure> {
+async fn carry_out(
+    action: Action,
+    client: Client,
+    surroundings: &Surroundings,
+) -> Result<u8, Failure> {
     let json = action.json();
     match action {
         Action::Create(create) => {
             let order = order(*create, surroundings)?;
-            shown(client.json(Ask::new(Method::POST, "/v1/sandboxes").json(&order)).await?, json)
+            shown(
+                client
+                    .json(Ask::new(Method::POST, "/v1/sandboxes").json(&order))
+                    .await?,
+                json,
+            )
         }
         Action::List { .. } => list(&client, json).await,
         Action::Exec(options) => exec::execute(options, client, surroundings).await,
@@ -172,16 +190,24 @@ async fn carry_out(action: Action, client: Client, surroundings: &Surroundings) 
 
 /// The address of a sandbox.
 fn path(id: &str) -> String {
-    format!("/v1/sandboxes/{}", segment(id.as_bytes()).replace('/', "%2F"))
+    format!(
+        "/v1/sandboxes/{}",
+        segment(id.as_bytes()).replace('/', "%2F")
+    )
 }
 
 /// The options of a run without a command, and how long it stays.
 fn order(create: Create, surroundings: &Surroundings) -> Result<Value, Failure> {
     let mut order = run::standing_order(create.run, surroundings)?;
     let time = |time: Option<Time>| time.map_or(Value::Null, |time| time.to_string().into());
-    let own = [("idle_timeout", time(create.idle_timeout)), ("lifetime", time(create.lifetime))];
+    let own = [
+        ("idle_timeout", time(create.idle_timeout)),
+        ("lifetime", time(create.lifetime)),
+    ];
     order.extend(
-        own.into_iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.to_owned(), value)),
+        own.into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| (name.to_owned(), value)),
     );
     let labels = create.label.iter().map(|text| match text.split_once('=') {
         Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
@@ -201,7 +227,10 @@ fn order(create: Create, surroundings: &Surroundings) -> Result<Value, Failure> 
 fn shown(sandbox: Value, json: bool) -> Result<u8, Failure> {
     match json {
         true => print_json(&sandbox)?,
-        false => print(&format!("{}\n", printable(sandbox["sandbox_id"].as_str().unwrap_or_default())))?,
+        false => print(&format!(
+            "{}\n",
+            printable(sandbox["sandbox_id"].as_str().unwrap_or_default())
+        ))?,
     }
     Ok(0)
 }
@@ -231,13 +260,19 @@ fn line(sandbox: &Value) -> String {
         Some(reason) => format!("{} ({})", text("status"), printable(reason)),
         None => text("status"),
     };
-    let line =
-        format!("{}  {state:<16}  until {}  {}", text("sandbox_id"), text("expires_at"), labels.join(" "));
+    let line = format!(
+        "{}  {state:<16}  until {}  {}",
+        text("sandbox_id"),
+        text("expires_at"),
+        labels.join(" ")
+    );
     format!("{}\n", line.trim_end())
 }
 
 async fn change(client: &Client, one: &One, what: &str) -> Result<u8, Failure> {
-    let sandbox: Value = client.json(Ask::new(Method::POST, format!("{}/{what}", path(&one.id)))).await?;
+    let sandbox: Value = client
+        .json(Ask::new(Method::POST, format!("{}/{what}", path(&one.id))))
+        .await?;
     if one.json {
         print_json(&sandbox)?;
     }
@@ -247,7 +282,11 @@ async fn change(client: &Client, one: &One, what: &str) -> Result<u8, Failure> {
 async fn remove(client: &Client, ids: &[String], json: bool) -> Result<u8, Failure> {
     let mut ended = Vec::new();
     for id in ids {
-        ended.push(client.json::<Value>(Ask::new(Method::DELETE, path(id))).await?);
+        ended.push(
+            client
+                .json::<Value>(Ask::new(Method::DELETE, path(id)))
+                .await?,
+        );
     }
     if json {
         print_json(&json!({ "sandboxes": ended }))?;
@@ -259,7 +298,8 @@ async fn remove(client: &Client, ids: &[String], json: bool) -> Result<u8, Failu
 fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
     let hint = "name a file below /workspace, such as src/main.py";
     let inside = name.strip_prefix("/workspace").unwrap_or(name);
-    let name = spec::WorkspacePath::new(inside).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
+    let name =
+        spec::WorkspacePath::new(inside).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
     let bytes = std::os::unix::ffi::OsStrExt::as_bytes(name.as_path().as_os_str());
     Ok(format!("{}/files/{}", path(id), segment(bytes)))
 }
@@ -277,14 +317,23 @@ mod tests {
     fn a_sandbox_is_one_line_that_steers_no_terminal() {
         let sandbox = json!({ "sandbox_id": "01J", "status": "ended", "reason": "idle", "expires_at": "T",
             "labels": { "a": "b\u{1b}[2J" } });
-        assert_eq!(line(&sandbox), "01J  ended (idle)      until T  a=b\\u{1b}[2J\n");
+        assert_eq!(
+            line(&sandbox),
+            "01J  ended (idle)      until T  a=b\\u{1b}[2J\n"
+        );
     }
 
     #[test]
     fn a_file_stays_below_the_workspace() {
         let of = |name: &str| file_path("a/b", std::path::Path::new(name));
-        assert_eq!(of("/workspace/x y").unwrap(), "/v1/sandboxes/a%2Fb/files/x%20y");
-        assert_eq!(of("src/main.py").unwrap(), "/v1/sandboxes/a%2Fb/files/src/main.py");
+        assert_eq!(
+            of("/workspace/x y").unwrap(),
+            "/v1/sandboxes/a%2Fb/files/x%20y"
+        );
+        assert_eq!(
+            of("src/main.py").unwrap(),
+            "/v1/sandboxes/a%2Fb/files/src/main.py"
+        );
         assert!(of("../x").is_err() && of("/etc/passwd").is_err());
     }
 }

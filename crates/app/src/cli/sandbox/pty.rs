@@ -50,16 +50,29 @@ pub(super) async fn execute(
     surroundings: &Surroundings,
 ) -> Result<u8, Failure> {
     let (size, kind) = terminal::ours(surroundings)?;
-    order.insert("tty".to_owned(), json!({ "rows": size.rows, "columns": size.columns }));
+    order.insert(
+        "tty".to_owned(),
+        json!({ "rows": size.rows, "columns": size.columns }),
+    );
     order.retain(|_, value| *value != json!(false));
     if let Some(Value::Object(env)) = order.get_mut("env") {
-        env.entry("TERM").or_insert_with(|| kind.to_string_lossy().into());
+        env.entry("TERM")
+            .or_insert_with(|| kind.to_string_lossy().into());
     }
     let state = exec::start(&client, id, order).await?;
-    let started = Started { client, sandbox: id.to_owned(), exec: state.exec_id };
+    let started = Started {
+        client,
+        sandbox: id.to_owned(),
+        exec: state.exec_id,
+    };
     let taken = terminal::Taken::take()?;
     let (outlet, writer) = run::open_outlet(Show::Terminal).unzip();
-    let ended = View { started: &started, shown: 0 }.watch(outlet.as_ref()).await;
+    let ended = View {
+        started: &started,
+        shown: 0,
+    }
+    .watch(outlet.as_ref())
+    .await;
     if ended.is_err() {
         started.cancel();
     }
@@ -108,7 +121,9 @@ impl View<'_> {
         let (mut to, mut from) = self.open().await?.split();
         let started = self.started;
         let broken = |error: Error| started.broken(&error.to_string());
-        send(&mut to, terminal::size().map(Typed::Size)).await.map_err(broken)?;
+        send(&mut to, terminal::size().map(Typed::Size))
+            .await
+            .map_err(broken)?;
         loop {
             let message = tokio::select! {
                 message = timeout(LONGEST_SILENCE, from.next()) => message,
@@ -119,7 +134,10 @@ impl View<'_> {
                 }
             };
             let message = message.map_err(|_| started.broken("nothing comes"))?;
-            match message.ok_or_else(|| started.broken("it ended too early"))?.map_err(broken)? {
+            match message
+                .ok_or_else(|| started.broken("it ended too early"))?
+                .map_err(broken)?
+            {
                 Message::Binary(bytes) => {
                     self.shown += bytes.len() as u64;
                     if let Some(outlet) = outlet {
@@ -141,8 +159,15 @@ impl View<'_> {
 
     async fn open(&self) -> Result<Socket, RemoteError> {
         let client = &self.started.client;
-        let asked = [("exec", Some(self.started.exec.clone())), ("offset", Some(self.shown.to_string()))];
-        let path = format!("{}/pty{}", super::path(&self.started.sandbox), query(&asked));
+        let asked = [
+            ("exec", Some(self.started.exec.clone())),
+            ("offset", Some(self.shown.to_string())),
+        ];
+        let path = format!(
+            "{}/pty{}",
+            super::path(&self.started.sandbox),
+            query(&asked)
+        );
         let mut request = Request::builder()
             // Only its path is sent; a name is asked for.
             .uri(format!("ws://{}{path}", client.address.authority()))
@@ -154,16 +179,22 @@ impl View<'_> {
         if let Some(key) = client.authorization()? {
             request = request.header(header::AUTHORIZATION, key);
         }
-        let request = request.body(()).map_err(|error| RemoteError::Local(error.to_string()))?;
+        let request = request
+            .body(())
+            .map_err(|error| RemoteError::Local(error.to_string()))?;
         let bounds = WebSocketConfig::default()
             .max_message_size(Some(LARGEST_MESSAGE))
             .max_frame_size(Some(LARGEST_MESSAGE));
         let shaken = client_async_with_config(request, client.dial().await?, Some(bounds));
         match timeout(LONGEST_HANDSHAKE, shaken).await {
             Ok(Ok((socket, _))) => Ok(socket),
-            Ok(Err(Error::Http(answer))) => Err(client.foreign(format!("it says {}", answer.status()))),
+            Ok(Err(Error::Http(answer))) => {
+                Err(client.foreign(format!("it says {}", answer.status())))
+            }
             Ok(Err(error)) => Err(self.started.broken(&error.to_string())),
-            Err(_) => Err(RemoteError::Silent { address: client.address.clone() }),
+            Err(_) => Err(RemoteError::Silent {
+                address: client.address.clone(),
+            }),
         }
     }
 }
@@ -192,7 +223,11 @@ fn keys() -> mpsc::Receiver<Typed> {
     tokio::spawn(async move {
         let (mut stdin, mut buffer) = (tokio::io::stdin(), vec![0; 4096]);
         while let Ok(count @ 1..) = stdin.read(&mut buffer).await {
-            if sender.send(Typed::Keys(buffer[..count].to_vec())).await.is_err() {
+            if sender
+                .send(Typed::Keys(buffer[..count].to_vec()))
+                .await
+                .is_err()
+            {
                 return;
             }
         }

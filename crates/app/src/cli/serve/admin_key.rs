@@ -21,14 +21,17 @@ pub(super) fn read_or_make(path: &Path, keys: &Keys) -> Result<(), Failure> {
     match openat(CWD, path, flags | OFlags::RDONLY, Mode::empty()) {
         Ok(file) => {
             let token = read(path, File::from(file))?;
-            keys.adopt_admin(&token).map_err(|error| bad(path, &error.to_string()))
+            keys.adopt_admin(&token)
+                .map_err(|error| bad(path, &error.to_string()))
         }
         Err(Errno::NOENT) => {
             let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
             let file = openat(CWD, path, flags, Mode::from_raw_mode(0o600));
-            let mut file = File::from(file.map_err(|error| bad(path, &io::Error::from(error).to_string()))?);
-            let (_, token) =
-                keys.create("admin", None, &[Scope::Admin], None).map_err(|error| of_key(&error))?;
+            let mut file =
+                File::from(file.map_err(|error| bad(path, &io::Error::from(error).to_string()))?);
+            let (_, token) = keys
+                .create("admin", None, &[Scope::Admin], None)
+                .map_err(|error| of_key(&error))?;
             writeln!(file, "{}", token.expose()).map_err(|error| bad(path, &error.to_string()))
         }
         Err(error) => Err(bad(path, &io::Error::from(error).to_string())),
@@ -44,11 +47,20 @@ fn read(path: &Path, file: File) -> Result<Token, Failure> {
         return Err(bad(path, "others can read it, or it is somebody else's"));
     }
     let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text).map_err(|error| bad(path, &error.to_string()))?;
-    Token::parse(text.trim()).ok_or_else(|| bad(path, "it holds no key as `airlock key create` makes them"))
+    file.take(LONGEST)
+        .read_to_string(&mut text)
+        .map_err(|error| bad(path, &error.to_string()))?;
+    Token::parse(text.trim())
+        .ok_or_else(|| bad(path, "it holds no key as `airlock key create` makes them"))
 }
 
 fn bad(path: &Path, why: &str) -> Failure {
-    let message = format!("`{}` cannot be used as the admin's key: {why}", path.display());
-    Failure::invalid(message, "remove it to have one made, or make it your own: chmod 600 FILE")
+    let message = format!(
+        "`{}` cannot be used as the admin's key: {why}",
+        path.display()
+    );
+    Failure::invalid(
+        message,
+        "remove it to have one made, or make it your own: chmod 600 FILE",
+    )
 }

@@ -26,13 +26,29 @@ impl Lock {
             message,
             hint: hint.to_owned(),
         };
-        let opened = DirBuilder::new().recursive(true).mode(0o700).create(state).and_then(|()| {
-            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-            Ok(File::from(openat(CWD, &path, flags, Mode::from_raw_mode(0o600))?))
-        });
+        let opened = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(state)
+            .and_then(|()| {
+                let flags = OFlags::CREATE
+                    | OFlags::RDWR
+                    | OFlags::NOFOLLOW
+                    | OFlags::CLOEXEC
+                    | OFlags::NONBLOCK;
+                Ok(File::from(openat(
+                    CWD,
+                    &path,
+                    flags,
+                    Mode::from_raw_mode(0o600),
+                )?))
+            });
         let file = opened.map_err(|error| {
             let message = format!("cannot use `{}`: {error}", path.display());
-            failed(message, "choose a state folder that you may write with --state DIR")
+            failed(
+                message,
+                "choose a state folder that you may write with --state DIR",
+            )
         })?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Lock(file)),
@@ -40,13 +56,31 @@ impl Lock {
                 let mut who = String::new();
                 // Whoever has it may not have said so yet.
                 _ = (&file).take(LONGEST).read_to_string(&mut who);
-                let who = if who.is_empty() { "another server" } else { who.trim() };
-                let message = format!("`{}` is served already: {}", state.display(), who.escape_debug());
-                Err(failed(message, "stop that one, or give this one its own folder with --state DIR"))
+                let who = if who.is_empty() {
+                    "another server"
+                } else {
+                    who.trim()
+                };
+                let message = format!(
+                    "`{}` is served already: {}",
+                    state.display(),
+                    who.escape_debug()
+                );
+                Err(failed(
+                    message,
+                    "stop that one, or give this one its own folder with --state DIR",
+                ))
             }
             Err(error) => {
-                let message = format!("cannot lock `{}`: {}", path.display(), io::Error::from(error));
-                Err(failed(message, "choose a state folder on a disk of this machine with --state DIR"))
+                let message = format!(
+                    "cannot lock `{}`: {}",
+                    path.display(),
+                    io::Error::from(error)
+                );
+                Err(failed(
+                    message,
+                    "choose a state folder on a disk of this machine with --state DIR",
+                ))
             }
         }
     }

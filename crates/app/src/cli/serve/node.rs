@@ -14,7 +14,10 @@ pub(super) struct Told(NodeFile);
 
 impl Told {
     pub(super) fn read(file: &Path, surroundings: &Surroundings) -> Result<Told, Failure> {
-        Ok(Told(node::read(&surroundings.current_folder.join(file), surroundings)?))
+        Ok(Told(node::read(
+            &surroundings.current_folder.join(file),
+            surroundings,
+        )?))
     }
 
     /// What the gateway does by it.
@@ -35,8 +38,15 @@ impl Told {
             backend: said.runtime,
             default_image: said.default_image,
             allowed_images: said.allowed_images,
-            resources: gateway::Resources { memory: said.memory, cpus: said.cpus, pids: said.pids },
-            default_timeout: said.default_timeout.unwrap_or(usual.default_timeout).min(longest_timeout),
+            resources: gateway::Resources {
+                memory: said.memory,
+                cpus: said.cpus,
+                pids: said.pids,
+            },
+            default_timeout: said
+                .default_timeout
+                .unwrap_or(usual.default_timeout)
+                .min(longest_timeout),
             longest_timeout,
             largest_request: said.max_request_bytes.unwrap_or(usual.largest_request),
         }
@@ -74,12 +84,24 @@ impl Told {
     fn log(&self, telemetry: &mut Telemetry) {
         let (said, log) = (&self.0.logging, &mut telemetry.log);
         // There is nothing to tell beyond `debug`.
-        let level = said.level.as_deref().map(|level| if level == "trace" { "debug" } else { level });
-        let level = LogLevel::ALL.into_iter().find(|known| Some(known.name()) == level);
+        let level = said
+            .level
+            .as_deref()
+            .map(|level| if level == "trace" { "debug" } else { level });
+        let level = LogLevel::ALL
+            .into_iter()
+            .find(|known| Some(known.name()) == level);
         log.level = level.unwrap_or(log.level);
-        let format = said.format.as_deref().and_then(|format| format.parse().ok());
+        let format = said
+            .format
+            .as_deref()
+            .and_then(|format| format.parse().ok());
         log.format = format.unwrap_or(log.format);
-        log.file = said.file.as_ref().map(|file| log_file(file.clone())).or(log.file.take());
+        log.file = said
+            .file
+            .as_ref()
+            .map(|file| log_file(file.clone()))
+            .or(log.file.take());
         telemetry.slug = self.0.id.clone().or(telemetry.slug.take());
     }
 }
@@ -90,7 +112,9 @@ pub(super) fn configure(
     global: &Global,
     surroundings: &Surroundings,
 ) -> Result<Config, Failure> {
-    let Some(told) = told else { return global.configure(surroundings) };
+    let Some(told) = told else {
+        return global.configure(surroundings);
+    };
     let mut global = global.clone();
     if surroundings.variable("AIRLOCK_STATE").is_none() {
         global.state = global.state.or_else(|| told.0.state.clone());

@@ -28,9 +28,14 @@ pub(super) struct Manager {
 impl Manager {
     /// The one that started us, if one did.
     pub(super) fn of(surroundings: &Surroundings) -> Manager {
-        let Some(named) = surroundings.variable("NOTIFY_SOCKET") else { return Manager::default() };
+        let Some(named) = surroundings.variable("NOTIFY_SOCKET") else {
+            return Manager::default();
+        };
         match connected(named) {
-            Ok(socket) => Manager { socket: Some(Arc::new(socket)), watchdog: watchdog(surroundings) },
+            Ok(socket) => Manager {
+                socket: Some(Arc::new(socket)),
+                watchdog: watchdog(surroundings),
+            },
             Err(error) => {
                 super::message::say(&[super::Line::Note(format!(
                     "the service manager cannot be told anything: {error}"
@@ -52,7 +57,9 @@ impl Manager {
 
     /// Says again and again that the event loop turns; forever, or not at all if nobody asked.
     pub(super) async fn live(self) {
-        let Some(patience) = self.watchdog else { return };
+        let Some(patience) = self.watchdog else {
+            return;
+        };
         loop {
             self.tell("WATCHDOG=1\n");
             tokio::time::sleep(patience / 3).await;
@@ -72,7 +79,11 @@ fn connected(named: &OsStr) -> io::Result<UnixDatagram> {
     let address = match named.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         [b'/', ..] => SocketAddr::from_pathname(named)?,
-        _ => return Err(io::Error::other("NOTIFY_SOCKET is neither a path nor begins with `@`")),
+        _ => {
+            return Err(io::Error::other(
+                "NOTIFY_SOCKET is neither a path nor begins with `@`",
+            ));
+        }
     };
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address)?;
@@ -97,14 +108,23 @@ mod tests {
     use super::*;
 
     fn around(variables: &[(&str, &str)]) -> Surroundings {
-        let variables = variables.iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Surroundings { variables, ..Surroundings::default() }
+        let variables = variables
+            .iter()
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        Surroundings {
+            variables,
+            ..Surroundings::default()
+        }
     }
 
     #[test]
     fn a_watchdog_counts_only_if_it_is_meant_for_us() {
         let us = std::process::id().to_string();
-        assert_eq!(watchdog(&around(&[("WATCHDOG_USEC", "2000000")])), Some(Duration::from_secs(2)));
+        assert_eq!(
+            watchdog(&around(&[("WATCHDOG_USEC", "2000000")])),
+            Some(Duration::from_secs(2))
+        );
         let named = [("WATCHDOG_USEC", "2000000"), ("WATCHDOG_PID", us.as_str())];
         assert_eq!(watchdog(&around(&named)), Some(Duration::from_secs(2)));
         for other in [
@@ -121,7 +141,12 @@ mod tests {
 
     #[test]
     fn names_that_are_no_sockets_are_refused() {
-        for odd in ["relative", "/nowhere/at/all", "@airlock nobody listens here", "vsock:2:1"] {
+        for odd in [
+            "relative",
+            "/nowhere/at/all",
+            "@airlock nobody listens here",
+            "vsock:2:1",
+        ] {
             assert!(connected(OsStr::new(odd)).is_err(), "{odd}");
         }
         let long = format!("/{}", "x".repeat(200));

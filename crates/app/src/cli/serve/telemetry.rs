@@ -11,15 +11,23 @@ use std::path::Path;
 use tokio::signal::unix::Signal;
 
 /// Opens the log of this process.
-pub(super) fn open_log(config: &Config, quiet: bool, format: Option<LogFormat>) -> Result<(), Failure> {
+pub(super) fn open_log(
+    config: &Config,
+    quiet: bool,
+    format: Option<LogFormat>,
+) -> Result<(), Failure> {
     let mut settings = config.telemetry.log.clone();
     settings.format = format.unwrap_or(settings.format);
     settings.quiet = quiet;
-    let place = settings.file.as_ref().map_or_else(String::new, |file| file.path.display().to_string());
+    let place = settings
+        .file
+        .as_ref()
+        .map_or_else(String::new, |file| file.path.display().to_string());
     gateway::log::open(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot write the log `{place}`: {error}"),
-        hint: "name a plain file of yours, in a folder that you may write, as file under [log]".to_owned(),
+        hint: "name a plain file of yours, in a folder that you may write, as file under [log]"
+            .to_owned(),
     })
 }
 
@@ -34,21 +42,42 @@ pub(super) fn reopen_on(mut hangup: Signal) {
 
 /// Where traces go, with what the receiver wants to see.
 pub(super) fn trace(config: &Config) -> Result<Option<TraceSettings>, Failure> {
-    let Some(said) = &config.telemetry.trace else { return Ok(None) };
-    let found =
-        |(name, source): &(String, KeySource)| Ok((name.clone(), found(source, &config.secrets)?.into()));
-    let headers = said.headers.iter().map(found).collect::<Result<_, ConfigError>>()?;
-    Ok(Some(TraceSettings { endpoint: said.endpoint.clone(), sample: said.sample, headers }))
+    let Some(said) = &config.telemetry.trace else {
+        return Ok(None);
+    };
+    let found = |(name, source): &(String, KeySource)| {
+        Ok((name.clone(), found(source, &config.secrets)?.into()))
+    };
+    let headers = said
+        .headers
+        .iter()
+        .map(found)
+        .collect::<Result<_, ConfigError>>()?;
+    Ok(Some(TraceSettings {
+        endpoint: said.endpoint.clone(),
+        sample: said.sample,
+        headers,
+    }))
 }
 
 /// Looked up on a thread of its own: this one may already be that of an event loop.
 fn found(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigError> {
-    let broken =
-        |why: &str| ConfigError::new(format!("a header of [trace] cannot be had: {why}"), "try again");
+    let broken = |why: &str| {
+        ConfigError::new(
+            format!("a header of [trace] cannot be had: {why}"),
+            "try again",
+        )
+    };
     let look = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let found = runtime.map_err(|_| broken("no event loop"))?.block_on(secrets.find(source));
-        found.map_err(|error| ConfigError::new(format!("for [trace]: {}", error.message), error.hint))
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let found = runtime
+            .map_err(|_| broken("no event loop"))?
+            .block_on(secrets.find(source));
+        found.map_err(|error| {
+            ConfigError::new(format!("for [trace]: {}", error.message), error.hint)
+        })
     };
     let found = std::thread::scope(|scope| scope.spawn(look).join());
     let found = found.unwrap_or_else(|_| Err(broken("looking for it failed")))?;
@@ -56,19 +85,33 @@ fn found(source: &KeySource, secrets: &Secrets) -> Result<String, ConfigError> {
 }
 
 /// What is known of this node before it runs.
-pub(in crate::cli) fn facts(config: &Config, certificate: Option<&Path>) -> Result<NodeFacts, Failure> {
+pub(in crate::cli) fn facts(
+    config: &Config,
+    certificate: Option<&Path>,
+) -> Result<NodeFacts, Failure> {
     let unreadable =
         |error: std::io::Error| Failure::internal(format!("cannot read the certificate: {error}"));
-    let certificate = certificate.map(std::fs::read_to_string).transpose().map_err(unreadable)?;
+    let certificate = certificate
+        .map(std::fs::read_to_string)
+        .transpose()
+        .map_err(unreadable)?;
     let server = config.doors.catalogue.inference.as_ref();
     let inference = server.and_then(|server| {
         let port = match server.base.scheme_str() {
             Some("https") => 443,
             _ => 80,
         };
-        Some((server.base.host()?.to_owned(), server.base.port_u16().unwrap_or(port)))
+        Some((
+            server.base.host()?.to_owned(),
+            server.base.port_u16().unwrap_or(port),
+        ))
     });
     let max_concurrency = config.serve.bounds.runs;
     let named = NodeFacts::named(config.telemetry.slug.clone());
-    Ok(NodeFacts { max_concurrency, inference, certificate, ..named })
+    Ok(NodeFacts {
+        max_concurrency,
+        inference,
+        certificate,
+        ..named
+    })
 }

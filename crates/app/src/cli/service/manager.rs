@@ -17,8 +17,14 @@ pub(super) fn runs(user: bool) -> bool {
 
 /// What to type to start it.
 pub(super) fn how(user: bool, name: &str) -> String {
-    let systemctl = if user { "systemctl --user" } else { "systemctl" };
-    format!("start it with `{systemctl} daemon-reload && {systemctl} enable --now {name}`, or say --start")
+    let systemctl = if user {
+        "systemctl --user"
+    } else {
+        "systemctl"
+    };
+    format!(
+        "start it with `{systemctl} daemon-reload && {systemctl} enable --now {name}`, or say --start"
+    )
 }
 
 /// Reads units anew, starts this one now and at every boot.
@@ -28,14 +34,22 @@ pub(super) fn start(user: bool, name: &str) -> Result<Vec<Step>, Failure> {
         let hint =
             "the unit is in place; without systemd start `airlock serve` by what this machine has for that"
                 .to_owned();
-        return Err(Failure { code: ErrorCode::StartFailed, message, hint });
+        return Err(Failure {
+            code: ErrorCode::StartFailed,
+            message,
+            hint,
+        });
     }
     let unit = format!("{name}.service");
     control(user, &["daemon-reload"])?;
     control(user, &["enable", &unit])?;
     // One that runs with an older unit gets the new one.
     control(user, &["restart", &unit])?;
-    Ok(vec![Step::new("reloaded", "systemd"), Step::new("enabled", &*unit), Step::new("started", &*unit)])
+    Ok(vec![
+        Step::new("reloaded", "systemd"),
+        Step::new("enabled", &*unit),
+        Step::new("started", &*unit),
+    ])
 }
 
 /// Stops it and forgets about the next boot.
@@ -45,7 +59,10 @@ pub(super) fn stop(user: bool, name: &str) -> Result<Vec<Step>, Failure> {
     }
     let unit = format!("{name}.service");
     control(user, &["disable", "--now", &unit])?;
-    Ok(vec![Step::new("stopped", &*unit), Step::new("disabled", &*unit)])
+    Ok(vec![
+        Step::new("stopped", &*unit),
+        Step::new("disabled", &*unit),
+    ])
 }
 
 /// Has units read anew.
@@ -59,27 +76,41 @@ pub(super) fn reload(user: bool) -> Result<Vec<Step>, Failure> {
 
 /// One word of an answer, such as `active`.
 pub(super) fn ask(user: bool, question: &str, name: &str) -> Option<String> {
-    let answer = systemctl(user).args([question, &format!("{name}.service")]).output().ok()?;
+    let answer = systemctl(user)
+        .args([question, &format!("{name}.service")])
+        .output()
+        .ok()?;
     let word = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
     (!word.is_empty()).then_some(word)
 }
 
 fn systemctl(user: bool) -> Command {
     let mut command = Command::new("systemctl");
-    command.args(user.then_some("--user")).arg("--no-ask-password");
+    command
+        .args(user.then_some("--user"))
+        .arg("--no-ask-password");
     command
 }
 
 fn control(user: bool, words: &[&str]) -> Result<(), Failure> {
-    let shown = format!("systemctl {}{}", if user { "--user " } else { "" }, words.join(" "));
+    let shown = format!(
+        "systemctl {}{}",
+        if user { "--user " } else { "" },
+        words.join(" ")
+    );
     let failed = |why: String| Failure {
         code: ErrorCode::StartFailed,
         message: format!("`{shown}` failed: {why}"),
         hint: "the unit is in place; `journalctl -e` may say more".to_owned(),
     };
-    let answer = systemctl(user).args(words).output().map_err(|error| failed(error.to_string()))?;
+    let answer = systemctl(user)
+        .args(words)
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
     match answer.status.success() {
         true => Ok(()),
-        false => Err(failed(String::from_utf8_lossy(&answer.stderr).trim().to_owned())),
+        false => Err(failed(
+            String::from_utf8_lossy(&answer.stderr).trim().to_owned(),
+        )),
     }
 }

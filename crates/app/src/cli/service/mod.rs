@@ -100,7 +100,10 @@ struct Step {
 
 impl Step {
     fn new(what: &'static str, about: impl Into<String>) -> Step {
-        Step { what, about: about.into() }
+        Step {
+            what,
+            about: about.into(),
+        }
     }
 }
 
@@ -118,7 +121,11 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             print(&text(options, served, global, surroundings, &place)?)?;
             Ok(0)
         }
-        Action::Install { served, dry_run, start } => {
+        Action::Install {
+            served,
+            dry_run,
+            start,
+        } => {
             let text = text(options, served, global, surroundings, &place)?;
             let mut steps = Vec::new();
             let config = place.below(&configuration(options, global, surroundings)?)?;
@@ -130,7 +137,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             }
             told(options, &steps)?;
             if !*start && options.root.is_none() {
-                super::message::say(&[super::message::Line::Hint(manager::how(options.user, &options.name))]);
+                super::message::say(&[super::message::Line::Hint(manager::how(
+                    options.user,
+                    &options.name,
+                ))]);
             }
             Ok(0)
         }
@@ -165,32 +175,47 @@ struct UnitPlace {
 
 impl UnitPlace {
     fn of(options: &Options, around: &Surroundings) -> Result<UnitPlace, Failure> {
-        let root = options.root.as_ref().map(|root| around.current_folder.join(root));
+        let root = options
+            .root
+            .as_ref()
+            .map(|root| around.current_folder.join(root));
         let folder = match options.user {
             false => PathBuf::from("/etc/systemd/system"),
             true => {
-                let own =
-                    around.variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+                let own = around
+                    .variable("XDG_CONFIG_HOME")
+                    .map(PathBuf::from)
+                    .filter(|path| path.is_absolute());
                 let own = own.or_else(|| around.home().map(|home| home.join(".config")));
                 let hint = "set HOME, or leave --user away and be root";
-                own.ok_or_else(|| Failure::invalid("there is no home for a service of your own", hint))?
-                    .join("systemd/user")
+                own.ok_or_else(|| {
+                    Failure::invalid("there is no home for a service of your own", hint)
+                })?
+                .join("systemd/user")
             }
         };
-        let mut place = UnitPlace { root, file: PathBuf::new() };
+        let mut place = UnitPlace {
+            root,
+            file: PathBuf::new(),
+        };
         place.file = place.below(&folder.join(format!("{}.service", options.name)))?;
         Ok(place)
     }
 
     /// Where it lies below the root, in which no link is followed: it would lead into this machine.
     fn below(&self, path: &Path) -> Result<PathBuf, Failure> {
-        let Some(root) = &self.root else { return Ok(path.to_owned()) };
+        let Some(root) = &self.root else {
+            return Ok(path.to_owned());
+        };
         let mut below = root.clone();
         for part in path.components().filter(|part| *part != Component::RootDir) {
             below.push(part);
             if part == Component::ParentDir || below.is_symlink() {
                 let message = format!("`{}` may lead out of `{}`", below.display(), root.display());
-                return Err(Failure::invalid(message, "put a plain folder or file in the place of the link"));
+                return Err(Failure::invalid(
+                    message,
+                    "put a plain folder or file in the place of the link",
+                ));
             }
         }
         Ok(below)
@@ -205,7 +230,10 @@ impl UnitPlace {
     fn ours(&self) -> Result<Option<String>, Failure> {
         match self.found()? {
             Some(text) if !text.starts_with(unit::MARK) => Err(Failure::invalid(
-                format!("`{}` was not written by `airlock service install`", self.file.display()),
+                format!(
+                    "`{}` was not written by `airlock service install`",
+                    self.file.display()
+                ),
                 "choose another name with --name NAME, or move that file away",
             )),
             found => Ok(found),
@@ -242,22 +270,44 @@ fn read(path: &Path) -> io::Result<Option<String>> {
 }
 
 /// Which configuration the service reads.
-fn configuration(options: &Options, global: &Global, around: &Surroundings) -> Result<PathBuf, Failure> {
+fn configuration(
+    options: &Options,
+    global: &Global,
+    around: &Surroundings,
+) -> Result<PathBuf, Failure> {
     let usual = || match options.user {
-        false => Some(PathBuf::from("/etc").join(&options.name).join("config.toml")),
-        true => around.home().map(|home| home.join(".config").join(&options.name).join("config.toml")),
+        false => Some(
+            PathBuf::from("/etc")
+                .join(&options.name)
+                .join("config.toml"),
+        ),
+        true => around
+            .home()
+            .map(|home| home.join(".config").join(&options.name).join("config.toml")),
     };
-    let named = global.config.as_ref().map(|path| around.current_folder.join(path));
-    named.or_else(usual).ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --config FILE"))
+    let named = global
+        .config
+        .as_ref()
+        .map(|path| around.current_folder.join(path));
+    named
+        .or_else(usual)
+        .ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --config FILE"))
 }
 
 fn state(options: &Options, global: &Global, around: &Surroundings) -> Result<PathBuf, Failure> {
     let usual = || match options.user {
         false => Some(PathBuf::from("/var/lib").join(&options.name)),
-        true => around.home().map(|home| home.join(".local/state").join(&options.name)),
+        true => around
+            .home()
+            .map(|home| home.join(".local/state").join(&options.name)),
     };
-    let named = global.state.as_ref().map(|path| around.current_folder.join(path));
-    named.or_else(usual).ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --state DIR"))
+    let named = global
+        .state
+        .as_ref()
+        .map(|path| around.current_folder.join(path));
+    named
+        .or_else(usual)
+        .ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --state DIR"))
 }
 
 fn text(
@@ -276,12 +326,18 @@ fn text(
         program,
         state: state(options, global, around)?,
         listen: served.listen.as_ref().map(ToString::to_string),
-        node: served.node.as_ref().map(|node| around.current_folder.join(node)),
+        node: served
+            .node
+            .as_ref()
+            .map(|node| around.current_folder.join(node)),
         grace: grace(&place.below(&config)?, around)?,
         config,
     };
     unit.text().map_err(|why| {
-        Failure::invalid(why, "use paths and addresses without control characters, and a program without `$`")
+        Failure::invalid(
+            why,
+            "use paths and addresses without control characters, and a program without `$`",
+        )
     })
 }
 
@@ -291,8 +347,10 @@ fn grace(config: &Path, around: &Surroundings) -> Result<std::time::Duration, Fa
     if config.symlink_metadata().is_err() {
         return Ok(spec::Bounds::default().grace);
     }
-    let flags =
-        crate::config::Flags { config: Some(config.to_owned()), state: Some(around.current_folder.clone()) };
+    let flags = crate::config::Flags {
+        config: Some(config.to_owned()),
+        state: Some(around.current_folder.clone()),
+    };
     let Config { serve, .. } = crate::config::load(&flags, around)?;
     Ok(serve.bounds.grace)
 }
@@ -308,9 +366,13 @@ fn write_all(
     let shown = place.file.display().to_string();
     if config.symlink_metadata().is_err() {
         if !dry_run {
-            write(config, FIRST_CONFIGURATION, 0o600).map_err(|error| unwritable("write", config, &error))?;
+            write(config, FIRST_CONFIGURATION, 0o600)
+                .map_err(|error| unwritable("write", config, &error))?;
         }
-        steps.push(Step::new(if dry_run { "would write" } else { "wrote" }, config.display().to_string()));
+        steps.push(Step::new(
+            if dry_run { "would write" } else { "wrote" },
+            config.display().to_string(),
+        ));
     }
     match (before.as_deref() == Some(text), dry_run) {
         (true, _) => steps.push(Step::new("unchanged", shown)),
@@ -325,12 +387,21 @@ fn write_all(
 
 /// All of it or nothing: whoever reads it sees the old file or the new one.
 fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let folder = path.parent().ok_or_else(|| io::Error::other("it has no folder"))?;
-    DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    let folder = path
+        .parent()
+        .ok_or_else(|| io::Error::other("it has no folder"))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = folder.join(format!(".{name}.{}", engine::fresh_id()));
     let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(mode).open(&draft)?;
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(&draft)?;
     // Whatever the usual mask is: systemd and its users read units.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
     file.write_all(text.as_bytes())?;
@@ -384,7 +455,9 @@ fn status(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
     let status = Status {
         unit: place.file.clone(),
         installed: found.is_some(),
-        ours: found.as_ref().is_some_and(|text| text.starts_with(unit::MARK)),
+        ours: found
+            .as_ref()
+            .is_some_and(|text| text.starts_with(unit::MARK)),
         enabled: asked("is-enabled"),
         active: asked("is-active"),
     };
@@ -411,6 +484,10 @@ fn status(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
 fn told(options: &Options, steps: &[Step]) -> Result<(), Failure> {
     match options.json {
         true => print_json(&serde_json::json!({ "steps": steps })),
-        false => print_lines(steps.iter().map(|step| format!("{:<11}  {}", step.what, step.about))),
+        false => print_lines(
+            steps
+                .iter()
+                .map(|step| format!("{:<11}  {}", step.what, step.about)),
+        ),
     }
 }

@@ -42,7 +42,10 @@ impl Unit {
         let (hardening, wanted) = match self.user {
             // Its manager could take nothing away without a user namespace around everything.
             true => ("", "default.target"),
-            false => ("NoNewPrivileges=yes\nProtectSystem=full\nKeyringMode=private\n", "multi-user.target"),
+            false => (
+                "NoNewPrivileges=yes\nProtectSystem=full\nKeyringMode=private\n",
+                "multi-user.target",
+            ),
         };
         let network = match self.user {
             true => "",
@@ -90,12 +93,16 @@ impl Unit {
         // There, and only there, systemd reads `$$` as it stands.
         if self.program.as_os_str().as_bytes().contains(&b'$') {
             let shown = self.program.to_string_lossy().escape_debug().to_string();
-            return Err(format!("systemd cannot start `{shown}`: its path has a `$`"));
+            return Err(format!(
+                "systemd cannot start `{shown}`: its path has a `$`"
+            ));
         }
         let mut words = vec![quoted(&self.program)?, "serve".to_owned()];
-        for (option, path) in
-            [("--config", &self.config), ("--state", &self.state), ("--admin-key-file", &key)]
-        {
+        for (option, path) in [
+            ("--config", &self.config),
+            ("--state", &self.state),
+            ("--admin-key-file", &key),
+        ] {
             words.extend([option.to_owned(), quoted(path)?]);
         }
         if let Some(listen) = &self.listen {
@@ -129,11 +136,16 @@ fn quoted(word: &Path) -> Result<String, String> {
     if text.is_empty() || text.len() > LONGEST || text.chars().any(char::is_control) {
         return Err(format!("`{}` cannot stand in a unit", shown()));
     }
-    let plain = |character: char| character.is_ascii_alphanumeric() || "/._-:[]@,+=".contains(character);
+    let plain =
+        |character: char| character.is_ascii_alphanumeric() || "/._-:[]@,+=".contains(character);
     if text.chars().all(plain) {
         return Ok(text.to_owned());
     }
-    let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
+    let escaped = text
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('%', "%%")
+        .replace('$', "$$");
     Ok(format!("\"{escaped}\""))
 }
 
@@ -166,30 +178,56 @@ mod tests {
         ] {
             assert_eq!(quoted(Path::new(word)).as_deref(), Ok(written), "{word}");
         }
-        for odd in ["", "/a\nExecStartPre=/bin/sh", "/a\u{1b}", &"x".repeat(5000)] {
+        for odd in [
+            "",
+            "/a\nExecStartPre=/bin/sh",
+            "/a\u{1b}",
+            &"x".repeat(5000),
+        ] {
             assert!(quoted(Path::new(odd)).is_err(), "{odd:?}");
         }
     }
 
     #[test]
     fn no_option_breaks_out_of_its_line() {
-        let unit = Unit { listen: Some("unix:/x\nUser=nobody".to_owned()), ..unit() };
+        let unit = Unit {
+            listen: Some("unix:/x\nUser=nobody".to_owned()),
+            ..unit()
+        };
         assert!(unit.text().is_err());
     }
 
     #[test]
     fn a_program_that_systemd_cannot_start_is_refused() {
-        let odd = Unit { program: "/opt/pr$og/airlock".into(), ..unit() };
-        assert_eq!(odd.text().unwrap_err(), "systemd cannot start `/opt/pr$og/airlock`: its path has a `$`");
-        let fine = Unit { state: "/srv/st$ate".into(), ..unit() };
-        assert!(fine.text().unwrap().contains("--state \"/srv/st$$ate\""), "the control");
+        let odd = Unit {
+            program: "/opt/pr$og/airlock".into(),
+            ..unit()
+        };
+        assert_eq!(
+            odd.text().unwrap_err(),
+            "systemd cannot start `/opt/pr$og/airlock`: its path has a `$`"
+        );
+        let fine = Unit {
+            state: "/srv/st$ate".into(),
+            ..unit()
+        };
+        assert!(
+            fine.text().unwrap().contains("--state \"/srv/st$$ate\""),
+            "the control"
+        );
     }
 
     #[test]
     fn it_has_time_to_end_what_it_began_and_takes_nothing_away_that_a_box_needs() {
-        let unit = Unit { grace: Duration::from_secs(100), ..unit() };
+        let unit = Unit {
+            grace: Duration::from_secs(100),
+            ..unit()
+        };
         let text = unit.text().unwrap();
-        assert!(text.starts_with(MARK) && text.contains("\nTimeoutStopSec=130\n"), "{text}");
+        assert!(
+            text.starts_with(MARK) && text.contains("\nTimeoutStopSec=130\n"),
+            "{text}"
+        );
         assert!(text.contains("\nTimeoutStartSec=infinity\n"), "{text}");
         for never in [
             "ProtectKernel",

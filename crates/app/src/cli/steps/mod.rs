@@ -98,16 +98,31 @@ impl Order {
         global: &Global,
         surroundings: &Surroundings,
     ) -> Result<(Order, run::Options), Failure> {
-        let Steps { job, result, mode, callback, mut run } = options;
-        let variable = |name: &str| surroundings.variable(name).filter(|value| !value.is_empty());
+        let Steps {
+            job,
+            result,
+            mode,
+            callback,
+            mut run,
+        } = options;
+        let variable = |name: &str| {
+            surroundings
+                .variable(name)
+                .filter(|value| !value.is_empty())
+        };
         let path = |given: Option<PathBuf>, name: &str| {
             let path = given.or_else(|| variable(name).map(PathBuf::from));
             path.map(|path| surroundings.current_folder.join(path))
         };
-        let is_set = |name: &str| variable(name).is_some_and(|value| value == "1" || value == "true");
+        let is_set =
+            |name: &str| variable(name).is_some_and(|value| value == "1" || value == "true");
         run.use_workspace(variable("SBA_WORKSPACE").map(PathBuf::from));
         let stdin = run.reads_stdin() || (job.is_none() && is_set("SBA_STDIN_STDOUT"));
-        let job = if stdin { None } else { path(job, "SBA_JOB_PATH") };
+        let job = if stdin {
+            None
+        } else {
+            path(job, "SBA_JOB_PATH")
+        };
         if job.is_none() && !stdin {
             let hint = "give --job FILE, or --stdin to read it from standard input";
             return Err(Failure::invalid("there is no job", hint));
@@ -122,10 +137,24 @@ impl Order {
                 Failure::invalid(message, "the modes are direct_steps and agent_inference")
             })?),
         };
-        let address = callback.or_else(|| text("SBA_JOB_STATUS_URL")).or_else(|| text("SBA_CALLBACK_URL"));
-        let callback = address.map(|url| Callback::to(&url, global, surroundings)).transpose()?;
+        let address = callback
+            .or_else(|| text("SBA_JOB_STATUS_URL"))
+            .or_else(|| text("SBA_CALLBACK_URL"));
+        let callback = address
+            .map(|url| Callback::to(&url, global, surroundings))
+            .transpose()?;
         let (result, json) = (path(result, "SBA_RESULT_PATH"), run.json);
-        Ok((Order { job, result, stdin, json, mode, callback }, run))
+        Ok((
+            Order {
+                job,
+                result,
+                stdin,
+                json,
+                mode,
+                callback,
+            },
+            run,
+        ))
     }
 
     /// The job as it was given; what cannot be read is a result, too.
@@ -156,7 +185,12 @@ impl Order {
             Ok(done) => done,
             Err(failure) => {
                 let message = format!("{}; {}", failure.message, failure.hint);
-                (StepsResult::of(job.job_id.as_str()).failed("start_failed", message).into(), false)
+                (
+                    StepsResult::of(job.job_id.as_str())
+                        .failed("start_failed", message)
+                        .into(),
+                    false,
+                )
             }
         }
     }
@@ -184,7 +218,11 @@ impl Order {
             super::leave_no_dump()?;
         }
         super::settings(&config)?.look(&spec.run)?;
-        let carrier = if command.is_empty() { Carrier::Own } else { Carrier::Program(command) };
+        let carrier = if command.is_empty() {
+            Carrier::Own
+        } else {
+            Carrier::Program(command)
+        };
         let runtime = super::runtime()?;
         let carried = runtime.block_on(async {
             let signals = run::Signals::listen();
@@ -236,8 +274,10 @@ impl Order {
 
 fn has_begun(carried: &Carried) -> bool {
     let result = &carried.result;
-    let by_agent =
-        matches!(result.failure_code.as_deref(), Some("agent_failed" | "constraint_violation" | "timeout"));
+    let by_agent = matches!(
+        result.failure_code.as_deref(),
+        Some("agent_failed" | "constraint_violation" | "timeout")
+    );
     !result.steps.is_empty() || carried.said.exit_code.is_some() || by_agent
 }
 
@@ -266,7 +306,10 @@ async fn until_signal<T>(
 /// What a program of the caller's said, where it cannot be taken for the result.
 fn say_output(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let lines: String = text.lines().map(|line| format!("{}\n", message::printable(line))).collect();
+    let lines: String = text
+        .lines()
+        .map(|line| format!("{}\n", message::printable(line)))
+        .collect();
     message::say_plainly(&lines);
 }
 
@@ -278,15 +321,41 @@ fn lines(result: &StepsResult) -> Vec<String> {
     };
     let mut lines = Vec::new();
     for step in &result.steps {
-        let code = step.exit_code.map(|code| format!(", exit code {code}")).unwrap_or_default();
-        lines.push(format!("step {} {}: {}{code}", step.index, step.kind, named(step.status)));
-        lines.extend(step.output.iter().flat_map(|output| output.lines()).map(|line| format!("  {line}")));
+        let code = step
+            .exit_code
+            .map(|code| format!(", exit code {code}"))
+            .unwrap_or_default();
+        lines.push(format!(
+            "step {} {}: {}{code}",
+            step.index,
+            step.kind,
+            named(step.status)
+        ));
+        lines.extend(
+            step.output
+                .iter()
+                .flat_map(|output| output.lines())
+                .map(|line| format!("  {line}")),
+        );
         lines.extend(step.error.iter().map(|error| format!("  {error}")));
     }
-    lines.extend(result.final_answer.iter().flat_map(|answer| answer.lines()).map(str::to_owned));
+    lines.extend(
+        result
+            .final_answer
+            .iter()
+            .flat_map(|answer| answer.lines())
+            .map(str::to_owned),
+    );
     let why = result.failure_code.iter().map(|code| format!(" ({code})"));
-    let message = result.failure_message.iter().map(|message| format!(": {message}"));
+    let message = result
+        .failure_message
+        .iter()
+        .map(|message| format!(": {message}"));
     let job = OsStr::new(&result.job_id).display().to_string();
-    lines.push(format!("job {job}: {}{}", named(result.status), why.chain(message).collect::<String>()));
+    lines.push(format!(
+        "job {job}: {}{}",
+        named(result.status),
+        why.chain(message).collect::<String>()
+    ));
     lines
 }

@@ -12,7 +12,8 @@ use std::{
 /// One byte more than a job may have is enough to know that it is too long.
 fn bounded(from: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.take(MOST_JOB_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    from.take(MOST_JOB_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -32,7 +33,10 @@ pub(super) fn read_stdin() -> io::Result<Vec<u8>> {
 pub(super) fn write(path: &Path, result: &StepsResult) -> Result<(), Failure> {
     let failed = |error: io::Error| {
         let message = format!("cannot write the result to `{}`: {error}", path.display());
-        Failure::invalid(message, "choose a file that you may write with --result FILE")
+        Failure::invalid(
+            message,
+            "choose a file that you may write with --result FILE",
+        )
     };
     let mut text = serde_json::to_vec(result).map_err(|error| failed(error.into()))?;
     text.push(b'\n');
@@ -46,11 +50,21 @@ pub(super) fn write(path: &Path, result: &StepsResult) -> Result<(), Failure> {
 }
 
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    let mut name = path
+        .file_name()
+        .ok_or(io::ErrorKind::InvalidInput)?
+        .to_owned();
     name.push(format!(".{}", engine::fresh_id()));
     let draft = path.with_file_name(name);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&draft)?;
-    let written = file.write_all(text).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&draft, path));
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&draft)?;
+    let written = file
+        .write_all(text)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
         // It is ours, and half of something.
         _ = fs::remove_file(&draft);

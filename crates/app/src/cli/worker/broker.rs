@@ -48,11 +48,14 @@ pub(super) fn attempt(
 }
 
 async fn serve(options: &Options) -> Result<(), Failure> {
-    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-    let listening = TcpListener::bind(options.listen).await.and_then(|listener| {
-        let address = listener.local_addr()?;
-        Ok((listener, address))
-    });
+    let (mut terminate, mut interrupt) =
+        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let listening = TcpListener::bind(options.listen)
+        .await
+        .and_then(|listener| {
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        });
     let (listener, address) = listening.map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot listen on `{}`: {error}", options.listen),
@@ -122,8 +125,14 @@ mod tests {
         assert_eq!(checked(&["--listen", "[::1]:0"]), Ok(()));
         for address in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1"] {
             let refused = checked(&["--listen", address]).unwrap_err();
-            assert!(refused.contains("can be reached by other machines"), "{refused}");
-            assert_eq!(checked(&["--listen", address, "--dangerously-listen-publicly"]), Ok(()));
+            assert!(
+                refused.contains("can be reached by other machines"),
+                "{refused}"
+            );
+            assert_eq!(
+                checked(&["--listen", address, "--dangerously-listen-publicly"]),
+                Ok(())
+            );
         }
     }
 }

@@ -29,14 +29,25 @@ pub(super) fn open(config: &Config, settings: &Settings) -> Result<(Engine, Till
     let mut opened = engine_settings(config)?;
     opened.doors.till = Some(till.clone());
     let day = settings.calls.model.as_ref().and_then(|model| model.day);
-    opened.doors.tenants.insert(ipc::TENANT.to_owned(), Terms { day, ..Terms::default() });
+    opened.doors.tenants.insert(
+        ipc::TENANT.to_owned(),
+        Terms {
+            day,
+            ..Terms::default()
+        },
+    );
     Ok((Engine::open(opened)?, till))
 }
 
 /// Begins days, and takes old ones away, from now on.
 pub(super) fn keep(config: &Config, engine: Engine, log: Log) {
     let keep_for = config.doors.keep_ledger.unwrap_or(USUAL_KEEPING);
-    let keeper = Keeper { engine, state: config.state.clone(), keep_for, now: engine::now };
+    let keeper = Keeper {
+        engine,
+        state: config.state.clone(),
+        keep_for,
+        now: engine::now,
+    };
     tokio::spawn(keeper.keep(log, BETWEEN_LOOKS));
 }
 
@@ -62,7 +73,10 @@ impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> Keeper<Clock> {
             });
             if let Ok((begun, retired)) = looked.await {
                 if let Err(error) = begun {
-                    tell("that of today cannot be begun, that of the day before goes on", error.to_string());
+                    tell(
+                        "that of today cannot be begun, that of the day before goes on",
+                        error.to_string(),
+                    );
                 }
                 if let Some(Err(error)) = retired {
                     tell("old ones cannot be taken away", error.to_string());
@@ -73,7 +87,8 @@ impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> Keeper<Clock> {
     }
 
     fn retire(&self, Timestamp(now): Timestamp) -> Result<u64, UsageError> {
-        let before = now.saturating_sub(u64::try_from(self.keep_for.as_millis()).unwrap_or(u64::MAX));
+        let before =
+            now.saturating_sub(u64::try_from(self.keep_for.as_millis()).unwrap_or(u64::MAX));
         let books = Books::open(&self.state)?;
         // What cannot be believed is named by whoever asks for usage, and stays.
         books.refresh()?;
@@ -91,7 +106,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_day_begins_when_it_comes_and_old_ones_go_once_an_hour() {
-        let state = std::env::temp_dir().join(format!("airlock-worker-ledger-{}", std::process::id()));
+        let state =
+            std::env::temp_dir().join(format!("airlock-worker-ledger-{}", std::process::id()));
         std::fs::create_dir_all(state.join(LEDGER)).unwrap();
         let today = Day::of(engine::now());
         let owner = Ledger::open(&state.join(LEDGER), OWNER, Durability::Process).unwrap();
@@ -104,7 +120,12 @@ mod tests {
         let (set, clock) = mpsc::sync_channel(0);
         let clock = Arc::new(Mutex::new(clock));
         let now = move || clock.lock().unwrap().recv().unwrap_or(Timestamp(0));
-        let keeper = Keeper { engine: engine.clone(), state: state.clone(), keep_for: USUAL_KEEPING, now };
+        let keeper = Keeper {
+            engine: engine.clone(),
+            state: state.clone(),
+            keep_for: USUAL_KEEPING,
+            now,
+        };
         let log = Log::new(LogFormat::Json, std::io::sink()).unwrap();
         let keeping = tokio::spawn(keeper.keep(log, Duration::ZERO));
         let looks = |count: u32, day: Day| (0..count).for_each(|_| set.send(day.start()).unwrap());
@@ -115,8 +136,18 @@ mod tests {
         assert_eq!(till.ledger().name(), of_day(today.next()));
         let later = Day(today.0 + 100);
         looks(LOOKS_TO_A_TIDYING - 4, later);
-        let days = || lengths(&state).unwrap().into_keys().filter(|name| name != OWNER).collect::<Vec<_>>();
-        assert_eq!(days(), [today, today.next(), later].map(of_day), "the hour is not over");
+        let days = || {
+            lengths(&state)
+                .unwrap()
+                .into_keys()
+                .filter(|name| name != OWNER)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            days(),
+            [today, today.next(), later].map(of_day),
+            "the hour is not over"
+        );
         looks(2, later);
         assert_eq!(days(), [of_day(later)]);
 

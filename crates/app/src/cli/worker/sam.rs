@@ -74,7 +74,12 @@ pub(super) fn attempt(
     let runtime = runtime()?;
     let status = runtime.block_on(async {
         if options.check {
-            return check(&serving::look(&config, &settings).await?, &settings, &notices, options.json);
+            return check(
+                &serving::look(&config, &settings).await?,
+                &settings,
+                &notices,
+                options.json,
+            );
         }
         conclude(serving::serve(&config, settings, notices).await?)
     });
@@ -87,10 +92,18 @@ fn mistaken(mistake: Mistake) -> Failure {
     Failure::invalid(mistake.message, mistake.hint)
 }
 
-fn check(found: &serving::Found, settings: &Settings, notices: &[Notice], json: bool) -> Result<u8, Failure> {
+fn check(
+    found: &serving::Found,
+    settings: &Settings,
+    notices: &[Notice],
+    json: bool,
+) -> Result<u8, Failure> {
     let status = if found.problems.is_empty() { 0 } else { CUT };
     let broker = settings.broker.to_string();
-    let notices = notices.iter().map(ToString::to_string).chain(found.notes.iter().cloned());
+    let notices = notices
+        .iter()
+        .map(ToString::to_string)
+        .chain(found.notes.iter().cloned());
     if json {
         let notices: Vec<_> = notices.collect();
         print_json(&json!({
@@ -106,7 +119,11 @@ fn check(found: &serving::Found, settings: &Settings, notices: &[Notice], json: 
     }
     let notices: Vec<_> = notices.map(Line::Note).collect();
     message::say(&notices);
-    let problems: Vec<_> = found.problems.iter().map(|problem| Line::Error(problem.clone())).collect();
+    let problems: Vec<_> = found
+        .problems
+        .iter()
+        .map(|problem| Line::Error(problem.clone()))
+        .collect();
     message::say(&problems);
     let head = [
         format!("namespace  {}", settings.base.namespace()),
@@ -114,13 +131,21 @@ fn check(found: &serving::Found, settings: &Settings, notices: &[Notice], json: 
         format!("broker     {broker}"),
         format!("slots      {}", settings.calls.slots),
     ];
-    print_lines(head.into_iter().chain(found.tools.keys().map(|tool| format!("tool       {tool}"))))?;
+    print_lines(
+        head.into_iter()
+            .chain(found.tools.keys().map(|tool| format!("tool       {tool}"))),
+    )?;
     Ok(status)
 }
 
 fn runtime() -> Result<Runtime, Failure> {
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
-    let built = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    let threads = thread::available_parallelism()
+        .map_or(1, NonZeroUsize::get)
+        .min(MOST_THREADS);
+    let built = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build();
     built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
 }
 
@@ -129,7 +154,9 @@ fn conclude(ended: Result<Ended, Failed>) -> Result<u8, Failure> {
         Ok(Ended { cut: 0 }) => Ok(0),
         Ok(Ended { cut }) => {
             message::say(&[
-                Line::Error(format!("{cut} calls were not let finish, or their answers reached nobody")),
+                Line::Error(format!(
+                    "{cut} calls were not let finish, or their answers reached nobody"
+                )),
                 Line::Hint("give them more time before the second signal".to_owned()),
             ]);
             Ok(CUT)
@@ -138,8 +165,9 @@ fn conclude(ended: Result<Ended, Failed>) -> Result<u8, Failure> {
             let lost = Failure {
                 code: ErrorCode::Lost,
                 message: failed.to_string(),
-                hint: "with SOLACE_RECONNECT_RETRIES=0 it is tried for ever, unless that cannot help"
-                    .to_owned(),
+                hint:
+                    "with SOLACE_RECONNECT_RETRIES=0 it is tried for ever, unless that cannot help"
+                        .to_owned(),
             };
             message::say(&lost.lines());
             Ok(CUT)

@@ -65,9 +65,22 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
             settings.call(hidden(config, settings), Path::exists),
         )
     });
-    problems.extend(check_broker(settings).err().map(|failure| on_one_line(&failure)));
-    problems.extend(open_sync(settings).err().map(|failure| on_one_line(&failure)));
-    problems.extend(contain(&caller, settings).await.err().map(|failure| on_one_line(&failure)));
+    problems.extend(
+        check_broker(settings)
+            .err()
+            .map(|failure| on_one_line(&failure)),
+    );
+    problems.extend(
+        open_sync(settings)
+            .err()
+            .map(|failure| on_one_line(&failure)),
+    );
+    problems.extend(
+        contain(&caller, settings)
+            .await
+            .err()
+            .map(|failure| on_one_line(&failure)),
+    );
     problems.extend(unasked(config, settings));
     let notes = caller.trouble().into_iter().collect();
     let tools = match watched(config, settings, &engine) {
@@ -79,7 +92,11 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
     };
     caller.close().await;
     engine.close().await;
-    Ok(Found { tools, problems, notes })
+    Ok(Found {
+        tools,
+        problems,
+        notes,
+    })
 }
 
 fn on_one_line(failure: &Failure) -> String {
@@ -87,7 +104,11 @@ fn on_one_line(failure: &Failure) -> String {
 }
 
 /// Waits until every tool is prepared, or cannot be.
-async fn look_at_tools(watching: tools::Settings, caller: &Caller, problems: &mut Vec<String>) -> Catalog {
+async fn look_at_tools(
+    watching: tools::Settings,
+    caller: &Caller,
+    problems: &mut Vec<String>,
+) -> Catalog {
     let (catalog, mut reports, mut pending) = tools::watch_all(watching, Arc::new(caller.clone()));
     let mut gather = |report: Report| match report {
         Report::Problem(problem) | Report::Kept(problem) | Report::Failed { problem, .. } => {
@@ -109,8 +130,17 @@ async fn look_at_tools(watching: tools::Settings, caller: &Caller, problems: &mu
         gather(report);
     }
     if in_time.is_err() {
-        let names = pending.borrow().iter().flatten().cloned().collect::<Vec<_>>().join(", ");
-        problems.push(format!("still being prepared after {} s: {names}", LONGEST_CHECK.as_secs()));
+        let names = pending
+            .borrow()
+            .iter()
+            .flatten()
+            .cloned()
+            .collect::<Vec<_>>()
+            .join(", ");
+        problems.push(format!(
+            "still being prepared after {} s: {names}",
+            LONGEST_CHECK.as_secs()
+        ));
     }
     catalog.borrow().clone()
 }
@@ -122,8 +152,10 @@ pub(super) async fn serve(
     notices: Vec<Notice>,
 ) -> Result<Result<Ended, Failed>, Failure> {
     let stop = on_signals()?;
-    let failed = |what: &str, error: &dyn std::fmt::Display| Failure::internal(format!("{what}: {error}"));
-    let log = Log::on_stderr(settings.log).map_err(|error| failed("cannot start the log", &error))?;
+    let failed =
+        |what: &str, error: &dyn std::fmt::Display| Failure::internal(format!("{what}: {error}"));
+    let log =
+        Log::on_stderr(settings.log).map_err(|error| failed("cannot start the log", &error))?;
     for notice in &notices {
         log.tell(Line::new(Level::Warn, "setting").message(notice.to_string()));
     }
@@ -142,7 +174,9 @@ pub(super) async fn serve(
     let ended = match worker {
         Some(worker) => sam::serve(worker, stop).await,
         None => {
-            log.tell(Line::new(Level::Info, "ended").message("told to end before anything was served"));
+            log.tell(
+                Line::new(Level::Info, "ended").message("told to end before anything was served"),
+            );
             caller.close().await;
             Ok(Ended { cut: 0 })
         }
@@ -162,7 +196,10 @@ async fn start(
     stop: &watch::Receiver<Stop>,
 ) -> Result<Worker<Hands>, Failure> {
     let metrics = Arc::new(Metrics::new());
-    let (links, link) = watch::channel(LinkState::Connecting { why: String::new(), after: 0 });
+    let (links, link) = watch::channel(LinkState::Connecting {
+        why: String::new(),
+        after: 0,
+    });
     let (known, tools) = watch::channel(health::Tools::Pending);
     let parked = caller.clone();
     let health = Health {
@@ -187,19 +224,33 @@ async fn start(
     _ = catalog.changed().await;
     tell_health(brought, known);
     count_tools(catalog.clone(), metrics.clone());
-    let teller = Teller { metrics, log: log.clone(), hidden };
-    let worker = worker(config, settings, engine, caller.clone(), (catalog, undiscovered), teller)?;
+    let teller = Teller {
+        metrics,
+        log: log.clone(),
+        hidden,
+    };
+    let worker = worker(
+        config,
+        settings,
+        engine,
+        caller.clone(),
+        (catalog, undiscovered),
+        teller,
+    )?;
     follow(worker.link.state.clone(), links);
     Ok(worker)
 }
 
 /// What stands between tools and this machine, where the manifest says nothing else.
 async fn contain(caller: &Caller, settings: &Settings) -> Result<Vec<String>, Failure> {
-    caller.prepare(settings.calls.default_profile).await.map_err(|refusal| Failure {
-        code: ErrorCode::Internal,
-        message: format!("tools cannot be run: {}", refusal.message),
-        hint: "`airlock doctor` says what this machine lacks".to_owned(),
-    })
+    caller
+        .prepare(settings.calls.default_profile)
+        .await
+        .map_err(|refusal| Failure {
+            code: ErrorCode::Internal,
+            message: format!("tools cannot be run: {}", refusal.message),
+            hint: "`airlock doctor` says what this machine lacks".to_owned(),
+        })
 }
 
 /// Why no question of a tool to a model can be answered, where one is configured.
@@ -209,12 +260,18 @@ fn unasked(config: &Config, settings: &Settings) -> Option<String> {
 }
 
 fn unlinked(trouble: Trouble) -> Failure {
-    Failure::invalid(trouble.message, "`airlock worker sam --help` says where the variables are listed")
+    Failure::invalid(
+        trouble.message,
+        "`airlock worker sam --help` says where the variables are listed",
+    )
 }
 
 fn check_broker(settings: &Settings) -> Result<(), Failure> {
     let bounds = settings.bounds();
-    settings.transport().check(bounds.slots.saturating_add(bounds.waiting)).map_err(unlinked)
+    settings
+        .transport()
+        .check(bounds.slots.saturating_add(bounds.waiting))
+        .map_err(unlinked)
 }
 
 fn worker(
@@ -228,7 +285,9 @@ fn worker(
     let bounds = settings.bounds();
     let subscribed = sam::subscriptions(&settings.base, &catalog.borrow());
     let most = bounds.slots.saturating_add(bounds.waiting);
-    let link = settings.transport().link(subscribed.clone(), settings.broker.patience, most);
+    let link = settings
+        .transport()
+        .link(subscribed.clone(), settings.broker.patience, most);
     let link = link.map_err(unlinked)?;
     let (state, room) = (config.state.clone(), engine.clone());
     Ok(Worker {
@@ -252,8 +311,9 @@ fn worker(
 }
 
 fn open_caller(config: &Config, settings: &Settings, engine: &Engine) -> Result<Caller, Failure> {
-    let shelf = Shelf::open(settings.shelf())
-        .map_err(|error| Failure::invalid(error.to_string(), "mend what the ARTIFACT_ variables say"))?;
+    let shelf = Shelf::open(settings.shelf()).map_err(|error| {
+        Failure::invalid(error.to_string(), "mend what the ARTIFACT_ variables say")
+    })?;
     let models = settings.calls.model.as_ref().map(|model| {
         let mut asked = ipc::Settings::new(Some(model.provider.clone()), &model.model);
         asked.budget.money = Some(model.budget);
@@ -265,17 +325,28 @@ fn open_caller(config: &Config, settings: &Settings, engine: &Engine) -> Result<
             "SAM_LLM_PROVIDER names a provider of the configuration file, SAM_LLM_MODEL a model",
         )
     })?;
-    Ok(Caller::new(engine.clone(), shelf, models, settings.call(hidden(config, settings), Path::exists)))
+    Ok(Caller::new(
+        engine.clone(),
+        shelf,
+        models,
+        settings.call(hidden(config, settings), Path::exists),
+    ))
 }
 
 fn hidden(config: &Config, settings: &Settings) -> Vec<PathBuf> {
     log::by_all_names(settings.hidden(&config.state))
 }
 
-fn watched(config: &Config, settings: &Settings, engine: &Engine) -> Result<tools::Settings, Failure> {
+fn watched(
+    config: &Config,
+    settings: &Settings,
+    engine: &Engine,
+) -> Result<tools::Settings, Failure> {
     let python = settings.calls.interpreter(Path::exists);
-    let index =
-        Index { url: settings.tools.index.clone(), trusted_host: settings.tools.trusted_host.clone() };
+    let index = Index {
+        url: settings.tools.index.clone(),
+        trusted_host: settings.tools.trusted_host.clone(),
+    };
     let folder = config.state.join("worker/packages");
     let installer = Installer::open(engine.clone(), folder, python.clone(), index)
         .map_err(|problem| Failure::invalid(problem.message, problem.hint))?;
@@ -296,7 +367,12 @@ fn open_sync(settings: &Settings) -> Result<Option<ToolSync>, Failure> {
         .tool_sync()
         .map(ToolSync::open)
         .transpose()
-        .map_err(|error| Failure::invalid(error.to_string(), "mend what the variables of object storage say"))
+        .map_err(|error| {
+            Failure::invalid(
+                error.to_string(),
+                "mend what the variables of object storage say",
+            )
+        })
 }
 
 /// Tools from object storage: they are waited for, but not for ever, and are brought again and again.
@@ -304,7 +380,9 @@ async fn bring_tools(
     settings: &Settings,
     log: &Log,
 ) -> Result<Option<watch::Receiver<sync::State>>, Failure> {
-    let Some(sync) = open_sync(settings)? else { return Ok(None) };
+    let Some(sync) = open_sync(settings)? else {
+        return Ok(None);
+    };
     let (mut first, mut state) = (sync.state(), sync.state());
     tokio::spawn(sync.run());
     let to = log.clone();
@@ -323,8 +401,12 @@ fn line(brought: &sync::State) -> Line {
     match brought {
         sync::State::Waiting => Line::new(Level::Error, "tools_not_brought")
             .message("object storage takes its time; what is there is served meanwhile"),
-        sync::State::Failed(why) => Line::new(Level::Error, "tools_not_brought").message(why.clone()),
-        sync::State::Ok { refused } if refused.is_empty() => Line::new(Level::Info, "tools_brought"),
+        sync::State::Failed(why) => {
+            Line::new(Level::Error, "tools_not_brought").message(why.clone())
+        }
+        sync::State::Ok { refused } if refused.is_empty() => {
+            Line::new(Level::Info, "tools_brought")
+        }
         sync::State::Ok { refused } => Line::new(Level::Warn, "tools_brought")
             .message("some keys cannot be files here")
             .with("refused", refused.clone()),
@@ -394,7 +476,9 @@ fn count_tools(mut catalog: watch::Receiver<Catalog>, metrics: Arc<Metrics>) {
 }
 
 async fn serve_health(health: Health, settings: &Settings) -> Result<(), Failure> {
-    let Some(port) = settings.health_port else { return Ok(()) };
+    let Some(port) = settings.health_port else {
+        return Ok(());
+    };
     let listener = health::listen(port).await.map_err(|error| {
         Failure::invalid(
             format!("cannot listen on port {port} for questions about health: {error}"),
@@ -431,7 +515,8 @@ fn draining(mut stop: watch::Receiver<Stop>) -> watch::Receiver<bool> {
 
 /// The first lets calls finish, the second does not.
 fn on_signals() -> Result<watch::Receiver<Stop>, Failure> {
-    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) =
+        (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let (stops, stop) = watch::channel(Stop::No);
     tokio::spawn(async move {
         for wish in [Stop::Drain, Stop::Now] {
@@ -457,11 +542,24 @@ mod tests {
         let log = Log::new(spec::LogFormat::Json, std::io::sink()).unwrap();
         let (reports, reported) = mpsc::channel(2);
         let mut told = tell_reports(reported, log, Arc::new(vec!["/home/ana/state".into()]));
-        for why in ["cannot make `/home/ana/state/runs/1`: no room", "it is no `/tools/python/x.py`"] {
+        for why in [
+            "cannot make `/home/ana/state/runs/1`: no room",
+            "it is no `/tools/python/x.py`",
+        ] {
             let (tool, problem) = ("t".to_owned(), Problem::new(why, ""));
-            reports.send(Report::Failed { tool, problem }).await.unwrap();
+            reports
+                .send(Report::Failed { tool, problem })
+                .await
+                .unwrap();
         }
-        assert_eq!(told.recv().await.unwrap().why, "cannot make `…/runs/1`: no room");
-        assert_eq!(told.recv().await.unwrap().why, "it is no `/tools/python/x.py`", "the control");
+        assert_eq!(
+            told.recv().await.unwrap().why,
+            "cannot make `…/runs/1`: no room"
+        );
+        assert_eq!(
+            told.recv().await.unwrap().why,
+            "it is no `/tools/python/x.py`",
+            "the control"
+        );
     }
 }

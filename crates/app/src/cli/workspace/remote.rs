@@ -80,14 +80,21 @@ pub(super) async fn act(client: &Client, action: Action, json: bool) -> Result<u
     match action {
         Action::List => list(client, json).await,
         Action::Diff { id, stat } => diff(client, &id, stat, json).await,
-        Action::Commit { id, force, partial, keep } => {
+        Action::Commit {
+            id,
+            force,
+            partial,
+            keep,
+        } => {
             let ask = Ask::new(Method::POST, format!("{}/commit", path(&id)));
             let how = json!({ "force": force, "partial": partial, "keep": keep });
             let told: Value = client.json(ask.json(&how).patience(LONGEST_LOOK)).await?;
             committed(client, &told, json)
         }
         Action::Discard { id } => {
-            client.ask(Ask::new(Method::DELETE, path(&id)).patience(LONGEST_LOOK)).await?;
+            client
+                .ask(Ask::new(Method::DELETE, path(&id)).patience(LONGEST_LOOK))
+                .await?;
             match json {
                 true => print_json(&json!({ "discarded": id }))?,
                 false => print("discarded\n")?,
@@ -111,7 +118,11 @@ async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
     let line = |one: &Listed| {
         let used = if one.in_use { "  in use" } else { "" };
         let folder = name(Path::new(&one.folder));
-        format!("{}  {}  {folder}{used}\n", printable(&one.id), printable(&one.made_at))
+        format!(
+            "{}  {}  {folder}{used}\n",
+            printable(&one.id),
+            printable(&one.made_at)
+        )
     };
     match json {
         true => print_json(&told)?,
@@ -123,7 +134,12 @@ async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
 async fn diff(client: &Client, id: &str, stat: bool, json: bool) -> Result<u8, Failure> {
     let ask = Ask::get(format!("{}/diff", path(id))).patience(LONGEST_LOOK);
     let told: Value = client.json(ask).await?;
-    let Compared { changes, not_looked_into, compared, truncated } = read(client, &told)?;
+    let Compared {
+        changes,
+        not_looked_into,
+        compared,
+        truncated,
+    } = read(client, &told)?;
     if json {
         print_json(&told)?;
         return Ok(0);
@@ -139,7 +155,11 @@ async fn diff(client: &Client, id: &str, stat: bool, json: bool) -> Result<u8, F
 }
 
 fn committed(client: &Client, told: &Value, json: bool) -> Result<u8, Failure> {
-    let TakenOver { applied, left_out, truncated } = read(client, told)?;
+    let TakenOver {
+        applied,
+        left_out,
+        truncated,
+    } = read(client, told)?;
     let (applied, remaining) = (all(client, applied, change)?, all(client, left_out, left)?);
     match json {
         true => print_json(told)?,
@@ -154,13 +174,19 @@ fn committed(client: &Client, told: &Value, json: bool) -> Result<u8, Failure> {
 
 fn say_truncated(truncated: bool) {
     if truncated {
-        message::say(&[Line::Note("there is more than a server tells of at once".to_owned())]);
+        message::say(&[Line::Note(
+            "there is more than a server tells of at once".to_owned(),
+        )]);
     }
 }
 
 fn all<A, B>(client: &Client, told: Vec<A>, one: fn(A) -> Option<B>) -> Result<Vec<B>, Failure> {
     let read: Option<Vec<B>> = told.into_iter().map(one).collect();
-    read.ok_or_else(|| client.foreign("it tells of a change in words that are not known here").into())
+    read.ok_or_else(|| {
+        client
+            .foreign("it tells of a change in words that are not known here")
+            .into()
+    })
 }
 
 fn bytes(text: Option<String>, base64: Option<String>) -> Option<OsString> {
@@ -173,7 +199,11 @@ fn bytes(text: Option<String>, base64: Option<String>) -> Option<OsString> {
 
 fn left(told: Remaining) -> Option<Left> {
     let path = PathBuf::from(bytes(told.path, told.path_base64)?);
-    Some(Left { path, reason: told.reason, conflict: told.conflict })
+    Some(Left {
+        path,
+        reason: told.reason,
+        conflict: told.conflict,
+    })
 }
 
 fn change(told: Changed) -> Option<Change> {

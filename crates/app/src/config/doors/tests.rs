@@ -10,10 +10,23 @@ fn read(text: &str) -> Result<Doors, ConfigError> {
 #[test]
 fn without_a_file_there_are_the_known_providers_and_the_models_of_this_machine() {
     let doors = read("").unwrap();
-    assert_eq!(doors.catalogue.providers.keys().collect::<Vec<_>>(), ["anthropic", "gemini", "openai"]);
-    assert_eq!(doors.catalogue.inference.as_ref().unwrap().base, "http://127.0.0.1:11434");
-    assert_eq!((doors.catalogue.bounds, doors.durability), (Bounds::default(), Durability::Process));
-    assert_eq!((doors.prices, doors.tenants.len()), (Prices::default(), 0), "an unknown price is refused");
+    assert_eq!(
+        doors.catalogue.providers.keys().collect::<Vec<_>>(),
+        ["anthropic", "gemini", "openai"]
+    );
+    assert_eq!(
+        doors.catalogue.inference.as_ref().unwrap().base,
+        "http://127.0.0.1:11434"
+    );
+    assert_eq!(
+        (doors.catalogue.bounds, doors.durability),
+        (Bounds::default(), Durability::Process)
+    );
+    assert_eq!(
+        (doors.prices, doors.tenants.len()),
+        (Prices::default(), 0),
+        "an unknown price is refused"
+    );
 }
 
 #[test]
@@ -29,12 +42,31 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
          [tenant.\"*\"]\nruns = 1\nday_usd = 1\n",
     )
     .unwrap();
-    let target = |provider: &str, model: &str| Target { provider: provider.into(), model: model.into() };
-    let targets = vec![target("anthropic", "claude-sonnet-4-5"), target("bedrock", "eu/claude")];
-    assert_eq!(doors.catalogue.models, [("sonnet".to_owned(), targets)].into());
-    let ceiling = Price { input: 20_000_000_000, output: 100_000_000_000, ..Price::default() };
-    assert_eq!((doors.prices.unknown, doors.durability), (Some(ceiling), Durability::Power));
-    assert_eq!(doors.keep_ledger, Some(std::time::Duration::from_secs(8760 * 3600)));
+    let target = |provider: &str, model: &str| Target {
+        provider: provider.into(),
+        model: model.into(),
+    };
+    let targets = vec![
+        target("anthropic", "claude-sonnet-4-5"),
+        target("bedrock", "eu/claude"),
+    ];
+    assert_eq!(
+        doors.catalogue.models,
+        [("sonnet".to_owned(), targets)].into()
+    );
+    let ceiling = Price {
+        input: 20_000_000_000,
+        output: 100_000_000_000,
+        ..Price::default()
+    };
+    assert_eq!(
+        (doors.prices.unknown, doors.durability),
+        (Some(ceiling), Durability::Power)
+    );
+    assert_eq!(
+        doors.keep_ledger,
+        Some(std::time::Duration::from_secs(8760 * 3600))
+    );
     let seconds = Duration::from_secs;
     let bounds = Bounds {
         body: 1 << 20,
@@ -44,9 +76,16 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         concurrent: 4,
         inference_time: seconds(30),
     };
-    assert_eq!(doors.catalogue.bounds, bounds, "in whatever order the tables come");
+    assert_eq!(
+        doors.catalogue.bounds, bounds,
+        "in whatever order the tables come"
+    );
     assert_eq!(doors.inference_models, ["llama*".parse().unwrap()]);
-    let budget = Budget { call: Some(Money(500_000_000)), concurrent: Some(8), ..Budget::default() };
+    let budget = Budget {
+        call: Some(Money(500_000_000)),
+        concurrent: Some(8),
+        ..Budget::default()
+    };
     let acme = Terms {
         level: Level::Tenant,
         name: "acme".into(),
@@ -55,9 +94,16 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         requests_per_minute: Some(60),
         tokens_per_minute: Some(400_000),
     };
-    let other =
-        Terms { level: Level::Tenant, name: "*".into(), day: Some(Money(1_000_000_000)), ..Terms::default() };
-    assert_eq!(doors.tenants, [("acme".to_owned(), acme), ("*".to_owned(), other)].into());
+    let other = Terms {
+        level: Level::Tenant,
+        name: "*".into(),
+        day: Some(Money(1_000_000_000)),
+        ..Terms::default()
+    };
+    assert_eq!(
+        doors.tenants,
+        [("acme".to_owned(), acme), ("*".to_owned(), other)].into()
+    );
     let acme = Quota {
         runs: Some(2),
         sandboxes: Some(3),
@@ -66,8 +112,17 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         storage: Some(Size(6 << 10)),
         weight: 7,
     };
-    let other = Quota { runs: Some(1), ..Quota::default() };
-    assert_eq!(doors.quotas, Tenants { named: [("acme".to_owned(), acme)].into(), other });
+    let other = Quota {
+        runs: Some(1),
+        ..Quota::default()
+    };
+    assert_eq!(
+        doors.quotas,
+        Tenants {
+            named: [("acme".to_owned(), acme)].into(),
+            other
+        }
+    );
 }
 
 #[test]
@@ -89,7 +144,9 @@ fn what_is_no_quota_is_refused_by_its_name() {
 fn a_budget_is_read_exactly_and_compared_limit_by_limit() {
     let text = "[profile.ci]\nbudget = { run_usd = 2.0, call_usd = 0.1, run_tokens = 5, requests = 6, concurrent = 7 }\n\
                 allow_models = [\"claude-*\"]\n[profile.sub]\nbase = \"ci\"\n[maximum]\nbudget = { run_usd = 10 }\n";
-    let policy = super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml")).unwrap().policy;
+    let policy = super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
+        .unwrap()
+        .policy;
     let budget = Budget {
         money: Some(Money(2_000_000_000)),
         call: Some(Money(100_000_000)),
@@ -99,13 +156,32 @@ fn a_budget_is_read_exactly_and_compared_limit_by_limit() {
     };
     for name in ["ci", "sub"] {
         let profile = policy.profile(name).unwrap();
-        assert_eq!((&profile.budget, profile.allow_models.len()), (&budget, 1), "{name}");
+        assert_eq!(
+            (&profile.budget, profile.allow_models.len()),
+            (&budget, 1),
+            "{name}"
+        );
     }
-    assert_eq!(policy.maximum_budget, Budget { money: Some(Money(10_000_000_000)), ..Budget::default() });
+    assert_eq!(
+        policy.maximum_budget,
+        Budget {
+            money: Some(Money(10_000_000_000)),
+            ..Budget::default()
+        }
+    );
     assert_eq!(more(&budget, &budget), None);
     assert_eq!(more(&budget, &Budget::default()), None);
     assert_eq!(more(&Budget::default(), &budget), Some("run_usd"));
-    assert_eq!(more(&Budget { requests: Some(9), ..budget.clone() }, &budget), Some("requests"));
+    assert_eq!(
+        more(
+            &Budget {
+                requests: Some(9),
+                ..budget.clone()
+            },
+            &budget
+        ),
+        Some("requests")
+    );
 }
 
 #[test]
@@ -121,8 +197,16 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
             "`model.a.targets` in `/c.toml` has one that is not PROVIDER/MODEL",
             "write targets",
         ),
-        ("[model.a]\ntargets = []", "`model.a.targets` in `/c.toml` must be a list", "such as"),
-        ("[model.a]", "`model.a.targets` in `/c.toml` is missing", "write targets"),
+        (
+            "[model.a]\ntargets = []",
+            "`model.a.targets` in `/c.toml` must be a list",
+            "such as",
+        ),
+        (
+            "[model.a]",
+            "`model.a.targets` in `/c.toml` is missing",
+            "write targets",
+        ),
         (
             "[model.a]\ntarget = []",
             "`model.a.target` in `/c.toml` is not a known key",
@@ -138,10 +222,26 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
             "`ledger.durability` in `/c.toml` is not a known word",
             "write \"process\" or \"power\"",
         ),
-        ("[doors]\nbodi = 1", "`doors.bodi` in `/c.toml` is not a known key", "did you mean `body`?"),
-        ("[tenant.a]\nday = 1", "`tenant.a.day` in `/c.toml` is not a known key", "the keys here are"),
-        ("[tenant.\"a b\"]", "`tenant.a b` in `/c.toml` is not a name for a tenant", "use 1 to 128"),
-        ("[profile.a]\nbudget = 2.0", "`profile.a.budget` in `/c.toml` must be a table", "write budget"),
+        (
+            "[doors]\nbodi = 1",
+            "`doors.bodi` in `/c.toml` is not a known key",
+            "did you mean `body`?",
+        ),
+        (
+            "[tenant.a]\nday = 1",
+            "`tenant.a.day` in `/c.toml` is not a known key",
+            "the keys here are",
+        ),
+        (
+            "[tenant.\"a b\"]",
+            "`tenant.a b` in `/c.toml` is not a name for a tenant",
+            "use 1 to 128",
+        ),
+        (
+            "[profile.a]\nbudget = 2.0",
+            "`profile.a.budget` in `/c.toml` must be a table",
+            "write budget",
+        ),
         (
             "[profile.a]\nbudget = { run = 2.0 }",
             "`profile.a.budget.run` in `/c.toml` is not a known key",
@@ -152,9 +252,21 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
             "`profile.a.budget.run_usd` in `/c.toml` has a bad value",
             "write it",
         ),
-        ("[profile.a]\nallow_models = []", "`profile.a.allow_models` in `/c.toml` must be a list", "such as"),
-        ("[price.\"m\"]", "`price` in `/c.toml` is not a known key", "did you mean `prices`?"),
-        ("[providers.x]", "`providers` in `/c.toml` is not a known key", "did you mean `provider`?"),
+        (
+            "[profile.a]\nallow_models = []",
+            "`profile.a.allow_models` in `/c.toml` must be a list",
+            "such as",
+        ),
+        (
+            "[price.\"m\"]",
+            "`price` in `/c.toml` is not a known key",
+            "did you mean `prices`?",
+        ),
+        (
+            "[providers.x]",
+            "`providers` in `/c.toml` is not a known key",
+            "did you mean `provider`?",
+        ),
     ] {
         let refused = read(text).expect_err(text);
         assert!(refused.message.starts_with(message), "{}", refused.message);

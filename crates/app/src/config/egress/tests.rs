@@ -2,17 +2,23 @@ use super::*;
 use spec::Policy;
 use std::path::Path;
 
-const CREDENTIAL: &str =
-    "[credential.c]\nkey = { secret = \"c\" }\ninject = \"bearer\"\nhosts = [\"*.a.com\", \"g.com\"]\n";
+const CREDENTIAL: &str = "[credential.c]\nkey = { secret = \"c\" }\ninject = \"bearer\"\nhosts = [\"*.a.com\", \"g.com\"]\n";
 
 fn read(text: &str) -> Result<Policy, ConfigError> {
-    super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|said| said.policy)
+    super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml"))
+        .map(|said| said.policy)
 }
 
 /// The only rule of a profile that has these keys.
 fn one(keys: &str) -> Result<EgressRule, ConfigError> {
     let policy = read(&format!("[[profile.ci.egress]]\n{keys}\n{CREDENTIAL}"))?;
-    Ok(policy.profile("ci").unwrap().egress.clone().unwrap().remove(0))
+    Ok(policy
+        .profile("ci")
+        .unwrap()
+        .egress
+        .clone()
+        .unwrap()
+        .remove(0))
 }
 
 fn repository(path: &str) -> Repository {
@@ -36,21 +42,41 @@ fn a_rule_says_which_host_how_and_how_much() {
             Ports::These(ports.to_vec()),
         )
     };
-    assert_eq!(one("host = \"X.a.com.\"\nmode = \"tunnel\"").unwrap(), rule(EgressMode::Tunnel, &[80, 443]));
-    let denied = EgressRule { ports: Ports::Any, ..rule(EgressMode::Deny, &[]) };
+    assert_eq!(
+        one("host = \"X.a.com.\"\nmode = \"tunnel\"").unwrap(),
+        rule(EgressMode::Tunnel, &[80, 443])
+    );
+    let denied = EgressRule {
+        ports: Ports::Any,
+        ..rule(EgressMode::Deny, &[])
+    };
     assert_eq!(one("host = \"x.a.com\"\nmode = \"deny\"").unwrap(), denied);
     let text = "host = \"x.a.com\"\nmode = \"inspect\"\nallow = [\"GET /v1/**\", \"POST /v1/x\"]\ncredential = \"c\"\n\
                 allow_upgrade = false\nallow_private = true\nper_minute = 3\nsent = \"1M\"\nreceived = \"2G\"";
     let inspect = EgressMode::Inspect {
-        allow: ["GET /v1/**", "POST /v1/x"].map(|text| text.parse().unwrap()).to_vec(),
+        allow: ["GET /v1/**", "POST /v1/x"]
+            .map(|text| text.parse().unwrap())
+            .to_vec(),
         credential: Some("c".to_owned()),
         allow_upgrade: false,
     };
-    let upgrade = EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade: true };
+    let upgrade = EgressMode::Inspect {
+        allow: Vec::new(),
+        credential: None,
+        allow_upgrade: true,
+    };
     let said = "host = \"x.a.com\"\nmode = \"inspect\"\nallow_upgrade = true";
     assert_eq!(one(said).unwrap(), rule(upgrade, &[443]));
-    let limits = EgressLimits { per_minute: Some(3), sent: "1M".parse().ok(), received: "2G".parse().ok() };
-    let wanted = EgressRule { allow_private: true, limits, ..rule(inspect, &[443]) };
+    let limits = EgressLimits {
+        per_minute: Some(3),
+        sent: "1M".parse().ok(),
+        received: "2G".parse().ok(),
+    };
+    let wanted = EgressRule {
+        allow_private: true,
+        limits,
+        ..rule(inspect, &[443])
+    };
     assert_eq!(one(text).unwrap(), wanted);
     let text = "host = \"x.a.com\"\nmode = \"git\"\nallow_plain_http = true\nrepos = [{ repo = \"acme/app\", \
                 push = [\"refs/heads/agent/*\"], update = false, delete = true, credential = \"c\" }, { repo = \"acme/*\" }]";
@@ -61,32 +87,68 @@ fn a_rule_says_which_host_how_and_how_much() {
         credential: Some("c".to_owned()),
         ..repository("acme/app")
     };
-    let git = EgressMode::Git { repositories: vec![app, repository("acme/*")] };
-    assert_eq!(one(text).unwrap(), EgressRule { allow_plain_http: true, ..rule(git, &[80, 443]) });
+    let git = EgressMode::Git {
+        repositories: vec![app, repository("acme/*")],
+    };
+    assert_eq!(
+        one(text).unwrap(),
+        EgressRule {
+            allow_plain_http: true,
+            ..rule(git, &[80, 443])
+        }
+    );
 }
 
 #[test]
 fn ports_are_a_list_or_any() {
     let ports = |text: &str| {
-        one(&format!("host = \"a.com\"\nmode = \"tunnel\"\nports = {text}")).map(|rule| rule.ports)
+        one(&format!(
+            "host = \"a.com\"\nmode = \"tunnel\"\nports = {text}"
+        ))
+        .map(|rule| rule.ports)
     };
-    assert_eq!(ports("[8443, 22, 22]").unwrap(), Ports::These(vec![22, 8443]));
+    assert_eq!(
+        ports("[8443, 22, 22]").unwrap(),
+        Ports::These(vec![22, 8443])
+    );
     assert_eq!(ports("\"any\"").unwrap(), Ports::Any);
-    for bad in ["[]", "[0]", "[65536]", "[-1]", "\"all\"", "443", "[\"443\"]"] {
+    for bad in [
+        "[]",
+        "[0]",
+        "[65536]",
+        "[-1]",
+        "\"all\"",
+        "443",
+        "[\"443\"]",
+    ] {
         assert!(
-            ports(bad).unwrap_err().message.contains("`profile.ci.egress[1].ports` in `/c.toml`"),
+            ports(bad)
+                .unwrap_err()
+                .message
+                .contains("`profile.ci.egress[1].ports` in `/c.toml`"),
             "{bad}"
         );
     }
     let many = format!("{:?}", (1001..=1030).collect::<Vec<_>>());
     assert!(ports(&many).is_ok());
     let other = "[[profile.ci.egress]]\nhost = \"b.com\"\nmode = \"tunnel\"\nports = [22]";
-    let together = one(&format!("host = \"a.com\"\nmode = \"tunnel\"\nports = {many}\n{other}")).unwrap_err();
-    assert!(together.message.contains("more than 30 ports"), "{}", together.message);
+    let together = one(&format!(
+        "host = \"a.com\"\nmode = \"tunnel\"\nports = {many}\n{other}"
+    ))
+    .unwrap_err();
+    assert!(
+        together.message.contains("more than 30 ports"),
+        "{}",
+        together.message
+    );
     let many = format!("{:?}", (1..=31).collect::<Vec<_>>());
     assert!(ports(&many).unwrap_err().hint.contains("30 at most"));
     let encrypted = one("host = \"a.com\"\nmode = \"inspect\"\nports = [80, 443]").unwrap_err();
-    assert!(encrypted.hint.contains("allow_plain_http"), "{}", encrypted.hint);
+    assert!(
+        encrypted.hint.contains("allow_plain_http"),
+        "{}",
+        encrypted.hint
+    );
 }
 
 #[test]
@@ -104,11 +166,21 @@ fn rules_are_added_behind_those_of_the_base() {
     };
     assert_eq!(
         names("high"),
-        ["egress rule 1 of profile low (a.com)", "egress rule 1 of profile high (a.com)"]
+        [
+            "egress rule 1 of profile low (a.com)",
+            "egress rule 1 of profile high (a.com)"
+        ]
     );
     assert_eq!(names("agent"), ["egress rule 1 of profile agent (b.com)"]);
-    assert_eq!(policy.profile("high").unwrap().egress_limits.per_minute, Some(9));
-    assert_eq!(policy.profile("shut").unwrap().egress, None, "no network means no door");
+    assert_eq!(
+        policy.profile("high").unwrap().egress_limits.per_minute,
+        Some(9)
+    );
+    assert_eq!(
+        policy.profile("shut").unwrap().egress,
+        None,
+        "no network means no door"
+    );
 }
 
 /// Each of these rules is refused: what is said of it begins so, and the remedy does.
@@ -117,22 +189,42 @@ fn refused(cases: &[(&str, &str, &str)]) {
         let error = one(keys).expect_err(keys);
         let start = format!("`profile.ci.egress[1].{what}");
         assert!(error.message.starts_with(&start), "{}", error.message);
-        assert!(error.hint.starts_with(hint) && !error.message.contains('\n'), "{keys}: {}", error.hint);
+        assert!(
+            error.hint.starts_with(hint) && !error.message.contains('\n'),
+            "{keys}: {}",
+            error.hint
+        );
     }
 }
 
 #[test]
 fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
     refused(&[
-        ("mode = \"tunnel\"", "host` in `/c.toml` is missing", "write host ="),
-        ("host = \"a.com\"", "mode` in `/c.toml` is missing", "write host ="),
+        (
+            "mode = \"tunnel\"",
+            "host` in `/c.toml` is missing",
+            "write host =",
+        ),
+        (
+            "host = \"a.com\"",
+            "mode` in `/c.toml` is missing",
+            "write host =",
+        ),
         (
             "host = \"a.com\"\nmode = \"open\"",
             "mode` in `/c.toml` is not a known word",
             "write \"tunnel\" or",
         ),
-        ("host = \"a.com:443\"\nmode = \"tunnel\"", "host` in `/c.toml` has a bad value", "write pypi.org"),
-        ("hosts = 1", "hosts` in `/c.toml` is not a known key", "did you mean `host`?"),
+        (
+            "host = \"a.com:443\"\nmode = \"tunnel\"",
+            "host` in `/c.toml` has a bad value",
+            "write pypi.org",
+        ),
+        (
+            "hosts = 1",
+            "hosts` in `/c.toml` is not a known key",
+            "did you mean `host`?",
+        ),
         (
             "host = \"a.com\"\nmode = \"tunnel\"\ncredential = \"c\"",
             "credential` in `/c.toml` does not go with mode = \"tunnel\"",
@@ -174,7 +266,11 @@ fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
 #[test]
 fn mistakes_in_repositories_name_the_key_the_file_and_the_remedy() {
     refused(&[
-        ("host = \"a.com\"\nmode = \"git\"", "repos` in `/c.toml` is missing", "write repos ="),
+        (
+            "host = \"a.com\"\nmode = \"git\"",
+            "repos` in `/c.toml` is missing",
+            "write repos =",
+        ),
         (
             "host = \"a.com\"\nmode = \"git\"\nrepos = [{ repo = \"a/b.git\" }]",
             "repos[1].repo` in `/c.toml` is no path",
@@ -241,7 +337,9 @@ fn a_tunnel_beside_a_rule_that_looks_inside_is_refused_where_both_would_count() 
     for ports in ["[443]", "\"any\""] {
         let error = both(ports).unwrap_err();
         assert!(
-            error.message.starts_with("`profile.ci.egress` in `/c.toml` has a tunnel and"),
+            error
+                .message
+                .starts_with("`profile.ci.egress` in `/c.toml` has a tunnel and"),
             "{}",
             error.message
         );
@@ -251,12 +349,29 @@ fn a_tunnel_beside_a_rule_that_looks_inside_is_refused_where_both_would_count() 
 #[test]
 fn there_are_256_rules_at_most_with_those_of_the_base() {
     let rules = |profile: &str, count: usize| {
-        let rule =
-            |number| format!("[[profile.{profile}.egress]]\nhost = \"h{number}.com\"\nmode = \"tunnel\"\n");
+        let rule = |number| {
+            format!("[[profile.{profile}.egress]]\nhost = \"h{number}.com\"\nmode = \"tunnel\"\n")
+        };
         (0..count).map(rule).collect::<String>()
     };
-    let text = |count| format!("{}[profile.b]\nbase = \"a\"\n{}", rules("a", 200), rules("b", count));
-    assert_eq!(read(&text(56)).unwrap().profile("b").unwrap().egress.as_ref().unwrap().len(), 256);
+    let text = |count| {
+        format!(
+            "{}[profile.b]\nbase = \"a\"\n{}",
+            rules("a", 200),
+            rules("b", count)
+        )
+    };
+    assert_eq!(
+        read(&text(56))
+            .unwrap()
+            .profile("b")
+            .unwrap()
+            .egress
+            .as_ref()
+            .unwrap()
+            .len(),
+        256
+    );
     assert!(
         read(&text(57))
             .unwrap_err()
@@ -268,10 +383,15 @@ fn there_are_256_rules_at_most_with_those_of_the_base() {
 
 #[test]
 fn a_network_of_none_and_rules_contradict_each_other() {
-    let text =
-        "[profile.ci]\nnetwork = \"none\"\n[[profile.ci.egress]]\nhost = \"a.com\"\nmode = \"tunnel\"\n";
+    let text = "[profile.ci]\nnetwork = \"none\"\n[[profile.ci.egress]]\nhost = \"a.com\"\nmode = \"tunnel\"\n";
     let error = read(text).unwrap_err();
-    assert!(error.message.starts_with("`profile.ci.network` in `/c.toml` is `none`"), "{}", error.message);
+    assert!(
+        error
+            .message
+            .starts_with("`profile.ci.network` in `/c.toml` is `none`"),
+        "{}",
+        error.message
+    );
     assert!(read(&text.replace("none", "doors")).is_ok());
 }
 
@@ -281,20 +401,40 @@ fn limits_and_lists_of_hosts() {
         "[profile.ci]\negress_limits = { sent = \"1M\" }\n[maximum]\nallow_hosts = [\"*.A.com\"]\npids = 3\n",
     )
     .unwrap();
-    assert_eq!(policy.profile("ci").unwrap().egress_limits.sent, "1M".parse().ok());
+    assert_eq!(
+        policy.profile("ci").unwrap().egress_limits.sent,
+        "1M".parse().ok()
+    );
     assert_eq!(policy.maximum_hosts, Some(vec!["*.a.com".parse().unwrap()]));
-    assert_eq!(read("[maximum]\nallow_hosts = []").unwrap().maximum_hosts, Some(Vec::new()), "then none");
+    assert_eq!(
+        read("[maximum]\nallow_hosts = []").unwrap().maximum_hosts,
+        Some(Vec::new()),
+        "then none"
+    );
     let bad = [
-        ("[maximum]\nallow_hosts = \"a.com\"", "`maximum.allow_hosts` in `/c.toml` must be a list of hosts"),
-        ("[maximum]\nallow_host = []", "`maximum.allow_host` in `/c.toml` is not a known key"),
+        (
+            "[maximum]\nallow_hosts = \"a.com\"",
+            "`maximum.allow_hosts` in `/c.toml` must be a list of hosts",
+        ),
+        (
+            "[maximum]\nallow_host = []",
+            "`maximum.allow_host` in `/c.toml` is not a known key",
+        ),
         (
             "[profile.ci]\negress_limits = { send = 1 }",
             "`profile.ci.egress_limits.send` in `/c.toml` is not a known key",
         ),
-        ("[profile.ci]\negress = {}", "`profile.ci.egress` in `/c.toml` must be a list of tables"),
+        (
+            "[profile.ci]\negress = {}",
+            "`profile.ci.egress` in `/c.toml` must be a list of tables",
+        ),
     ];
     for (text, start) in bad {
         let error = read(text).expect_err(text);
-        assert!(error.message.starts_with(start) && !error.hint.is_empty(), "{}", error.message);
+        assert!(
+            error.message.starts_with(start) && !error.hint.is_empty(),
+            "{}",
+            error.message
+        );
     }
 }

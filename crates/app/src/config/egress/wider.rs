@@ -7,13 +7,22 @@ pub(in super::super) fn is_wider(profile: &Profile, than: &Profile) -> bool {
     let (rules, others) = (all_rules(profile), all_rules(than));
     let mut allowing = rules.iter().filter(|rule| rule.mode != EgressMode::Deny);
     // Whoever asks for more hosts, in the command, asks for them within these.
-    let mut narrowing = others.iter().filter(|rule| rule.mode == EgressMode::Deny || rule.looks_inside());
-    narrowing.any(|rule| !among(rule, &rules)) || allowing.any(|rule| !is_no_wider(rule, &rules, &others))
+    let mut narrowing = others
+        .iter()
+        .filter(|rule| rule.mode == EgressMode::Deny || rule.looks_inside());
+    narrowing.any(|rule| !among(rule, &rules))
+        || allowing.any(|rule| !is_no_wider(rule, &rules, &others))
 }
 
 fn all_rules(profile: &Profile) -> Vec<EgressRule> {
     let open = (profile.network == Network::Open).then(EgressRule::open);
-    profile.egress.iter().flatten().cloned().chain(open).collect()
+    profile
+        .egress
+        .iter()
+        .flatten()
+        .cloned()
+        .chain(open)
+        .collect()
 }
 
 /// Whether a rule lets out nothing that the others would not. Of several rules the closest one counts, so leaving one
@@ -30,7 +39,12 @@ fn is_no_wider(rule: &EgressRule, own: &[EgressRule], others: &[EgressRule]) -> 
 
 /// Whatever it is called there.
 fn among(rule: &EgressRule, rules: &[EgressRule]) -> bool {
-    rules.iter().any(|other| EgressRule { name: other.name.clone(), ..rule.clone() } == *other)
+    rules.iter().any(|other| {
+        EgressRule {
+            name: other.name.clone(),
+            ..rule.clone()
+        } == *other
+    })
 }
 
 fn overlap(one: &HostPattern, other: &HostPattern) -> bool {
@@ -61,24 +75,43 @@ mod tests {
     fn profile(network: Network, rules: &[(&str, EgressMode)]) -> Profile {
         let rule = |(index, (text, mode)): (usize, &(&str, EgressMode))| {
             let (host, ports) = host_and_ports(text).unwrap();
-            EgressRule { mode: mode.clone(), ..EgressRule::tunnel(format!("rule {index}"), host, ports) }
+            EgressRule {
+                mode: mode.clone(),
+                ..EgressRule::tunnel(format!("rule {index}"), host, ports)
+            }
         };
         let egress = Some(rules.iter().enumerate().map(rule).collect());
-        Profile { network, egress, ..Policy::default().profile("restrictive").unwrap().clone() }
+        Profile {
+            network,
+            egress,
+            ..Policy::default().profile("restrictive").unwrap().clone()
+        }
     }
 
     fn inspect() -> EgressMode {
-        EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade: false }
+        EgressMode::Inspect {
+            allow: Vec::new(),
+            credential: None,
+            allow_upgrade: false,
+        }
     }
 
     #[test]
     fn fewer_and_closer_rules_are_no_wider() {
         use EgressMode::{Deny, Tunnel};
         let doors = |rules: &[(&str, EgressMode)]| profile(Network::Doors, rules);
-        let than = doors(&[("*.a.com", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]);
+        let than = doors(&[
+            ("*.a.com", Tunnel),
+            ("b.com:443", inspect()),
+            ("evil.a.com", Deny),
+        ]);
         let fine = [
             doors(&[("b.com:443", inspect()), ("evil.a.com", Deny)]),
-            doors(&[("x.a.com:443", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[
+                ("x.a.com:443", Tunnel),
+                ("b.com:443", inspect()),
+                ("evil.a.com", Deny),
+            ]),
             doors(&[
                 ("*.a.com", Tunnel),
                 ("b.com:443", inspect()),
@@ -97,26 +130,54 @@ mod tests {
     fn more_other_and_missing_rules_are_wider() {
         use EgressMode::{Deny, Tunnel};
         let doors = |rules: &[(&str, EgressMode)]| profile(Network::Doors, rules);
-        let than = doors(&[("*.a.com", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]);
+        let than = doors(&[
+            ("*.a.com", Tunnel),
+            ("b.com:443", inspect()),
+            ("evil.a.com", Deny),
+        ]);
         let wide = [
             doors(&[]),
-            Profile { egress: None, ..doors(&[]) },
+            Profile {
+                egress: None,
+                ..doors(&[])
+            },
             doors(&[("evil.a.com", Deny)]),
             doors(&[("b.com:443", inspect())]),
-            doors(&[("c.com", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
-            doors(&[("b.com:443", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[
+                ("c.com", Tunnel),
+                ("b.com:443", inspect()),
+                ("evil.a.com", Deny),
+            ]),
+            doors(&[
+                ("b.com:443", Tunnel),
+                ("b.com:443", inspect()),
+                ("evil.a.com", Deny),
+            ]),
             doors(&[("*.a.com", Tunnel), ("b.com:443", inspect())]),
-            doors(&[("x.a.com:22", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
-            doors(&[("*", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[
+                ("x.a.com:22", Tunnel),
+                ("b.com:443", inspect()),
+                ("evil.a.com", Deny),
+            ]),
+            doors(&[
+                ("*", Tunnel),
+                ("b.com:443", inspect()),
+                ("evil.a.com", Deny),
+            ]),
         ];
         for (number, rules) in wide.iter().enumerate() {
             assert!(is_wider(rules, &than), "{number}");
         }
         let looked_into = doors(&[("*", Tunnel), ("api.com:443", inspect())]);
-        assert!(is_wider(&doors(&[("*", Tunnel)]), &looked_into), "what was looked into is a tunnel now");
+        assert!(
+            is_wider(&doors(&[("*", Tunnel)]), &looked_into),
+            "what was looked into is a tunnel now"
+        );
         let mut limited = doors(&[("a.com", Tunnel)]);
-        limited.egress.as_mut().unwrap()[0].limits =
-            EgressLimits { per_minute: Some(1), ..Default::default() };
+        limited.egress.as_mut().unwrap()[0].limits = EgressLimits {
+            per_minute: Some(1),
+            ..Default::default()
+        };
         assert!(is_wider(&doors(&[("a.com", Tunnel)]), &limited) && !is_wider(&limited, &limited));
     }
 }

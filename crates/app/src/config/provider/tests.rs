@@ -14,19 +14,37 @@ fn with_base(base: &str, more: &str) -> Result<Uri, ConfigError> {
 #[test]
 fn without_a_file_the_known_providers_need_only_their_key() {
     let known = known();
-    let shown: Vec<_> =
-        known.values().map(|one| (one.name.as_str(), one.base.to_string(), one.key.clone())).collect();
+    let shown: Vec<_> = known
+        .values()
+        .map(|one| (one.name.as_str(), one.base.to_string(), one.key.clone()))
+        .collect();
     let stored = |name: &str| Some(KeySource::Stored(name.to_owned()));
     assert_eq!(
         shown,
         [
-            ("anthropic", "https://api.anthropic.com/".to_owned(), stored("anthropic")),
-            ("gemini", "https://generativelanguage.googleapis.com/".to_owned(), stored("gemini")),
-            ("openai", "https://api.openai.com/".to_owned(), stored("openai")),
+            (
+                "anthropic",
+                "https://api.anthropic.com/".to_owned(),
+                stored("anthropic")
+            ),
+            (
+                "gemini",
+                "https://generativelanguage.googleapis.com/".to_owned(),
+                stored("gemini")
+            ),
+            (
+                "openai",
+                "https://api.openai.com/".to_owned(),
+                stored("openai")
+            ),
         ]
     );
     assert_eq!(known["anthropic"].dialect, Dialect::Anthropic);
-    assert!(known.values().all(|one| !one.allow_plain_http && !one.allow_private));
+    assert!(
+        known
+            .values()
+            .all(|one| !one.allow_plain_http && !one.allow_private)
+    );
 }
 
 #[test]
@@ -55,28 +73,59 @@ fn a_provider_is_what_the_file_says() {
     "#;
     let providers = read(text).unwrap();
     let local = &providers["local"];
-    assert_eq!((local.name.as_str(), local.dialect), ("local", Dialect::Ollama));
+    assert_eq!(
+        (local.name.as_str(), local.dialect),
+        ("local", Dialect::Ollama)
+    );
     assert_eq!(local.base, "http://127.0.0.1:11434/models");
-    let vault = KeySource::Vault { path: "team/local".into(), field: "token".into() };
-    assert_eq!((local.key.as_ref(), local.ca.as_deref()), (Some(&vault), Some(Path::new("/etc/ca.pem"))));
+    let vault = KeySource::Vault {
+        path: "team/local".into(),
+        field: "token".into(),
+    };
+    assert_eq!(
+        (local.key.as_ref(), local.ca.as_deref()),
+        (Some(&vault), Some(Path::new("/etc/ca.pem")))
+    );
     assert_eq!(local.forward_headers, ["x-title", "anthropic-beta"]);
-    let flags =
-        [local.allow_plain_http, local.allow_private, local.identify, !local.ask_usage, local.server_tools];
+    let flags = [
+        local.allow_plain_http,
+        local.allow_private,
+        local.identify,
+        !local.ask_usage,
+        local.server_tools,
+    ];
     assert_eq!(flags, [true; 5]);
-    assert_eq!((local.output_cap, local.on_abort, local.retries), ("max_tokens", OnAbort::Cancel, 0));
+    assert_eq!(
+        (local.output_cap, local.on_abort, local.retries),
+        ("max_tokens", OnAbort::Cancel, 0)
+    );
     let patience = local.patience;
-    let times = [patience.connect, patience.first_byte, patience.idle, patience.retry_after];
+    let times = [
+        patience.connect,
+        patience.first_byte,
+        patience.idle,
+        patience.retry_after,
+    ];
     assert_eq!(times, [2, 30, 60, 5].map(Duration::from_secs));
     let known = &providers["anthropic"];
     assert_eq!(known.base, "https://api.anthropic.com");
-    assert_eq!(known.key, Some(KeySource::Variable("ANTHROPIC_API_KEY".into())));
-    assert!(!providers.contains_key("openai"), "a file that names providers names all of them");
+    assert_eq!(
+        known.key,
+        Some(KeySource::Variable("ANTHROPIC_API_KEY".into()))
+    );
+    assert!(
+        !providers.contains_key("openai"),
+        "a file that names providers names all of them"
+    );
 }
 
 #[test]
 fn the_key_of_a_known_provider_goes_to_its_own_address_only() {
     let key = |text: &str| read(text).unwrap()["openai"].key.clone();
-    assert_eq!(key("[openai]\nretries = 1"), Some(KeySource::Stored("openai".into())));
+    assert_eq!(
+        key("[openai]\nretries = 1"),
+        Some(KeySource::Stored("openai".into()))
+    );
     assert_eq!(key("[openai]\nbase = \"https://other.example\""), None);
     let said = "[openai]\nbase = \"https://other.example\"\nkey = { secret = \"other\" }";
     assert_eq!(key(said), Some(KeySource::Stored("other".into())));
@@ -106,24 +155,51 @@ fn no_spelling_of_a_metadata_service_is_a_provider_whatever_is_allowed() {
     ] {
         for scheme in ["http", "https"] {
             let refused = with_base(&format!("{scheme}://{host}/v1"), anything).expect_err(host);
-            assert!(refused.message.contains("is an address of a metadata service"), "{}", refused.message);
+            assert!(
+                refused
+                    .message
+                    .contains("is an address of a metadata service"),
+                "{}",
+                refused.message
+            );
         }
     }
-    assert!(with_base("http://127.0.0.1/v1", anything).is_ok(), "the positive control");
+    assert!(
+        with_base("http://127.0.0.1/v1", anything).is_ok(),
+        "the positive control"
+    );
 }
 
 #[test]
 fn a_private_or_unencrypted_address_must_be_said() {
     let (private, plain) = ("allow_private = true", "allow_plain_http = true");
-    for host in
-        ["127.0.0.1", "127.1", "0x7f000001", "[::1]", "10.0.0.1", "192.168.1.1", "localhost", "a.localhost."]
-    {
+    for host in [
+        "127.0.0.1",
+        "127.1",
+        "0x7f000001",
+        "[::1]",
+        "10.0.0.1",
+        "192.168.1.1",
+        "localhost",
+        "a.localhost.",
+    ] {
         let refused = with_base(&format!("https://{host}"), plain).expect_err(host);
-        assert!(refused.message.ends_with("is a private address"), "{}", refused.message);
-        assert!(with_base(&format!("https://{host}"), private).is_ok(), "{host}");
+        assert!(
+            refused.message.ends_with("is a private address"),
+            "{}",
+            refused.message
+        );
+        assert!(
+            with_base(&format!("https://{host}"), private).is_ok(),
+            "{host}"
+        );
     }
     let refused = with_base("http://api.example", private).unwrap_err();
-    assert!(refused.message.ends_with("is not encrypted"), "{}", refused.message);
+    assert!(
+        refused.message.ends_with("is not encrypted"),
+        "{}",
+        refused.message
+    );
     assert!(
         with_base("http://api.example", plain).is_ok()
             && with_base("https://api.example:8443/a/b", "").is_ok()
@@ -155,7 +231,10 @@ fn a_base_is_a_host_and_a_path_and_nothing_else() {
     ] {
         assert!(with_base(base, "").is_err(), "{base}");
     }
-    assert_eq!(with_base("https://api.example/", "").unwrap(), "https://api.example");
+    assert_eq!(
+        with_base("https://api.example/", "").unwrap(),
+        "https://api.example"
+    );
 }
 
 #[test]
@@ -242,10 +321,26 @@ fn mistakes_name_the_key_the_file_and_the_remedy() {
             "`provider.x.forward_headers` in `/c.toml` has a bad name",
             "name",
         ),
-        (format!("{x}retries = 11"), "`provider.x.retries` in `/c.toml` is too many", "write 0 to 10"),
-        (format!("{x}ca = \"ca.pem\""), "`provider.x.ca` in `/c.toml` must be an absolute path", "begin"),
-        ("[\"a b\"]".to_owned(), "`provider.a b` in `/c.toml` is not a name for a provider", "use 1 to 128"),
-        ("x = 1".to_owned(), "`provider.x` in `/c.toml` must be a table", "write [provider.x]"),
+        (
+            format!("{x}retries = 11"),
+            "`provider.x.retries` in `/c.toml` is too many",
+            "write 0 to 10",
+        ),
+        (
+            format!("{x}ca = \"ca.pem\""),
+            "`provider.x.ca` in `/c.toml` must be an absolute path",
+            "begin",
+        ),
+        (
+            "[\"a b\"]".to_owned(),
+            "`provider.a b` in `/c.toml` is not a name for a provider",
+            "use 1 to 128",
+        ),
+        (
+            "x = 1".to_owned(),
+            "`provider.x` in `/c.toml` must be a table",
+            "write [provider.x]",
+        ),
     ] {
         let refused = read(&text).expect_err(&text);
         assert!(refused.message.starts_with(message), "{}", refused.message);
@@ -270,10 +365,15 @@ fn models_of_this_machine_are_reached_unless_the_file_says_where_else() {
         (said.server.base.host(), said.models.len(), said.time),
         (Some("10.0.0.5"), 1, "5m".parse().ok())
     );
-    assert!(read("base = \"http://localhost:1\"").is_ok() && read("base = \"http://[::1]:1\"").is_ok());
+    assert!(
+        read("base = \"http://localhost:1\"").is_ok() && read("base = \"http://[::1]:1\"").is_ok()
+    );
     for (text, why) in [
         ("base = \"http://10.0.0.5\"", "is not encrypted"),
-        ("base = \"http://169.254.169.254\"\nallow_plain_http = true", "is an address of a metadata"),
+        (
+            "base = \"http://169.254.169.254\"\nallow_plain_http = true",
+            "is an address of a metadata",
+        ),
         ("bse = \"x\"", "is not a known key"),
         ("models = []", "must be a list of texts, and not empty"),
     ] {
@@ -308,6 +408,10 @@ fn no_program_can_say_who_pays_or_who_asks() {
         "x-goog-api-key",
     ] {
         let refused = forwarded(name).expect_err(name);
-        assert!(refused.message.contains(" cannot name `"), "{}", refused.message);
+        assert!(
+            refused.message.contains(" cannot name `"),
+            "{}",
+            refused.message
+        );
     }
 }

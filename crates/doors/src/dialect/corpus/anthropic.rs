@@ -4,14 +4,30 @@ use super::{Ends, Shape, usage};
 use crate::dialect::{Operation, TapKind};
 use crate::usage::Usage;
 
-const TEXT: &str = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}"#;
-const BLOCK: &str = r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
+const TEXT: &str =
+    r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}"#;
+const BLOCK: &str =
+    r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
 const PING: &str = r#"{"type":"ping"}"#;
 const STOP: &str = r#"{"type":"message_stop"}"#;
 
-fn stream(name: &'static str, data: &[&str], usage: Option<Usage>, ends: Ends, least: u64) -> Shape {
+fn stream(
+    name: &'static str,
+    data: &[&str],
+    usage: Option<Usage>,
+    ends: Ends,
+    least: u64,
+) -> Shape {
     let text = data.iter().map(|data| named(data)).collect();
-    Shape { name, operation: Operation::Messages, kind: TapKind::Events, text, usage, ends, least }
+    Shape {
+        name,
+        operation: Operation::Messages,
+        kind: TapKind::Events,
+        text,
+        usage,
+        ends,
+        least,
+    }
 }
 
 fn named(data: &str) -> String {
@@ -45,11 +61,41 @@ fn ordinary() -> Vec<Shape> {
     let zero = start(r#"{"input_tokens":0,"output_tokens":0}"#);
     let first = delta(r#"{"output_tokens":8}"#);
     vec![
-        stream("messages", &[&begin, BLOCK, PING, TEXT, TEXT, &end, STOP], said, Ends::Well, 15),
-        stream("input repeated at the end", &[&begin, BLOCK, TEXT, &repeated, STOP], said, Ends::Well, 15),
-        stream("input only at the end", &[&zero, TEXT, &repeated, STOP], said, Ends::Well, 15),
-        stream("usage only at the end", &[TEXT, &repeated, STOP], said, Ends::Well, 15),
-        stream("deltas are cumulative", &[&begin, TEXT, &first, TEXT, &end, STOP], said, Ends::Well, 15),
+        stream(
+            "messages",
+            &[&begin, BLOCK, PING, TEXT, TEXT, &end, STOP],
+            said,
+            Ends::Well,
+            15,
+        ),
+        stream(
+            "input repeated at the end",
+            &[&begin, BLOCK, TEXT, &repeated, STOP],
+            said,
+            Ends::Well,
+            15,
+        ),
+        stream(
+            "input only at the end",
+            &[&zero, TEXT, &repeated, STOP],
+            said,
+            Ends::Well,
+            15,
+        ),
+        stream(
+            "usage only at the end",
+            &[TEXT, &repeated, STOP],
+            said,
+            Ends::Well,
+            15,
+        ),
+        stream(
+            "deltas are cumulative",
+            &[&begin, TEXT, &first, TEXT, &end, STOP],
+            said,
+            Ends::Well,
+            15,
+        ),
         stream(
             "text goes on behind a delta, then cut",
             &[&begin, &first, TEXT, TEXT],
@@ -57,11 +103,27 @@ fn ordinary() -> Vec<Shape> {
             Ends::Cut,
             8,
         ),
-        stream("messages without their stop", &[&begin, TEXT, &end], said, Ends::Said, 15),
-        stream("messages cut", &[&begin, BLOCK, TEXT, TEXT, TEXT], Some(usage(25, 1)), Ends::Cut, 3),
+        stream(
+            "messages without their stop",
+            &[&begin, TEXT, &end],
+            said,
+            Ends::Said,
+            15,
+        ),
+        stream(
+            "messages cut",
+            &[&begin, BLOCK, TEXT, TEXT, TEXT],
+            Some(usage(25, 1)),
+            Ends::Cut,
+            3,
+        ),
         stream(
             "an error in mid-stream",
-            &[&begin, TEXT, r#"{"type":"error","error":{"type":"overloaded_error","message":"x"}}"#],
+            &[
+                &begin,
+                TEXT,
+                r#"{"type":"error","error":{"type":"overloaded_error","message":"x"}}"#,
+            ],
             Some(usage(25, 1)),
             Ends::Cut,
             1,
@@ -84,19 +146,29 @@ fn caches() -> Vec<Shape> {
         r#"{"input_tokens":300,"cache_creation_input_tokens":90,"cache_read_input_tokens":150,"output_tokens":15,"server_tool_use":{"web_search_requests":2,"web_fetch_requests":1}}"#,
     );
     let thought = delta(r#"{"output_tokens":15,"output_tokens_details":{"thinking_tokens":10}}"#);
-    let cached = Usage { cache_read: 100, ..usage(25, 15) };
+    let cached = Usage {
+        cache_read: 100,
+        ..usage(25, 15)
+    };
     vec![
         stream(
             "writes by their time",
             &[&split, TEXT, &end, STOP],
-            Some(Usage { cache_write_5m: 50, cache_write_1h: 20, ..cached }),
+            Some(Usage {
+                cache_write_5m: 50,
+                cache_write_1h: 20,
+                ..cached
+            }),
             Ends::Well,
             15,
         ),
         stream(
             "writes of unknown time are short",
             &[&unsplit, TEXT, &end, STOP],
-            Some(Usage { cache_write_5m: 70, ..cached }),
+            Some(Usage {
+                cache_write_5m: 70,
+                ..cached
+            }),
             Ends::Well,
             15,
         ),
@@ -116,14 +188,25 @@ fn caches() -> Vec<Shape> {
         stream(
             "server tools: a split of long writes alone",
             &[&long, TEXT, &grown, STOP],
-            Some(Usage { cache_read: 150, cache_write_1h: 90, tool_requests: 2, ..usage(300, 15) }),
+            Some(Usage {
+                cache_read: 150,
+                cache_write_1h: 90,
+                tool_requests: 2,
+                ..usage(300, 15)
+            }),
             Ends::Well,
             15,
         ),
         stream(
             "thinking is within the output",
             &[&split, TEXT, &thought, STOP],
-            Some(Usage { cache_write_5m: 50, cache_write_1h: 20, reasoning: 10, output: 5, ..cached }),
+            Some(Usage {
+                cache_write_5m: 50,
+                cache_write_1h: 20,
+                reasoning: 10,
+                output: 5,
+                ..cached
+            }),
             Ends::Well,
             15,
         ),
@@ -131,14 +214,11 @@ fn caches() -> Vec<Shape> {
 }
 
 fn content() -> Vec<Shape> {
-    let thinking =
-        r#"{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}"#;
-    let signature =
-        r#"{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"abc"}}"#;
+    let thinking = r#"{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}"#;
+    let signature = r#"{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"abc"}}"#;
     let tool = r#"{"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"t","name":"f","input":{}}}"#;
     let input = r#"{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{\"a\":"}}"#;
-    let empty =
-        r#"{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":""}}"#;
+    let empty = r#"{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":""}}"#;
     let found = r#"{"type":"content_block_start","index":2,"content_block":{"type":"web_search_tool_result","tool_use_id":"s","content":[{"type":"web_search_result","url":"u","title":"t","encrypted_content":"zzz"}]}}"#;
     vec![
         stream(
@@ -148,7 +228,13 @@ fn content() -> Vec<Shape> {
             Ends::Cut,
             3,
         ),
-        stream("what a search found is not output", &[found, STOP], None, Ends::Unsaid, 0),
+        stream(
+            "what a search found is not output",
+            &[found, STOP],
+            None,
+            Ends::Unsaid,
+            0,
+        ),
     ]
 }
 
@@ -157,13 +243,26 @@ fn documents() -> Vec<Shape> {
     let message = stream(
         "a message as one document",
         &[],
-        Some(Usage { cache_read: 5, ..usage(12, 6) }),
+        Some(Usage {
+            cache_read: 5,
+            ..usage(12, 6)
+        }),
         Ends::Well,
         6,
     );
-    let count = stream("counting tokens costs nothing", &[], Some(Usage::default()), Ends::Well, 0);
+    let count = stream(
+        "counting tokens costs nothing",
+        &[],
+        Some(Usage::default()),
+        Ends::Well,
+        0,
+    );
     vec![
-        Shape { text: text.to_owned(), kind: TapKind::Whole, ..message },
+        Shape {
+            text: text.to_owned(),
+            kind: TapKind::Whole,
+            ..message
+        },
         Shape {
             text: r#"{"input_tokens":14}"#.to_owned(),
             kind: TapKind::Whole,

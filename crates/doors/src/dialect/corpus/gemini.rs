@@ -7,16 +7,36 @@ use crate::usage::Usage;
 const FIRST: &str = r#"{"candidates":[{"content":{"parts":[{"text":"Hel"}],"role":"model"},"index":0}],"usageMetadata":{"promptTokenCount":10,"totalTokenCount":10},"modelVersion":"g"}"#;
 const LAST: &str = r#"{"candidates":[{"content":{"parts":[{"text":"lo"}],"role":"model"},"finishReason":"STOP","index":0}],"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":4,"totalTokenCount":14}}"#;
 
-fn stream(name: &'static str, data: &[&str], usage: Option<Usage>, ends: Ends, least: u64) -> Shape {
+fn stream(
+    name: &'static str,
+    data: &[&str],
+    usage: Option<Usage>,
+    ends: Ends,
+    least: u64,
+) -> Shape {
     let text = events(data);
-    Shape { name, operation: Operation::Generate, kind: TapKind::Events, text, usage, ends, least }
+    Shape {
+        name,
+        operation: Operation::Generate,
+        kind: TapKind::Events,
+        text,
+        usage,
+        ends,
+        least,
+    }
 }
 
 fn with_usage(name: &'static str, said: &str, usage: Usage) -> Shape {
     let last = format!(
         r#"{{"candidates":[{{"content":{{"parts":[{{"text":"x"}}]}},"finishReason":"STOP"}}],"usageMetadata":{said}}}"#
     );
-    stream(name, &[FIRST, &last], Some(usage), Ends::Well, usage.output_tokens())
+    stream(
+        name,
+        &[FIRST, &last],
+        Some(usage),
+        Ends::Well,
+        usage.output_tokens(),
+    )
 }
 
 pub(super) fn shapes() -> Vec<Shape> {
@@ -32,14 +52,35 @@ fn streams() -> Vec<Shape> {
     let said = Some(usage(10, 4));
     vec![
         stream("gemini", &[FIRST, LAST], said, Ends::Well, 4),
-        stream("usage alone at the end", &[FIRST, finish, only], said, Ends::Well, 4),
-        stream("gemini cut", &[FIRST, FIRST], Some(usage(10, 0)), Ends::Cut, 2),
-        stream("a prompt that was blocked", &[blocked], Some(usage(10, 0)), Ends::Well, 0),
+        stream(
+            "usage alone at the end",
+            &[FIRST, finish, only],
+            said,
+            Ends::Well,
+            4,
+        ),
+        stream(
+            "gemini cut",
+            &[FIRST, FIRST],
+            Some(usage(10, 0)),
+            Ends::Cut,
+            2,
+        ),
+        stream(
+            "a prompt that was blocked",
+            &[blocked],
+            Some(usage(10, 0)),
+            Ends::Well,
+            0,
+        ),
         stream("a call of a function", &[call], None, Ends::Cut, 1),
         stream(
             "searches for grounding",
             &[FIRST, grounded],
-            said.map(|said| Usage { tool_requests: 2, ..said }),
+            said.map(|said| Usage {
+                tool_requests: 2,
+                ..said
+            }),
             Ends::Well,
             4,
         ),
@@ -51,7 +92,11 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "cached is within the prompt, thoughts are beside the candidates",
             r#"{"promptTokenCount":100,"cachedContentTokenCount":80,"candidatesTokenCount":4,"thoughtsTokenCount":30,"totalTokenCount":134}"#,
-            Usage { cache_read: 80, reasoning: 30, ..usage(20, 4) },
+            Usage {
+                cache_read: 80,
+                reasoning: 30,
+                ..usage(20, 4)
+            },
         ),
         with_usage(
             "what tools put into the prompt is input",
@@ -61,7 +106,10 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "thoughts without a total",
             r#"{"promptTokenCount":100,"candidatesTokenCount":40,"thoughtsTokenCount":30}"#,
-            Usage { reasoning: 30, ..usage(100, 40) },
+            Usage {
+                reasoning: 30,
+                ..usage(100, 40)
+            },
         ),
         with_usage(
             "only the total knows of the output",
@@ -71,7 +119,11 @@ fn kinds_of_tokens() -> Vec<Shape> {
         with_usage(
             "sound by its modality",
             r#"{"promptTokenCount":100,"candidatesTokenCount":20,"totalTokenCount":120,"promptTokensDetails":[{"modality":"TEXT","tokenCount":40},{"modality":"AUDIO","tokenCount":60}],"candidatesTokensDetails":[{"tokenCount":15,"modality":"AUDIO"}]}"#,
-            Usage { audio_in: 60, audio_out: 15, ..usage(40, 5) },
+            Usage {
+                audio_in: 60,
+                audio_out: 15,
+                ..usage(40, 5)
+            },
         ),
     ]
 }
@@ -91,9 +143,30 @@ fn documents() -> Vec<Shape> {
     let lines = TapKind::Lines;
     vec![
         shape("an array of documents", lines, &array, said, Ends::Well, 4),
-        shape("an array of documents, as one", TapKind::Whole, &array, said, Ends::Well, 4),
-        shape("an array in many lines", lines, &pretty, said, Ends::Well, 4),
-        shape("an array that is cut", lines, &array[..array.len() - 2], said, Ends::Said, 4),
+        shape(
+            "an array of documents, as one",
+            TapKind::Whole,
+            &array,
+            said,
+            Ends::Well,
+            4,
+        ),
+        shape(
+            "an array in many lines",
+            lines,
+            &pretty,
+            said,
+            Ends::Well,
+            4,
+        ),
+        shape(
+            "an array that is cut",
+            lines,
+            &array[..array.len() - 2],
+            said,
+            Ends::Said,
+            4,
+        ),
         shape(
             "an array cut behind its first",
             lines,
@@ -102,10 +175,24 @@ fn documents() -> Vec<Shape> {
             Ends::Cut,
             1,
         ),
-        shape("one document of gemini", TapKind::Whole, LAST, said, Ends::Well, 4),
+        shape(
+            "one document of gemini",
+            TapKind::Whole,
+            LAST,
+            said,
+            Ends::Well,
+            4,
+        ),
         Shape {
             operation: Operation::GeminiEmbed,
-            ..shape("an embedding of gemini", TapKind::Whole, embedding, Some(usage(3, 0)), Ends::Well, 0)
+            ..shape(
+                "an embedding of gemini",
+                TapKind::Whole,
+                embedding,
+                Some(usage(3, 0)),
+                Ends::Well,
+                0,
+            )
         },
         Shape {
             operation: Operation::GeminiEmbed,

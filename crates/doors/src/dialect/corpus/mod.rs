@@ -36,15 +36,28 @@ pub(super) enum Ends {
 }
 
 pub(super) fn shapes() -> Vec<Shape> {
-    [openai::shapes(), responses::shapes(), anthropic::shapes(), gemini::shapes(), ollama::shapes()].concat()
+    [
+        openai::shapes(),
+        responses::shapes(),
+        anthropic::shapes(),
+        gemini::shapes(),
+        ollama::shapes(),
+    ]
+    .concat()
 }
 
 /// A usage of this input and output, to which more may be added.
 fn usage(input: u64, output: u64) -> Usage {
-    Usage { input, output, ..Usage::default() }
+    Usage {
+        input,
+        output,
+        ..Usage::default()
+    }
 }
 
 /// Events of these data.
 fn events(data: &[&str]) -> String {
-    data.iter().map(|data| format!("data: {data}\n\n")).collect()
+    data.iter()
+        .map(|data| format!("data: {data}\n\n"))
+        .collect()
 }

@@ -6,19 +6,31 @@ use crate::usage::Usage;
 
 const CREATED: &str = r#"{"type":"response.created","sequence_number":0,"response":{"id":"r","object":"response","status":"in_progress","output":[],"usage":null}}"#;
 const DELTA: &str = r#"{"type":"response.output_text.delta","sequence_number":4,"item_id":"m","output_index":0,"content_index":0,"delta":"Hi","logprobs":[]}"#;
-const ARGUMENTS: &str =
-    r#"{"type":"response.function_call_arguments.delta","item_id":"f","output_index":0,"delta":"{\"a\":"}"#;
-const DONE: &str =
-    r#"{"type":"response.output_text.done","item_id":"m","output_index":0,"content_index":0,"text":"Hi"}"#;
+const ARGUMENTS: &str = r#"{"type":"response.function_call_arguments.delta","item_id":"f","output_index":0,"delta":"{\"a\":"}"#;
+const DONE: &str = r#"{"type":"response.output_text.done","item_id":"m","output_index":0,"content_index":0,"text":"Hi"}"#;
 
 fn named(data: &str) -> String {
     let name = data.split('"').nth(3).expect("the type comes first");
     format!("event: {name}\ndata: {data}\n\n")
 }
 
-fn stream(name: &'static str, data: &[&str], usage: Option<Usage>, ends: Ends, least: u64) -> Shape {
+fn stream(
+    name: &'static str,
+    data: &[&str],
+    usage: Option<Usage>,
+    ends: Ends,
+    least: u64,
+) -> Shape {
     let text = data.iter().map(|data| named(data)).collect();
-    Shape { name, operation: Operation::Responses, kind: TapKind::Events, text, usage, ends, least }
+    Shape {
+        name,
+        operation: Operation::Responses,
+        kind: TapKind::Events,
+        text,
+        usage,
+        ends,
+        least,
+    }
 }
 
 fn last(word: &str, usage: &str) -> String {
@@ -29,7 +41,11 @@ fn last(word: &str, usage: &str) -> String {
 
 pub(super) fn shapes() -> Vec<Shape> {
     let said = r#"{"input_tokens":40,"input_tokens_details":{"cached_tokens":32},"output_tokens":12,"output_tokens_details":{"reasoning_tokens":8},"total_tokens":52}"#;
-    let costs = Some(Usage { cache_read: 32, reasoning: 8, ..usage(8, 4) });
+    let costs = Some(Usage {
+        cache_read: 32,
+        reasoning: 8,
+        ..usage(8, 4)
+    });
     let ended = |word: &str| last(word, said);
     let whole = format!(
         r#"{{"id":"r","object":"response","status":"completed","output":[{{"id":"m","type":"message","role":"assistant","content":[{{"type":"output_text","text":"Hi","annotations":[]}}]}}],"usage":{said}}}"#
@@ -39,10 +55,34 @@ pub(super) fn shapes() -> Vec<Shape> {
     );
     let backwards = r#"{"response":{"usage":{"total_tokens":7,"output_tokens":3,"input_tokens":4}},"type":"response.completed"}"#;
     let mut shapes = vec![
-        stream("responses completed", &[CREATED, DELTA, DONE, &ended("completed")], costs, Ends::Well, 12),
-        stream("responses incomplete", &[CREATED, DELTA, &ended("incomplete")], costs, Ends::Well, 12),
-        stream("responses failed", &[CREATED, DELTA, &ended("failed")], costs, Ends::Well, 12),
-        stream("responses cancelled", &[CREATED, DELTA, &ended("cancelled")], costs, Ends::Well, 12),
+        stream(
+            "responses completed",
+            &[CREATED, DELTA, DONE, &ended("completed")],
+            costs,
+            Ends::Well,
+            12,
+        ),
+        stream(
+            "responses incomplete",
+            &[CREATED, DELTA, &ended("incomplete")],
+            costs,
+            Ends::Well,
+            12,
+        ),
+        stream(
+            "responses failed",
+            &[CREATED, DELTA, &ended("failed")],
+            costs,
+            Ends::Well,
+            12,
+        ),
+        stream(
+            "responses cancelled",
+            &[CREATED, DELTA, &ended("cancelled")],
+            costs,
+            Ends::Well,
+            12,
+        ),
         stream(
             "responses failed without usage",
             &[CREATED, DELTA, &last("failed", "null")],
@@ -50,11 +90,20 @@ pub(super) fn shapes() -> Vec<Shape> {
             Ends::Unsaid,
             1,
         ),
-        stream("responses cut", &[CREATED, DELTA, DELTA, ARGUMENTS, DONE], None, Ends::Cut, 3),
+        stream(
+            "responses cut",
+            &[CREATED, DELTA, DELTA, ARGUMENTS, DONE],
+            None,
+            Ends::Cut,
+            3,
+        ),
         stream(
             "responses with searches",
             &[CREATED, DELTA, &searched],
-            costs.map(|costs| Usage { tool_requests: 2, ..costs }),
+            costs.map(|costs| Usage {
+                tool_requests: 2,
+                ..costs
+            }),
             Ends::Well,
             12,
         ),
@@ -62,7 +111,13 @@ pub(super) fn shapes() -> Vec<Shape> {
     let text = format!("data: {DELTA}\n\ndata: {backwards}\n\n");
     shapes.push(Shape {
         text,
-        ..stream("the type at the end, no names of events", &[], Some(usage(4, 3)), Ends::Well, 3)
+        ..stream(
+            "the type at the end, no names of events",
+            &[],
+            Some(usage(4, 3)),
+            Ends::Well,
+            3,
+        )
     });
     let kind = TapKind::Whole;
     shapes.push(Shape {

@@ -25,6 +25,9 @@ pub struct Denied {
 impl Denied {
     /// What cannot be understood is allowed by nothing.
     fn unreadable(why: &str) -> Denied {
-        Denied { reason: format!("the push cannot be understood: {why}"), allow_with: "nothing".to_owned() }
+        Denied {
+            reason: format!("the push cannot be understood: {why}"),
+            allow_with: "nothing".to_owned(),
+        }
     }
 }

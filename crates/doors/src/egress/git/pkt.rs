@@ -19,7 +19,9 @@ pub(crate) fn first(bytes: &[u8]) -> Result<Option<(Packet<'_>, usize)>, &'stati
     // Before the rest is awaited: what cannot become a length is refused at once.
     let mut length = 0;
     for digit in digits {
-        let digit = char::from(*digit).to_digit(16).ok_or("the length of a line is not in hex digits")?;
+        let digit = char::from(*digit)
+            .to_digit(16)
+            .ok_or("the length of a line is not in hex digits")?;
         length = length << 4 | digit as usize;
     }
     if digits.len() < HEAD {
@@ -31,7 +33,9 @@ pub(crate) fn first(bytes: &[u8]) -> Result<Option<(Packet<'_>, usize)>, &'stati
         // Once read as the end of a list by git itself.
         HEAD => Err("there is an empty line"),
         _ if length > LONGEST => Err("a line is longer than git allows"),
-        _ => Ok(bytes.get(HEAD..length).map(|line| (Packet::Line(line), length))),
+        _ => Ok(bytes
+            .get(HEAD..length)
+            .map(|line| (Packet::Line(line), length))),
     }
 }
 
@@ -54,7 +58,10 @@ mod tests {
     #[test]
     fn a_length_is_four_digits_and_counts_itself() {
         assert_eq!(first(b"0006ab"), Ok(Some((Packet::Line(b"ab"), 6))));
-        assert_eq!(first(b"000Aabcdefgh"), Ok(Some((Packet::Line(b"abcdef"), 10))));
+        assert_eq!(
+            first(b"000Aabcdefgh"),
+            Ok(Some((Packet::Line(b"abcdef"), 10)))
+        );
         assert_eq!(first(b"0000PACK"), Ok(Some((Packet::Flush, 4))));
         assert_eq!(first(b"fff0x"), Ok(None));
         for short in [&b""[..], b"0", b"000", b"0006", b"0006a"] {
@@ -81,6 +88,9 @@ mod tests {
     fn what_is_put_is_read() {
         let mut out = Vec::new();
         put(&mut out, &[7; LONGEST - HEAD]);
-        assert_eq!(first(&out), Ok(Some((Packet::Line(&[7; LONGEST - HEAD]), LONGEST))));
+        assert_eq!(
+            first(&out),
+            Ok(Some((Packet::Line(&[7; LONGEST - HEAD]), LONGEST)))
+        );
     }
 }

@@ -101,7 +101,9 @@ impl Push {
     pub fn feed(&mut self, bytes: &[u8]) -> Decision {
         if self.decision == Decision::More {
             self.held.extend_from_slice(bytes);
-            self.decision = self.advance().unwrap_or_else(|why| Decision::Refused(Denied::unreadable(why)));
+            self.decision = self
+                .advance()
+                .unwrap_or_else(|why| Decision::Refused(Denied::unreadable(why)));
         }
         self.decision.clone()
     }
@@ -175,7 +177,10 @@ impl Push {
         if self.commands.len() == MOST_COMMANDS {
             return Err("it changes more than 2048 refs");
         }
-        self.commands.push(Command { reference: reference::name(name)?.to_owned(), change });
+        self.commands.push(Command {
+            reference: reference::name(name)?.to_owned(),
+            change,
+        });
         Ok(())
     }
 
@@ -239,7 +244,10 @@ impl Push {
                 true => one_line(&denied.reason),
                 false => "another ref of this push was refused".to_owned(),
             };
-            pkt::put(&mut report, format!("ng {} airlock: {why}\n", command.reference).as_bytes());
+            pkt::put(
+                &mut report,
+                format!("ng {} airlock: {why}\n", command.reference).as_bytes(),
+            );
         }
         pkt::put_flush(&mut report);
         Some(match self.capabilities.side_band {
@@ -260,7 +268,10 @@ impl Capabilities {
     fn read(words: &[u8]) -> Capabilities {
         let mut known = Capabilities::default();
         let mut formats = 0;
-        for word in words.split(|byte| *byte == b' ').filter(|word| !word.is_empty()) {
+        for word in words
+            .split(|byte| *byte == b' ')
+            .filter(|word| !word.is_empty())
+        {
             let word = std::str::from_utf8(word).unwrap_or("\0");
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
             let graphic = word.bytes().all(|byte| byte.is_ascii_graphic());
@@ -272,9 +283,11 @@ impl Capabilities {
                     formats += 1;
                     known.sha256 = value == "sha256";
                 }
-                ("atomic" | "quiet" | "delete-refs" | "ofs-delta", "") | ("agent" | "session-id", _) => {}
+                ("atomic" | "quiet" | "delete-refs" | "ofs-delta", "")
+                | ("agent" | "session-id", _) => {}
                 ("push-options", _) => {
-                    known.problem = Some("it has push options, which servers obey; push without them");
+                    known.problem =
+                        Some("it has push options, which servers obey; push without them");
                 }
                 _ => known.problem = Some("it asks for a capability that is not known here"),
             }
@@ -288,7 +301,13 @@ impl Capabilities {
 
 /// Whether the repository's entry has this change.
 fn permit(repository: &Repository, command: &Command) -> Result<(), Denied> {
-    let Repository { path, push, update, delete, .. } = repository;
+    let Repository {
+        path,
+        push,
+        update,
+        delete,
+        ..
+    } = repository;
     let name = &command.reference;
     let missing = |setting: &str| format!("`{setting}` at `{path}` in `repos` of the rule");
     let (reason, allow_with) = if !push.iter().any(|pattern| pattern.matches(name)) {
@@ -297,10 +316,14 @@ fn permit(repository: &Repository, command: &Command) -> Result<(), Denied> {
         (reason, missing(&format!("push = [\"{name}\"]")))
     } else {
         match command.change {
-            Change::Update if !update => {
-                (format!("{name} is there already and may not be moved"), missing("update = true"))
-            }
-            Change::Delete if !delete => (format!("{name} may not be removed"), missing("delete = true")),
+            Change::Update if !update => (
+                format!("{name} is there already and may not be moved"),
+                missing("update = true"),
+            ),
+            Change::Delete if !delete => (
+                format!("{name} may not be removed"),
+                missing("delete = true"),
+            ),
             Change::Create | Change::Update | Change::Delete => return Ok(()),
         }
     };
@@ -319,7 +342,10 @@ fn in_bands(report: &[u8], denied: &Denied) -> Vec<u8> {
         "nothing" => "Nothing allows it.".to_owned(),
         allow => format!("What would allow it: {}.", one_line(allow)),
     };
-    let words = format!("airlock: the push was refused: {}.\nairlock: {allow}\n", one_line(&denied.reason));
+    let words = format!(
+        "airlock: the push was refused: {}.\nairlock: {allow}\n",
+        one_line(&denied.reason)
+    );
     put(2, words.as_bytes());
     put(1, report);
     pkt::put_flush(&mut out);

@@ -9,8 +9,18 @@ const NONE: &str = "0000000000000000000000000000000000000000";
 const CAPABILITIES: &str = " report-status-v2 side-band-64k object-format=sha1 agent=git/2.47.3";
 
 fn repository(push: &[&str], update: bool, delete: bool) -> Repository {
-    let push = push.iter().map(|pattern| pattern.parse().unwrap()).collect();
-    Repository { path: "acme/app".to_owned(), fetch: true, push, update, delete, credential: None }
+    let push = push
+        .iter()
+        .map(|pattern| pattern.parse().unwrap())
+        .collect();
+    Repository {
+        path: "acme/app".to_owned(),
+        fetch: true,
+        push,
+        update,
+        delete,
+        credential: None,
+    }
 }
 
 fn agent() -> Push {
@@ -38,7 +48,10 @@ fn commands(commands: &[(&str, &str, &str)]) -> Vec<u8> {
 fn reason(mut push: Push, body: &[u8]) -> String {
     match push.feed(body) {
         Decision::Refused(denied) => {
-            assert!(push.into_held().is_empty(), "nothing of a refused push is forwarded");
+            assert!(
+                push.into_held().is_empty(),
+                "nothing of a refused push is forwarded"
+            );
             denied.reason
         }
         other => panic!("{other:?}"),
@@ -67,8 +80,15 @@ fn allowed_refs_pass_wherever_the_body_is_cut() {
             })
             .flatten()
             .collect();
-        assert!(fed.len() >= list.len() && fed.len() < list.len() + size, "decided at the end of the list");
-        let changes: Vec<_> = push.commands().iter().map(|command| command.change).collect();
+        assert!(
+            fed.len() >= list.len() && fed.len() < list.len() + size,
+            "decided at the end of the list"
+        );
+        let changes: Vec<_> = push
+            .commands()
+            .iter()
+            .map(|command| command.change)
+            .collect();
         assert_eq!(changes, [Change::Create, Change::Update, Change::Create]);
         assert_eq!(push.into_held(), fed);
     }
@@ -88,10 +108,22 @@ fn a_probe_is_nothing_but_a_flush() {
 fn one_ref_that_is_not_allowed_refuses_all() {
     let good = (NONE, NEW, "refs/heads/agent/a");
     for (bad, words) in [
-        ((NONE, NEW, "refs/heads/main"), "refs/heads/main may not be written, only refs/heads/agent/*"),
-        ((NONE, NEW, "refs/tags/agent/a"), "refs/tags/agent/a may not be written, only refs/heads/agent/*"),
-        ((OLD, NONE, "refs/heads/agent/b"), "refs/heads/agent/b may not be removed"),
-        ((NONE, NONE, "refs/heads/agent/b"), "refs/heads/agent/b may not be removed"),
+        (
+            (NONE, NEW, "refs/heads/main"),
+            "refs/heads/main may not be written, only refs/heads/agent/*",
+        ),
+        (
+            (NONE, NEW, "refs/tags/agent/a"),
+            "refs/tags/agent/a may not be written, only refs/heads/agent/*",
+        ),
+        (
+            (OLD, NONE, "refs/heads/agent/b"),
+            "refs/heads/agent/b may not be removed",
+        ),
+        (
+            (NONE, NONE, "refs/heads/agent/b"),
+            "refs/heads/agent/b may not be removed",
+        ),
         (good, "the push cannot be understood: it names a ref twice"),
     ] {
         assert_eq!(reason(agent(), &commands(&[good, bad])), words);
@@ -127,8 +159,14 @@ fn what_could_be_read_in_two_ways_is_refused() {
     let main = format!("{NONE} {NEW} refs/heads/main");
     let long = "3".repeat(64);
     for lines in [
-        vec![first.clone(), format!("{NONE} {NEW} refs/heads/agent/b\0{main}")],
-        vec![first.clone(), format!("{NONE} {NEW} refs/heads/agent/b\n{main}\n")],
+        vec![
+            first.clone(),
+            format!("{NONE} {NEW} refs/heads/agent/b\0{main}"),
+        ],
+        vec![
+            first.clone(),
+            format!("{NONE} {NEW} refs/heads/agent/b\n{main}\n"),
+        ],
         vec![format!("{NONE} {NEW} refs/heads/agent/b\n{main}")],
         vec![format!("{first}\0{main}")],
         vec![format!("{first}\n{main}")],
@@ -144,24 +182,34 @@ fn what_could_be_read_in_two_ways_is_refused() {
         vec![format!("shallow {long}"), first.clone()],
         vec![format!("{long} {long} refs/heads/agent/a\0{CAPABILITIES}")],
         vec![format!("{long} {long} refs/heads/agent/a")],
-        vec![format!("{NONE} {NEW} refs/heads/agent/a\0object-format=sha256")],
+        vec![format!(
+            "{NONE} {NEW} refs/heads/agent/a\0object-format=sha256"
+        )],
         vec![format!("{NONE} {long} refs/heads/agent/a")],
         vec![format!("{NONE}  {NEW} refs/heads/agent/a")],
         vec![format!("{NONE} {NEW}  refs/heads/agent/a")],
         vec![format!("{NONE}\t{NEW} refs/heads/agent/a")],
-        vec![format!("{} {NEW} refs/heads/agent/a", OLD.replace('1', "A"))],
+        vec![format!(
+            "{} {NEW} refs/heads/agent/a",
+            OLD.replace('1', "A")
+        )],
         vec![format!("{NONE} {NEW} refs/heads/agent/../main")],
         vec![format!("{NONE} {NEW} ")],
         vec![format!("{NONE} {NEW}")],
         vec!["\n".to_owned()],
     ] {
         let why = reason(agent(), &body(&lines));
-        assert!(why.starts_with("the push cannot be understood: "), "{why}: {lines:?}");
+        assert!(
+            why.starts_with("the push cannot be understood: "),
+            "{why}: {lines:?}"
+        );
     }
     let shallow = [format!("shallow {OLD}\n"), format!("{first}\n")];
     assert_eq!(agent().feed(&body(&shallow)), Decision::Allowed);
     let zeros = "0".repeat(64);
-    let sha256 = [format!("{zeros} {long} refs/heads/agent/a\0report-status object-format=sha256")];
+    let sha256 = [format!(
+        "{zeros} {long} refs/heads/agent/a\0report-status object-format=sha256"
+    )];
     assert_eq!(agent().feed(&body(&sha256)), Decision::Allowed);
 }
 
@@ -170,7 +218,17 @@ fn lengths_that_lie_let_nothing_pass() {
     let hidden = commands(&[(NONE, NEW, "refs/heads/main")]);
     let good = commands(&[(NONE, NEW, "refs/heads/agent/a")]);
     let good = &good[..good.len() - 4];
-    for head in [&b"0001"[..], b"0002", b"0003", b"0004", b"fff1", b"ffff", b" 000", b"+00f", b"0x0f"] {
+    for head in [
+        &b"0001"[..],
+        b"0002",
+        b"0003",
+        b"0004",
+        b"fff1",
+        b"ffff",
+        b" 000",
+        b"+00f",
+        b"0x0f",
+    ] {
         reason(agent(), &[good, head, &hidden].concat());
     }
     // A line that swallows the end of the list, and one that ends before its words do.
@@ -186,31 +244,48 @@ fn lists_are_bounded() {
         _ => format!("{NONE} {NEW} refs/heads/agent/{at}"),
     };
     let lines: Vec<_> = (0..=MOST_COMMANDS).map(line).collect();
-    assert_eq!(agent().feed(&body(&lines[..MOST_COMMANDS])), Decision::Allowed);
+    assert_eq!(
+        agent().feed(&body(&lines[..MOST_COMMANDS])),
+        Decision::Allowed
+    );
     assert!(reason(agent(), &body(&lines)).contains("more than 2048"));
     let mut push = agent();
     let shallow = body(&vec![format!("shallow {OLD}"); 1000]);
     let endless = shallow[..shallow.len() - 4].iter().copied().cycle();
     let pieces = endless.take(2 << 20).collect::<Vec<_>>();
-    let last = pieces.chunks(1000).map(|piece| push.feed(piece)).find(|decision| *decision != Decision::More);
-    assert!(matches!(last, Some(Decision::Refused(denied)) if denied.reason.contains("longer than 256 KiB")));
+    let last = pieces
+        .chunks(1000)
+        .map(|piece| push.feed(piece))
+        .find(|decision| *decision != Decision::More);
+    assert!(
+        matches!(last, Some(Decision::Refused(denied)) if denied.reason.contains("longer than 256 KiB"))
+    );
     assert!(push.held.len() <= MOST_BYTES + 1000);
 }
 
 #[test]
 fn a_refusal_names_every_ref_in_the_bands_that_were_asked_for() {
-    let two = [(NONE, NEW, "refs/heads/agent/a"), (NONE, NEW, "refs/heads/main")];
+    let two = [
+        (NONE, NEW, "refs/heads/agent/a"),
+        (NONE, NEW, "refs/heads/main"),
+    ];
     let report = "000eunpack ok\n\
                   0048ng refs/heads/agent/a airlock: another ref of this push was refused\n\
                   005cng refs/heads/main airlock: refs/heads/main may not be written, only refs/heads/agent/*\n0000";
     let refused = |body: &[u8]| {
         let mut push = agent();
-        let Decision::Refused(denied) = push.feed(body) else { panic!("it passed") };
-        push.refusal(&denied).map(|bytes| String::from_utf8(bytes).unwrap())
+        let Decision::Refused(denied) = push.feed(body) else {
+            panic!("it passed")
+        };
+        push.refusal(&denied)
+            .map(|bytes| String::from_utf8(bytes).unwrap())
     };
     let plain = String::from_utf8(commands(&two)).unwrap();
     let swap = |from: &str, to: &str| {
-        let line = format!("{NONE} {NEW} refs/heads/agent/a\0{}", CAPABILITIES.replace(from, to));
+        let line = format!(
+            "{NONE} {NEW} refs/heads/agent/a\0{}",
+            CAPABILITIES.replace(from, to)
+        );
         body(&[line, format!("{NONE} {NEW} refs/heads/main")])
     };
     assert_eq!(refused(&swap("side-band-64k", "")).as_deref(), Some(report));
@@ -237,16 +312,18 @@ fn any_body() -> impl Strategy<Value = Vec<u8>> {
     let line = (object.clone(), object, name, end)
         .prop_map(|(old, new, name, end)| format!("{old} {new} {name}{end}"));
     let lines = prop::collection::vec(line, 0..4);
-    (lines, prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..2)).prop_map(
-        |(lines, flips)| {
+    (
+        lines,
+        prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..2),
+    )
+        .prop_map(|(lines, flips)| {
             let mut body = body(&lines);
             for (at, byte) in flips {
                 let at = at.index(body.len());
                 body[at] = byte;
             }
             body
-        },
-    )
+        })
 }
 
 /// Another reading of the same bytes, by somebody who believes every length and looks at nothing else.
@@ -258,8 +335,12 @@ fn refs_of(mut bytes: &[u8]) -> Vec<(String, bool)> {
             return refs;
         }
         let line = &bytes[4..length];
-        let line = String::from_utf8_lossy(line.split(|byte| [0, b'\n'].contains(byte)).next().unwrap());
-        if let Some((objects, name)) = line.rsplit_once(' ').filter(|_| !line.starts_with("shallow")) {
+        let line =
+            String::from_utf8_lossy(line.split(|byte| [0, b'\n'].contains(byte)).next().unwrap());
+        if let Some((objects, name)) = line
+            .rsplit_once(' ')
+            .filter(|_| !line.starts_with("shallow"))
+        {
             refs.push((name.to_owned(), objects.ends_with(NONE)));
         }
         bytes = &bytes[length..];

@@ -11,9 +11,12 @@ pub(crate) fn name(bytes: &[u8]) -> Result<&str, &'static str> {
     }
     // Letters of any language, but no marks that some file systems skip.
     let plain = |character: char| {
-        character.is_alphanumeric() || character.is_ascii_graphic() && !"~^:?*[\\".contains(character)
+        character.is_alphanumeric()
+            || character.is_ascii_graphic() && !"~^:?*[\\".contains(character)
     };
-    let parts = text.strip_prefix("refs/").ok_or("a ref does not begin with refs/")?;
+    let parts = text
+        .strip_prefix("refs/")
+        .ok_or("a ref does not begin with refs/")?;
     let good = text.chars().all(plain)
         && parts.split('/').all(is_part)
         && ["..", "@{"].iter().all(|odd| !text.contains(odd))
@@ -25,8 +28,9 @@ pub(crate) fn name(bytes: &[u8]) -> Result<&str, &'static str> {
 }
 
 fn is_part(part: &str) -> bool {
-    let ends_as_lock =
-        part.get(part.len().saturating_sub(5)..).is_some_and(|end| end.eq_ignore_ascii_case(".lock"));
+    let ends_as_lock = part
+        .get(part.len().saturating_sub(5)..)
+        .is_some_and(|end| end.eq_ignore_ascii_case(".lock"));
     !part.is_empty() && !part.starts_with('.') && !ends_as_lock
 }
 
@@ -71,8 +75,13 @@ mod tests {
 
     #[test]
     fn names_are_those_of_git() {
-        let git =
-            |text: &str| Command::new("git").args(["check-ref-format", text]).status().unwrap().success();
+        let git = |text: &str| {
+            Command::new("git")
+                .args(["check-ref-format", text])
+                .status()
+                .unwrap()
+                .success()
+        };
         for text in GOOD {
             assert!(name(text.as_bytes()) == Ok(text) && git(text), "{text}");
         }
@@ -84,9 +93,14 @@ mod tests {
     #[test]
     fn and_none_that_servers_could_read_in_two_ways() {
         let long = format!("refs/heads/{}", "a".repeat(1024));
-        for text in
-            ["HEAD", "heads/main", "Refs/heads/a", "refs/heads/a.LOCK", "refs/heads/.\u{200c}./main", &long]
-        {
+        for text in [
+            "HEAD",
+            "heads/main",
+            "Refs/heads/a",
+            "refs/heads/a.LOCK",
+            "refs/heads/.\u{200c}./main",
+            &long,
+        ] {
             assert!(name(text.as_bytes()).is_err(), "{text}");
         }
         assert!(name(b"refs/heads/\xff").is_err());

@@ -41,7 +41,11 @@ impl Kind {
 }
 
 /// Reads a request. The path is the one that will be forwarded.
-pub fn ask<'a>(method: &str, path: &'a RequestPath, query: Option<&str>) -> Result<Ask<'a>, &'static str> {
+pub fn ask<'a>(
+    method: &str,
+    path: &'a RequestPath,
+    query: Option<&str>,
+) -> Result<Ask<'a>, &'static str> {
     let path = path.as_str();
     let (repository, kind) = if let Some(repository) = path.strip_suffix("/info/refs") {
         (repository, advertisement(method, query)?)
@@ -50,7 +54,9 @@ pub fn ask<'a>(method: &str, path: &'a RequestPath, query: Option<&str>) -> Resu
     } else {
         return Err("it has no path");
     };
-    let repository = repository.strip_prefix('/').ok_or("it names no repository")?;
+    let repository = repository
+        .strip_prefix('/')
+        .ok_or("it names no repository")?;
     let repository = repository.strip_suffix(".git").unwrap_or(repository);
     match repository.split('/').all(is_plain) {
         true => Ok(Ask { repository, kind }),
@@ -62,7 +68,9 @@ fn advertisement(method: &str, query: Option<&str>) -> Result<Kind, &'static str
     match (method, query) {
         ("GET", Some("service=git-upload-pack")) => Ok(Kind::AdvertiseFetch),
         ("GET", Some("service=git-receive-pack")) => Ok(Kind::AdvertisePush),
-        ("GET", None | Some("")) => Err("git's dumb protocol is not served; use git 1.6.6 or later"),
+        ("GET", None | Some("")) => {
+            Err("git's dumb protocol is not served; use git 1.6.6 or later")
+        }
         ("GET", Some(_)) => Err("the query is not exactly one `service` that git has"),
         _ => Err("git asks for refs with GET"),
     }
@@ -102,10 +110,18 @@ pub fn decide<'a>(repositories: &'a [Repository], ask: &Ask<'_>) -> Result<&'a R
     let found = repositories
         .iter()
         .filter(|repository| repository.matches_in_any_case(path))
-        .min_by_key(|repository| repository.path.split('/').filter(|part| *part == "*").count());
+        .min_by_key(|repository| {
+            repository
+                .path
+                .split('/')
+                .filter(|part| *part == "*")
+                .count()
+        });
     // Unless there is an entry for each.
     let twin = |found: &Repository| {
-        repositories.iter().find(|other| other.path.eq_ignore_ascii_case(&found.path) && other.matches(path))
+        repositories
+            .iter()
+            .find(|other| other.path.eq_ignore_ascii_case(&found.path) && other.matches(path))
     };
     let found = found.map(|found| twin(found).unwrap_or(found));
     let deny = |reason, allow_with| Err(Denied { reason, allow_with });
@@ -133,7 +149,10 @@ pub fn decide<'a>(repositories: &'a [Repository], ask: &Ask<'_>) -> Result<&'a R
         ),
         (Some(found), true) if found.push.is_empty() => deny(
             format!("nothing may be pushed to the repository {path}"),
-            format!("`push = [\"refs/heads/agent/*\"]` at `{}` in `repos` of the rule", found.path),
+            format!(
+                "`push = [\"refs/heads/agent/*\"]` at `{}` in `repos` of the rule",
+                found.path
+            ),
         ),
         (Some(found), _) => Ok(found),
     }
@@ -144,30 +163,99 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn asked(method: &str, path: &str, query: Option<&str>) -> Result<(String, Kind), &'static str> {
+    fn asked(
+        method: &str,
+        path: &str,
+        query: Option<&str>,
+    ) -> Result<(String, Kind), &'static str> {
         let path: RequestPath = path.parse().unwrap();
         ask(method, &path, query).map(|ask| (ask.repository.to_owned(), ask.kind))
     }
 
     fn repository(path: &str, fetch: bool, push: &[&str]) -> Repository {
-        let push = push.iter().map(|pattern| pattern.parse().unwrap()).collect();
-        Repository { path: path.to_owned(), fetch, push, update: true, delete: false, credential: None }
+        let push = push
+            .iter()
+            .map(|pattern| pattern.parse().unwrap())
+            .collect();
+        Repository {
+            path: path.to_owned(),
+            fetch,
+            push,
+            update: true,
+            delete: false,
+            credential: None,
+        }
     }
 
     #[test]
     fn git_asks_four_things() {
-        let (upload, receive) = (Some("service=git-upload-pack"), Some("service=git-receive-pack"));
+        let (upload, receive) = (
+            Some("service=git-upload-pack"),
+            Some("service=git-receive-pack"),
+        );
         for (method, path, query, repository, kind) in [
-            ("GET", "/acme/app/info/refs", upload, "acme/app", Kind::AdvertiseFetch),
-            ("GET", "/acme/app.git/info/refs", receive, "acme/app", Kind::AdvertisePush),
-            ("POST", "/acme/app.git/git-upload-pack", None, "acme/app", Kind::Fetch),
-            ("POST", "/a/b/c/App/git-receive-pack", None, "a/b/c/App", Kind::Push),
-            ("POST", "/acme/%61pp/%67it-receive-pack", None, "acme/app", Kind::Push),
-            ("POST", "/x/../acme/app/git-receive-pack", None, "acme/app", Kind::Push),
-            ("POST", "/acme/.github/git-upload-pack", None, "acme/.github", Kind::Fetch),
-            ("POST", "/acme/app.git.git/git-upload-pack", None, "acme/app.git", Kind::Fetch),
+            (
+                "GET",
+                "/acme/app/info/refs",
+                upload,
+                "acme/app",
+                Kind::AdvertiseFetch,
+            ),
+            (
+                "GET",
+                "/acme/app.git/info/refs",
+                receive,
+                "acme/app",
+                Kind::AdvertisePush,
+            ),
+            (
+                "POST",
+                "/acme/app.git/git-upload-pack",
+                None,
+                "acme/app",
+                Kind::Fetch,
+            ),
+            (
+                "POST",
+                "/a/b/c/App/git-receive-pack",
+                None,
+                "a/b/c/App",
+                Kind::Push,
+            ),
+            (
+                "POST",
+                "/acme/%61pp/%67it-receive-pack",
+                None,
+                "acme/app",
+                Kind::Push,
+            ),
+            (
+                "POST",
+                "/x/../acme/app/git-receive-pack",
+                None,
+                "acme/app",
+                Kind::Push,
+            ),
+            (
+                "POST",
+                "/acme/.github/git-upload-pack",
+                None,
+                "acme/.github",
+                Kind::Fetch,
+            ),
+            (
+                "POST",
+                "/acme/app.git.git/git-upload-pack",
+                None,
+                "acme/app.git",
+                Kind::Fetch,
+            ),
         ] {
-            assert_eq!(asked(method, path, query), Ok((repository.to_owned(), kind)), "{method} {path}");
+            assert_eq!(
+                asked(method, path, query),
+                Ok((repository.to_owned(), kind)),
+                "{method} {path}"
+            );
         }
     }
 
@@ -177,11 +265,31 @@ mod tests {
         for (method, path, query) in [
             ("GET", "/acme/app/info/refs", None),
             ("GET", "/acme/app/info/refs", Some("")),
-            ("GET", "/acme/app/info/refs", Some("service=git-upload-pack&service=git-receive-pack")),
-            ("GET", "/acme/app/info/refs", Some("service=git-upload-pack&")),
-            ("GET", "/acme/app/info/refs", Some("service=git-upload-pack&x=1")),
-            ("GET", "/acme/app/info/refs", Some("service=%67it-upload-pack")),
-            ("GET", "/acme/app/info/refs", Some("service=git-upload-archive")),
+            (
+                "GET",
+                "/acme/app/info/refs",
+                Some("service=git-upload-pack&service=git-receive-pack"),
+            ),
+            (
+                "GET",
+                "/acme/app/info/refs",
+                Some("service=git-upload-pack&"),
+            ),
+            (
+                "GET",
+                "/acme/app/info/refs",
+                Some("service=git-upload-pack&x=1"),
+            ),
+            (
+                "GET",
+                "/acme/app/info/refs",
+                Some("service=%67it-upload-pack"),
+            ),
+            (
+                "GET",
+                "/acme/app/info/refs",
+                Some("service=git-upload-archive"),
+            ),
             ("GET", "/acme/app/info/refs/", upload),
             ("HEAD", "/acme/app/info/refs", upload),
             ("POST", "/acme/app/info/refs", upload),
@@ -208,7 +316,10 @@ mod tests {
             ("POST", "/git-upload-pack", None),
             ("GET", "/", None),
         ] {
-            assert!(asked(method, path, query).is_err(), "{method} {path} {query:?}");
+            assert!(
+                asked(method, path, query).is_err(),
+                "{method} {path} {query:?}"
+            );
         }
     }
 
@@ -227,27 +338,77 @@ mod tests {
         assert_eq!(path("acme/sealed", Kind::AdvertisePush), "acme/sealed");
         let denied = |repository, kind| decided(repository, kind).unwrap_err();
         let no_push = denied("acme/app-evil", Kind::AdvertisePush);
-        assert_eq!(no_push.reason, "nothing may be pushed to the repository acme/app-evil");
+        assert_eq!(
+            no_push.reason,
+            "nothing may be pushed to the repository acme/app-evil"
+        );
         assert!(no_push.allow_with.contains("`acme/*`"), "{no_push:?}");
-        assert_eq!(denied("acme/sealed", Kind::Fetch).reason, "the repository acme/sealed may not be read");
-        assert!(denied("Other/app", Kind::Fetch).allow_with.contains("repo = \"Other/app\""));
+        assert_eq!(
+            denied("acme/sealed", Kind::Fetch).reason,
+            "the repository acme/sealed may not be read"
+        );
+        assert!(
+            denied("Other/app", Kind::Fetch)
+                .allow_with
+                .contains("repo = \"Other/app\"")
+        );
         assert!(denied("acme/app/x", Kind::Push).allow_with.contains("push"));
     }
 
     #[test]
     fn letters_of_another_size_are_no_way_around_an_entry() {
-        let repositories =
-            [repository("acme/*", true, &["refs/heads/*"]), repository("acme/prod", true, &[])];
-        let decided = |repository| decide(&repositories, &Ask { repository, kind: Kind::Push });
+        let repositories = [
+            repository("acme/*", true, &["refs/heads/*"]),
+            repository("acme/prod", true, &[]),
+        ];
+        let decided = |repository| {
+            decide(
+                &repositories,
+                &Ask {
+                    repository,
+                    kind: Kind::Push,
+                },
+            )
+        };
         assert_eq!(decided("acme/app").unwrap().path, "acme/*");
-        assert_eq!(decided("acme/App").unwrap().path, "acme/*", "no entry is closer");
+        assert_eq!(
+            decided("acme/App").unwrap().path,
+            "acme/*",
+            "no entry is closer"
+        );
         for path in ["acme/prod", "acme/PROD", "Acme/prod", "Acme/app"] {
             assert!(decided(path).is_err(), "{path}");
         }
-        assert!(decided("acme/PROD").unwrap_err().allow_with.contains("acme/prod"));
-        let both = [repository("acme/prod", true, &[]), repository("acme/PROD", true, &["refs/heads/*"])];
-        assert!(decide(&both, &Ask { repository: "acme/PROD", kind: Kind::Push }).is_ok());
-        assert!(decide(&both, &Ask { repository: "acme/prod", kind: Kind::Push }).is_err());
+        assert!(
+            decided("acme/PROD")
+                .unwrap_err()
+                .allow_with
+                .contains("acme/prod")
+        );
+        let both = [
+            repository("acme/prod", true, &[]),
+            repository("acme/PROD", true, &["refs/heads/*"]),
+        ];
+        assert!(
+            decide(
+                &both,
+                &Ask {
+                    repository: "acme/PROD",
+                    kind: Kind::Push
+                }
+            )
+            .is_ok()
+        );
+        assert!(
+            decide(
+                &both,
+                &Ask {
+                    repository: "acme/prod",
+                    kind: Kind::Push
+                }
+            )
+            .is_err()
+        );
     }
 
     proptest! {

@@ -110,7 +110,10 @@ impl Exchange {
             false => changes,
         };
         for detail in details {
-            self.egress.books.write(&Entry { detail: detail.clone(), ..self.entry("allow") })?;
+            self.egress.books.write(&Entry {
+                detail: detail.clone(),
+                ..self.entry("allow")
+            })?;
         }
         Ok(())
     }
@@ -146,13 +149,22 @@ impl Exchange {
 
     /// Why it was stopped, if it was.
     pub(super) fn stopped(&self) -> Option<Refusal> {
-        self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stopped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Bytes are about to pass; whether they may.
     pub(super) fn pass(&self, way: Way, bytes: usize) -> Result<(), Refusal> {
-        let counter = if way == Way::Out { &self.sent } else { &self.received };
-        let passes = self.still_stands().and_then(|()| self.egress.count(&self.under.standing, way, bytes));
+        let counter = if way == Way::Out {
+            &self.sent
+        } else {
+            &self.received
+        };
+        let passes = self
+            .still_stands()
+            .and_then(|()| self.egress.count(&self.under.standing, way, bytes));
         match passes {
             Ok(()) => {
                 counter.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -173,16 +185,27 @@ impl Exchange {
 
     /// Whether the rule still allows it. Rules are looked at anew only when they changed.
     pub(super) fn still_stands(&self) -> Result<(), Refusal> {
-        let fell = self.under.standing.until.is_some_and(|until| until <= Instant::now());
+        let fell = self
+            .under
+            .standing
+            .until
+            .is_some_and(|until| until <= Instant::now());
         if !fell && !self.under.changed.has_changed().unwrap_or(true) {
             return Ok(());
         }
         let now = self.egress.judge(&self.under.to)?;
         let same = now.learned && self.under.learned
-            || now.rules.iter().any(|standing| Arc::ptr_eq(standing, &self.under.standing));
+            || now
+                .rules
+                .iter()
+                .any(|standing| Arc::ptr_eq(standing, &self.under.standing));
         match same {
             true => Ok(()),
-            false => Err(Refusal::new(&self.under.standing.rule.name, "the rule was taken away", "nothing")),
+            false => Err(Refusal::new(
+                &self.under.standing.rule.name,
+                "the rule was taken away",
+                "nothing",
+            )),
         }
     }
 }
@@ -198,15 +221,20 @@ impl Drop for Exchange {
             (_, false) => "allow",
         };
         if let Some(refusal) = &stopped {
-            self.egress.books.refused(&self.operation, &self.target, refusal);
+            self.egress
+                .books
+                .refused(&self.operation, &self.target, refusal);
             // It never got as far as a server: nothing passed that could be told of.
             if self.address.get().is_none() {
                 return;
             }
         }
         let why = stopped.as_ref().map(|refusal| &*refusal.reason).or(failed);
-        let detail: Vec<&str> =
-            why.into_iter().chain([&*self.note]).filter(|text| !text.is_empty()).collect();
+        let detail: Vec<&str> = why
+            .into_iter()
+            .chain([&*self.note])
+            .filter(|text| !text.is_empty())
+            .collect();
         let address = self.address.get().map(|address| address.ip().to_string());
         let entry = Entry {
             // What was counted beforehand did not go anywhere without a connection.
@@ -244,7 +272,10 @@ impl Body for Upload {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
         loop {
             let data = match (this.early.is_empty(), &mut this.body) {
@@ -256,7 +287,9 @@ impl Body for Upload {
                 (true, Some(body)) => match Pin::new(body).poll_frame(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(None) => return Poll::Ready(None),
-                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+                    Poll::Ready(Some(Err(error))) => {
+                        return Poll::Ready(Some(Err(io::Error::other(error))));
+                    }
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                         Ok(data) => data,
                         // Trailers: they would be headers that nobody judged.
@@ -276,9 +309,14 @@ impl Body for Upload {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let rest = self.body.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint);
+        let rest = self
+            .body
+            .as_ref()
+            .map_or(SizeHint::with_exact(0), Body::size_hint);
         let early = self.early.len() as u64;
-        rest.exact().map(|rest| SizeHint::with_exact(early + rest)).unwrap_or_default()
+        rest.exact()
+            .map(|rest| SizeHint::with_exact(early + rest))
+            .unwrap_or_default()
     }
 }
 
@@ -351,8 +389,13 @@ impl Answer {
 
     /// What may be passed on of a piece, without the credential.
     fn scrubbed(&mut self, data: Bytes, is_last: bool) -> Bytes {
-        let credential = self.link.as_ref().and_then(|link| link.purpose.credential.as_ref());
-        let Some(credential) = credential else { return data };
+        let credential = self
+            .link
+            .as_ref()
+            .and_then(|link| link.purpose.credential.as_ref());
+        let Some(credential) = credential else {
+            return data;
+        };
         let passed = self.scrub.feed(&credential.reflection, data);
         if !is_last {
             return passed;
@@ -368,7 +411,9 @@ impl Answer {
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let due = |last: Instant| tokio::time::Instant::from_std(last + LONGEST_SILENCE);
         let last = self.last;
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due(last))));
+        let alarm = self
+            .alarm
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due(last))));
         while alarm.as_mut().poll(cx).is_ready() {
             if last.elapsed() >= LONGEST_SILENCE {
                 return Poll::Ready(());
@@ -383,10 +428,15 @@ impl Body for Answer {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
         loop {
-            let Some(link) = &mut this.link else { return Poll::Ready(None) };
+            let Some(link) = &mut this.link else {
+                return Poll::Ready(None);
+            };
             let (data, is_last) = match link.wire.poll_piece(&mut this.body, cx) {
                 Poll::Ready(Piece::Data(data)) => (data, this.body.is_end_stream()),
                 Poll::Ready(Piece::End) => (Bytes::new(), true),

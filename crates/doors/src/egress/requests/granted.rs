@@ -37,7 +37,10 @@ pub(super) struct Denied {
 
 impl From<Refusal> for Denied {
     fn from(refusal: Refusal) -> Denied {
-        Denied { status: StatusCode::FORBIDDEN, refusal }
+        Denied {
+            status: StatusCode::FORBIDDEN,
+            refusal,
+        }
     }
 }
 
@@ -50,7 +53,11 @@ pub(super) fn grant(
     head: &Parts,
 ) -> Result<Granted, Denied> {
     if !passage.looks_inside() {
-        let target = head.uri.path_and_query().cloned().map_or_else(Uri::default, Uri::from);
+        let target = head
+            .uri
+            .path_and_query()
+            .cloned()
+            .map_or_else(Uri::default, Uri::from);
         let (standing, credential) = (passage.first().clone(), None);
         return Ok(Granted {
             standing,
@@ -61,12 +68,23 @@ pub(super) fn grant(
             push: None,
         });
     }
-    let path: RequestPath = head.uri.path().parse().map_err(|bad: spec::BadRequestPath| Denied {
-        status: StatusCode::BAD_REQUEST,
-        refusal: Refusal::new("path", bad.to_string(), "nothing"),
-    })?;
-    let Found { standing, credential, may_upgrade, push } = find(passage, head, &path)?;
-    let credential = credential.map(|name| egress.credentials.get(name, &to.host)).transpose()?;
+    let path: RequestPath = head
+        .uri
+        .path()
+        .parse()
+        .map_err(|bad: spec::BadRequestPath| Denied {
+            status: StatusCode::BAD_REQUEST,
+            refusal: Refusal::new("path", bad.to_string(), "nothing"),
+        })?;
+    let Found {
+        standing,
+        credential,
+        may_upgrade,
+        push,
+    } = find(passage, head, &path)?;
+    let credential = credential
+        .map(|name| egress.credentials.get(name, &to.host))
+        .transpose()?;
     if credential.is_some() {
         check_for_credential(standing, secure, &head.method)?;
     }
@@ -74,7 +92,14 @@ pub(super) fn grant(
         status: StatusCode::BAD_REQUEST,
         refusal: Refusal::new("path", "the path cannot be forwarded", "nothing"),
     })?;
-    Ok(Granted { standing: standing.clone(), credential, target, may_upgrade, looked_at: true, push })
+    Ok(Granted {
+        standing: standing.clone(),
+        credential,
+        target,
+        may_upgrade,
+        looked_at: true,
+        push,
+    })
 }
 
 /// What a rule says of a request that it lets pass.
@@ -91,11 +116,24 @@ fn find<'a>(passage: &'a Passage, head: &Parts, path: &RequestPath) -> Result<Fo
     for standing in &passage.rules {
         match &standing.rule.mode {
             EgressMode::Deny | EgressMode::Tunnel => {}
-            EgressMode::Inspect { allow, credential, allow_upgrade } => {
+            EgressMode::Inspect {
+                allow,
+                credential,
+                allow_upgrade,
+            } => {
                 let method = head.method.as_str();
-                if allow.is_empty() || allow.iter().any(|operation| operation.matches(method, path)) {
+                if allow.is_empty()
+                    || allow
+                        .iter()
+                        .any(|operation| operation.matches(method, path))
+                {
                     let (credential, may_upgrade) = (credential.as_deref(), *allow_upgrade);
-                    return Ok(Found { standing, credential, may_upgrade, push: None });
+                    return Ok(Found {
+                        standing,
+                        credential,
+                        may_upgrade,
+                        push: None,
+                    });
                 }
                 refused.get_or_insert_with(|| not_among(standing, &head.method, path, allow));
             }
@@ -107,7 +145,8 @@ fn find<'a>(passage: &'a Passage, head: &Parts, path: &RequestPath) -> Result<Fo
             },
         }
     }
-    Err(refused.unwrap_or_else(|| Refusal::new("no rule", "no rule looks at this request", "nothing")))
+    Err(refused
+        .unwrap_or_else(|| Refusal::new("no rule", "no rule looks at this request", "nothing")))
 }
 
 /// git's own requests. What a push wants to change stands in its body.
@@ -118,17 +157,40 @@ fn git<'a>(
     path: &RequestPath,
 ) -> Result<Found<'a>, Refusal> {
     let rule = &standing.rule.name;
-    let ask = git::ask(head.method.as_str(), path, head.uri.query())
-        .map_err(|why| Refusal::new(rule, format!("the rule is for git only, and {why}"), "nothing"))?;
+    let ask = git::ask(head.method.as_str(), path, head.uri.query()).map_err(|why| {
+        Refusal::new(
+            rule,
+            format!("the rule is for git only, and {why}"),
+            "nothing",
+        )
+    })?;
     let repository = git::decide(repositories, &ask)
         .map_err(|denied| Refusal::new(rule, denied.reason, denied.allow_with))?;
     let push = (ask.kind == git::Kind::Push).then(|| Push::new(repository));
-    Ok(Found { standing, credential: repository.credential.as_deref(), may_upgrade: false, push })
+    Ok(Found {
+        standing,
+        credential: repository.credential.as_deref(),
+        may_upgrade: false,
+        push,
+    })
 }
 
-fn not_among(standing: &Standing, method: &Method, path: &RequestPath, allow: &[Operation]) -> Refusal {
-    let named: Vec<_> = allow.iter().take(MOST_NAMED).map(ToString::to_string).collect();
-    let more = if allow.len() > MOST_NAMED { ", …" } else { "" };
+fn not_among(
+    standing: &Standing,
+    method: &Method,
+    path: &RequestPath,
+    allow: &[Operation],
+) -> Refusal {
+    let named: Vec<_> = allow
+        .iter()
+        .take(MOST_NAMED)
+        .map(ToString::to_string)
+        .collect();
+    let more = if allow.len() > MOST_NAMED {
+        ", …"
+    } else {
+        ""
+    };
     let rule = &standing.rule.name;
     Refusal::new(
         rule,
@@ -153,7 +215,11 @@ fn check_for_credential(standing: &Standing, secure: bool, method: &Method) -> R
         ));
     }
     match *method == Method::TRACE {
-        true => Err(Refusal::new(&rule.name, "TRACE would send the credential back", "nothing")),
+        true => Err(Refusal::new(
+            &rule.name,
+            "TRACE would send the credential back",
+            "nothing",
+        )),
         false => Ok(()),
     }
 }

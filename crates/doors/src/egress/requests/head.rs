@@ -5,8 +5,8 @@ use crate::{egress::credential::Ready, scrub};
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
-        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, IF_RANGE,
-        RANGE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, FORWARDED, HOST,
+        IF_RANGE, RANGE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
     },
 };
 use spec::Destination;
@@ -43,7 +43,11 @@ fn strip(headers: &mut HeaderMap) {
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
-    let odd: Vec<HeaderName> = headers.keys().filter(|name| is_odd(name.as_str())).cloned().collect();
+    let odd: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| is_odd(name.as_str()))
+        .cloned()
+        .collect();
     for name in odd {
         headers.remove(name);
     }
@@ -58,7 +62,9 @@ fn is_odd(name: &str) -> bool {
 pub(super) fn asks_for_websocket(headers: &HeaderMap) -> bool {
     let asks = |value: &HeaderValue| {
         let named = value.as_bytes().split(|byte| *byte == b',');
-        named.into_iter().any(|name| name.trim_ascii().eq_ignore_ascii_case(WEBSOCKET.as_bytes()))
+        named
+            .into_iter()
+            .any(|name| name.trim_ascii().eq_ignore_ascii_case(WEBSOCKET.as_bytes()))
     };
     headers.get_all(UPGRADE).iter().any(asks)
 }
@@ -141,7 +147,9 @@ pub(super) fn back(
         return Err("it made something else of the connection, which nobody asked for");
     }
     strip(headers);
-    let Some(credential) = credential else { return Ok(()) };
+    let Some(credential) = credential else {
+        return Ok(());
+    };
     let plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
     if !headers.get_all(CONTENT_ENCODING).iter().all(plain) {
         return Err(
@@ -149,8 +157,11 @@ pub(super) fn back(
         );
     }
     let reflects = |name: &HeaderName, value| scrub::is_in(&credential.reflection, name, value);
-    let reflecting: Vec<HeaderName> =
-        headers.iter().filter(|(name, value)| reflects(name, value)).map(|(name, _)| name.clone()).collect();
+    let reflecting: Vec<HeaderName> = headers
+        .iter()
+        .filter(|(name, value)| reflects(name, value))
+        .map(|(name, _)| name.clone())
+        .collect();
     for name in reflecting {
         headers.remove(name);
     }
@@ -159,5 +170,9 @@ pub(super) fn back(
 
 /// All of it, as it is counted.
 pub(super) fn size(target: usize, headers: &HeaderMap) -> usize {
-    target + headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>()
+    target
+        + headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len() + 4)
+            .sum::<usize>()
 }

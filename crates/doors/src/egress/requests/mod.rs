@@ -32,7 +32,9 @@ use crate::{
 };
 use exchange::{Answer, Asked, Exchange, Under, Upload};
 use granted::{Granted, short};
-use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response};
+use http::{
+    HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response,
+};
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
@@ -123,7 +125,11 @@ struct Passing {
 
 impl Passing {
     fn exchange(&self, egress: &Arc<Egress>, asked: Asked<'_>) -> Arc<Exchange> {
-        let credential = self.granted.credential.as_ref().map(|ready| ready.name.as_str());
+        let credential = self
+            .granted
+            .credential
+            .as_ref()
+            .map(|ready| ready.name.as_str());
         let under = Under {
             standing: self.granted.standing.clone(),
             to: self.to.clone(),
@@ -147,7 +153,14 @@ impl Passing {
 impl Conversation {
     pub(crate) fn new(egress: Arc<Egress>, line: Arc<Line>, scope: Scope) -> Conversation {
         let (kept, cut, upgraded) = (Arc::default(), Arc::default(), upgrade::Slot::default());
-        Conversation { egress, line, scope, kept, cut, upgraded }
+        Conversation {
+            egress,
+            line,
+            scope,
+            kept,
+            cut,
+            upgraded,
+        }
     }
 
     /// Whether an answer was broken off, so that the connection must not end as if all were well.
@@ -159,7 +172,10 @@ impl Conversation {
     pub(crate) async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let (head, mut body) = request.into_parts();
         // hyper looks at the size between two reads, and the last one may have brought more.
-        let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+        let target = head
+            .uri
+            .path_and_query()
+            .map_or(0, |target| target.as_str().len());
         if head::size(target, &head.headers) > LARGEST_HEAD {
             return too_large();
         }
@@ -187,10 +203,14 @@ impl Conversation {
     /// At the proxy, an address may have been made up here for a name.
     fn meant(&self, to: Destination) -> Destination {
         match (&self.scope, to.host) {
-            (Scope::Proxy, Host::Address(address)) => {
-                Destination { host: self.egress.host_at(address), port: to.port }
-            }
-            (_, host) => Destination { host, port: to.port },
+            (Scope::Proxy, Host::Address(address)) => Destination {
+                host: self.egress.host_at(address),
+                port: to.port,
+            },
+            (_, host) => Destination {
+                host,
+                port: to.port,
+            },
         }
     }
 
@@ -201,20 +221,30 @@ impl Conversation {
             Scope::Proxy => short(&head.uri.to_string(), 200),
             Scope::To { to, secure } => exchange::url(to, *secure, head.uri.path()),
         };
-        self.egress.books.refused(&short(head.method.as_str(), 32), &target, &refusal);
+        self.egress
+            .books
+            .refused(&short(head.method.as_str(), 32), &target, &refusal);
         let mut answer = answer::refused("the request", &self.egress.run, None, &refusal);
         *answer.status_mut() = astray.status;
         if astray.status == StatusCode::BAD_REQUEST {
-            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            answer
+                .headers_mut()
+                .insert(CONNECTION, HeaderValue::from_static("close"));
         }
         answer
     }
 
     /// What the rules say of it, now.
-    fn judge(&self, (to, secure): (Destination, bool), head: &Parts) -> Result<Passing, Box<Response<Body>>> {
+    fn judge(
+        &self,
+        (to, secure): (Destination, bool),
+        head: &Parts,
+    ) -> Result<Passing, Box<Response<Body>>> {
         let refused = |status, refusal: &Refusal| {
-            let (url, method) =
-                (exchange::url(&to, secure, head.uri.path()), short(head.method.as_str(), 32));
+            let (url, method) = (
+                exchange::url(&to, secure, head.uri.path()),
+                short(head.method.as_str(), 32),
+            );
             self.egress.books.refused(&method, &url, refusal);
             let what = format!("{method} {url}");
             let mut answer = answer::refused(&what, &self.egress.run, Some(&to.host), refusal);
@@ -225,13 +255,20 @@ impl Conversation {
         let changed = self.egress.changed.subscribe();
         let passage = self.egress.judge(&to).map_err(|refusal| {
             // It is the destination that is refused, whatever is asked of it.
-            self.egress.books.refused(&short(head.method.as_str(), 32), &to.to_string(), &refusal);
+            self.egress
+                .books
+                .refused(&short(head.method.as_str(), 32), &to.to_string(), &refusal);
             let what = format!(
                 "{} {}",
                 short(head.method.as_str(), 32),
                 exchange::url(&to, secure, head.uri.path())
             );
-            Box::new(answer::refused(&what, &self.egress.run, Some(&to.host), &refusal))
+            Box::new(answer::refused(
+                &what,
+                &self.egress.run,
+                Some(&to.host),
+                &refusal,
+            ))
         })?;
         let granted = granted::grant(&self.egress, &passage, &to, secure, head)
             .map_err(|denied| refused(denied.status, &denied.refusal))?;
@@ -241,23 +278,50 @@ impl Conversation {
             upgrade::check(&granted, is_proxy).map_err(forbidden)?;
         }
         self.egress.begin(&granted.standing).map_err(forbidden)?;
-        Ok(Passing { to, secure, passage, granted, upgrade, changed })
+        Ok(Passing {
+            to,
+            secure,
+            passage,
+            granted,
+            upgrade,
+            changed,
+        })
     }
 
     /// Sends it, and brings the answer.
-    async fn forward(&self, mut passing: Passing, mut head: Parts, mut body: Incoming) -> Response<Body> {
+    async fn forward(
+        &self,
+        mut passing: Passing,
+        mut head: Parts,
+        mut body: Incoming,
+    ) -> Response<Body> {
         let url = exchange::url(&passing.to, passing.secure, passing.granted.target.path());
         let what = format!("{} {url}", short(head.method.as_str(), 32));
         let allowed = match passing.granted.push.take() {
             None => push::Allowed::default(),
-            Some(push) => match self.read_push(&passing, push, &mut head, &mut body, &url).await {
+            Some(push) => match self
+                .read_push(&passing, push, &mut head, &mut body, &url)
+                .await
+            {
                 Ok(allowed) => allowed,
                 Err(answer) => return *answer,
             },
         };
-        let push::Allowed { early, is_whole, changes, permit } = allowed;
+        let push::Allowed {
+            early,
+            is_whole,
+            changes,
+            permit,
+        } = allowed;
         let note = changes.first().cloned().unwrap_or_default();
-        let exchange = passing.exchange(&self.egress, Asked { method: head.method.as_str(), url, note });
+        let exchange = passing.exchange(
+            &self.egress,
+            Asked {
+                method: head.method.as_str(),
+                url,
+                note,
+            },
+        );
         if let Err(no_way) = self.begin(&passing, &exchange, &changes, &mut head) {
             relay::read_out(&mut body).await;
             return self.no_way(&what, &exchange, &no_way);
@@ -274,7 +338,12 @@ impl Conversation {
             self.egress.books.learn(&passing.to);
         }
         let body = (!is_whole).then_some(body);
-        let mut request = Request::new(Upload { permit, early, body, exchange: exchange.clone() });
+        let mut request = Request::new(Upload {
+            permit,
+            early,
+            body,
+            exchange: exchange.clone(),
+        });
         (*request.method_mut(), *request.uri_mut()) = (head.method, passing.granted.target);
         *request.headers_mut() = head.headers;
         match self.send(&exchange, link, request).await {
@@ -293,17 +362,23 @@ impl Conversation {
         url: &str,
     ) -> Result<push::Allowed, Box<Response<Body>>> {
         let rule = &passing.granted.standing.rule.name;
-        push::read(rule, &self.egress.outside.pushes, push, &mut head.headers, body).await.map_err(
-            |refused| {
-                self.egress.books.refused("git push", url, &refused.refusal);
-                let (run, host) = (&self.egress.run, Some(&passing.to.host));
-                Box::new(
-                    refused
-                        .answer
-                        .unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
-                )
-            },
+        push::read(
+            rule,
+            &self.egress.outside.pushes,
+            push,
+            &mut head.headers,
+            body,
         )
+        .await
+        .map_err(|refused| {
+            self.egress.books.refused("git push", url, &refused.refusal);
+            let (run, host) = (&self.egress.run, Some(&passing.to.host));
+            Box::new(
+                refused
+                    .answer
+                    .unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
+            )
+        })
     }
 
     /// Written down if it has a credential or changes refs; with the headers that the server gets; counted.
@@ -314,14 +389,33 @@ impl Conversation {
         changes: &[String],
         head: &mut Parts,
     ) -> Result<(), NoWay> {
-        let Passing { to, secure, granted, upgrade, .. } = passing;
-        exchange.announce(changes).map_err(|_| NoWay::Failed(NO_RECORD))?;
-        head::out(&mut head.headers, to, *secure, granted.looked_at, granted.credential.as_deref());
+        let Passing {
+            to,
+            secure,
+            granted,
+            upgrade,
+            ..
+        } = passing;
+        exchange
+            .announce(changes)
+            .map_err(|_| NoWay::Failed(NO_RECORD))?;
+        head::out(
+            &mut head.headers,
+            to,
+            *secure,
+            granted.looked_at,
+            granted.credential.as_deref(),
+        );
         if *upgrade {
             upgrade::ask(&mut head.headers);
         }
-        let target = granted.target.path_and_query().map_or(1, |target| target.as_str().len());
-        exchange.pass(Way::Out, head::size(target, &head.headers)).map_err(NoWay::Refused)
+        let target = granted
+            .target
+            .path_and_query()
+            .map_or(1, |target| target.as_str().len());
+        exchange
+            .pass(Way::Out, head::size(target, &head.headers))
+            .map_err(NoWay::Refused)
     }
 
     /// The connection of the last request, if it will do, or a new one.
@@ -385,9 +479,13 @@ impl Conversation {
     ) -> Response<Body> {
         let (mut head, body) = answered.into_parts();
         exchange.is_answered(head.status.as_u16());
-        if exchange.pass(Way::In, head::size(0, &head.headers)).is_err() {
-            let refusal =
-                exchange.stopped().unwrap_or_else(|| Refusal::new("egress_limits", "stopped", "nothing"));
+        if exchange
+            .pass(Way::In, head::size(0, &head.headers))
+            .is_err()
+        {
+            let refusal = exchange
+                .stopped()
+                .unwrap_or_else(|| Refusal::new("egress_limits", "stopped", "nothing"));
             return answer::refused(what, &self.egress.run, None, &refusal);
         }
         if may_switch && head.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -407,16 +505,28 @@ impl Conversation {
     }
 
     /// The connection becomes something else when this answer is out.
-    fn switch(&self, exchange: Arc<Exchange>, link: Link, mut head: response::Parts) -> Response<Body> {
+    fn switch(
+        &self,
+        exchange: Arc<Exchange>,
+        link: Link,
+        mut head: response::Parts,
+    ) -> Response<Body> {
         head.headers.remove(http::header::CONTENT_LENGTH);
         let (io, early) = link.wire.into_io();
-        self.upgraded.put(Upgraded { io, early, exchange });
+        self.upgraded.put(Upgraded {
+            io,
+            early,
+            exchange,
+        });
         Response::from_parts(head, answer::full(""))
     }
 }
 
 /// Waits for the head of an answer, longer while the request is still going out.
-async fn with_patience<T>(exchange: &Exchange, sending: impl Future<Output = T>) -> Result<T, NoWay> {
+async fn with_patience<T>(
+    exchange: &Exchange,
+    sending: impl Future<Output = T>,
+) -> Result<T, NoWay> {
     tokio::pin!(sending);
     loop {
         let before = exchange.sent();
@@ -435,7 +545,9 @@ fn words(status: StatusCode, what: &str, why: &str) -> Response<Body> {
 fn too_large() -> Response<Body> {
     let text = format!("airlock: the head of the request is larger than {LARGEST_HEAD} bytes.\n");
     let mut answer = answer::words(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, text);
-    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    answer
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
     answer
 }
 

@@ -55,7 +55,11 @@ pub(super) struct Kept(Mutex<Option<Link>>);
 
 impl Outside {
     pub(crate) fn new(ca: Option<PathBuf>) -> Outside {
-        Outside { pushes: Arc::new(Semaphore::new(MOST_PUSHES)), ca, config: OnceLock::new() }
+        Outside {
+            pushes: Arc::new(Semaphore::new(MOST_PUSHES)),
+            ca,
+            config: OnceLock::new(),
+        }
     }
 
     fn config(&self) -> Result<Arc<ClientConfig>, tls::TlsError> {
@@ -75,7 +79,9 @@ impl Outside {
             }
             Host::Address(address) => ServerName::from(*address),
         };
-        let config = self.config().map_err(|_| "the certificates that count here cannot be read")?;
+        let config = self
+            .config()
+            .map_err(|_| "the certificates that count here cannot be read")?;
         match timeout(TLS_TIME, TlsConnector::from(config).connect(name, stream)).await {
             Ok(Ok(secured)) => Ok(Io::Tls(Box::new(secured))),
             Ok(Err(error)) => Err(why(&error)),
@@ -85,7 +91,9 @@ impl Outside {
 }
 
 fn why(error: &io::Error) -> &'static str {
-    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    let cause = error
+        .get_ref()
+        .and_then(|cause| cause.downcast_ref::<rustls::Error>());
     match cause {
         Some(rustls::Error::InvalidCertificate(_)) => {
             "the server's certificate is not one of that host, or of nobody who is trusted; nothing was sent"
@@ -102,7 +110,8 @@ impl Purpose {
             _ => false,
         };
         same_credential
-            && (&self.to, self.secure, self.may_be_private) == (&other.to, other.secure, other.may_be_private)
+            && (&self.to, self.secure, self.may_be_private)
+                == (&other.to, other.secure, other.may_be_private)
     }
 }
 
@@ -113,7 +122,11 @@ impl Kept {
 
     /// The one that was kept, if it is for the same and still lives.
     pub(super) async fn take(&self, purpose: &Purpose) -> Option<Link> {
-        let mut link = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let mut link = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()?;
         // Also one on which a server said more than it was asked for is gone.
         (link.purpose.is(purpose) && link.wire.is_ready().await).then_some(link)
     }
@@ -121,11 +134,24 @@ impl Kept {
 
 /// A new connection.
 pub(super) async fn dial(egress: &Egress, purpose: Purpose) -> Result<Link, NoWay> {
-    let (stream, address) = egress.dialler.dial(&purpose.to, purpose.may_be_private).await?;
+    let (stream, address) = egress
+        .dialler
+        .dial(&purpose.to, purpose.may_be_private)
+        .await?;
     let io = match purpose.secure {
         false => Io::Plain(stream),
-        true => egress.outside.secure(&purpose.to.host, stream).await.map_err(NoWay::Failed)?,
+        true => egress
+            .outside
+            .secure(&purpose.to.host, stream)
+            .await
+            .map_err(NoWay::Failed)?,
     };
-    let wire = Wire::new(io).await.map_err(|_| NoWay::Failed("the server hung up"))?;
-    Ok(Link { wire, address, purpose })
+    let wire = Wire::new(io)
+        .await
+        .map_err(|_| NoWay::Failed("the server hung up"))?;
+    Ok(Link {
+        wire,
+        address,
+        purpose,
+    })
 }

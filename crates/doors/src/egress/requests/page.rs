@@ -30,7 +30,12 @@ fn front(egress: &Egress) -> String {
         egress.run
     );
     for view in egress.rules() {
-        text.push_str(&format!("{:8} {}  ({})\n", mode(&view), view.rule.host, view.rule.name));
+        text.push_str(&format!(
+            "{:8} {}  ({})\n",
+            mode(&view),
+            view.rule.host,
+            view.rule.name
+        ));
     }
     text
 }
@@ -47,7 +52,9 @@ fn mode(view: &RuleView) -> &'static str {
 fn rules(egress: &Egress) -> Response<Body> {
     let rules: Vec<_> = egress.rules().iter().map(rule).collect();
     let mut answer = Response::new(full(json!({ "rules": rules }).to_string()));
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     answer
 }
 
@@ -66,7 +73,11 @@ fn rule(view: &RuleView) -> Value {
     });
     match &rule.mode {
         EgressMode::Deny | EgressMode::Tunnel => {}
-        EgressMode::Inspect { allow, credential, allow_upgrade } => {
+        EgressMode::Inspect {
+            allow,
+            credential,
+            allow_upgrade,
+        } => {
             value["allow"] = match allow.is_empty() {
                 true => json!(["* /**"]),
                 false => allow.iter().map(ToString::to_string).collect(),
@@ -85,7 +96,11 @@ fn rule(view: &RuleView) -> Value {
 }
 
 fn repository(repository: &Repository) -> Value {
-    let push: Vec<_> = repository.push.iter().map(spec::RefPattern::as_str).collect();
+    let push: Vec<_> = repository
+        .push
+        .iter()
+        .map(spec::RefPattern::as_str)
+        .collect();
     json!({
         "path": repository.path,
         "fetch": repository.fetch,

@@ -64,7 +64,9 @@ pub(super) async fn read(
                 permit = pushes.clone().acquire_owned().await.ok();
                 decide(&mut push, body).await
             };
-            timeout(LONGEST_LIST, deciding).await.unwrap_or(Decision::More)
+            timeout(LONGEST_LIST, deciding)
+                .await
+                .unwrap_or(Decision::More)
         }
     };
     let is_whole = match decision {
@@ -91,7 +93,12 @@ pub(super) async fn read(
         headers.remove(TRANSFER_ENCODING);
         headers.insert(CONTENT_LENGTH, HeaderValue::from(early.len()));
     }
-    Ok(Allowed { early, is_whole, changes, permit })
+    Ok(Allowed {
+        early,
+        is_whole,
+        changes,
+        permit,
+    })
 }
 
 async fn decide(push: &mut Push, body: &mut Incoming) -> Decision {
@@ -111,7 +118,10 @@ async fn decide(push: &mut Push, body: &mut Incoming) -> Decision {
 }
 
 fn unreadable(why: &str) -> Denied {
-    Denied { reason: format!("the push cannot be understood: {why}"), allow_with: "nothing".to_owned() }
+    Denied {
+        reason: format!("the push cannot be understood: {why}"),
+        allow_with: "nothing".to_owned(),
+    }
 }
 
 fn refused(rule: &str, push: &Push, denied: &Denied) -> Refused {
@@ -121,7 +131,10 @@ fn refused(rule: &str, push: &Push, denied: &Denied) -> Refused {
         answer.headers_mut().insert(CONTENT_TYPE, kind);
         answer
     });
-    Refused { refusal: Refusal::new(rule, denied.reason.clone(), denied.allow_with.clone()), answer }
+    Refused {
+        refusal: Refusal::new(rule, denied.reason.clone(), denied.allow_with.clone()),
+        answer,
+    }
 }
 
 async fn read_out(body: &mut Incoming) {
@@ -177,13 +190,26 @@ mod tests {
     fn no_ref_is_hidden_by_others() {
         let references: Vec<_> = (0..1000)
             .map(|number| {
-                format!("refs/heads/{number}-{}", "x".repeat([10, 900][usize::from(number % 7 == 0)]))
+                format!(
+                    "refs/heads/{number}-{}",
+                    "x".repeat([10, 900][usize::from(number % 7 == 0)])
+                )
             })
             .collect();
-        let command = |reference: &String| Command { reference: reference.clone(), change: Change::Create };
+        let command = |reference: &String| Command {
+            reference: reference.clone(),
+            change: Change::Create,
+        };
         let lines = changes(&references.iter().map(command).collect::<Vec<_>>());
-        assert!(lines.iter().all(|line| line.len() < 512), "the books cut what is longer");
+        assert!(
+            lines.iter().all(|line| line.len() < 512),
+            "the books cut what is longer"
+        );
         let all = lines.join(", ").replace("…, ", "");
-        assert!(references.iter().all(|reference| all.contains(&format!("creates {reference}"))));
+        assert!(
+            references
+                .iter()
+                .all(|reference| all.contains(&format!("creates {reference}")))
+        );
     }
 }

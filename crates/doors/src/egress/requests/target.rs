@@ -21,13 +21,18 @@ pub(super) struct Astray {
 }
 
 fn astray(status: StatusCode, reason: impl Into<String>) -> Astray {
-    Astray { status, reason: reason.into() }
+    Astray {
+        status,
+        reason: reason.into(),
+    }
 }
 
 /// Finds out where a request wants to go.
 pub(super) fn aim(scope: &Scope, head: &Parts) -> Result<Aim, Astray> {
     match scope {
-        Scope::Proxy if head.uri.scheme().is_none() && head.uri.authority().is_none() => Ok(Aim::Door),
+        Scope::Proxy if head.uri.scheme().is_none() && head.uri.authority().is_none() => {
+            Ok(Aim::Door)
+        }
         Scope::Proxy => {
             let to = absolute(&head.uri)?;
             check_host(&head.headers, head.version, &to)?;
@@ -41,7 +46,10 @@ pub(super) fn aim(scope: &Scope, head: &Parts) -> Result<Aim, Astray> {
                     return Err(misdirected(to, &format!("{scheme}://{named}")));
                 }
             } else if head.uri.authority().is_some() {
-                return Err(astray(StatusCode::BAD_REQUEST, "that method has no place here"));
+                return Err(astray(
+                    StatusCode::BAD_REQUEST,
+                    "that method has no place here",
+                ));
             }
             check_host(&head.headers, head.version, to)?;
             Ok(Aim::At(to.clone(), *secure))
@@ -57,25 +65,39 @@ fn absolute(uri: &Uri) -> Result<Destination, Astray> {
             StatusCode::FORBIDDEN,
             "https:// is asked for by CONNECT HOST:PORT, so that the encryption is between you and the server",
         )),
-        _ => Err(astray(StatusCode::BAD_REQUEST, "only http:// can be asked for in this way")),
+        _ => Err(astray(
+            StatusCode::BAD_REQUEST,
+            "only http:// can be asked for in this way",
+        )),
     }
 }
 
 fn authority(uri: &Uri, port: u16) -> Result<Destination, Astray> {
-    let text = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    let text = uri
+        .authority()
+        .map(http::uri::Authority::as_str)
+        .unwrap_or_default();
     // Also where the canonicaliser would say it: a user before the host has no business in a host's place.
     if text.contains('@') {
-        return Err(astray(StatusCode::BAD_REQUEST, "there is a user before the host: name it in a header"));
+        return Err(astray(
+            StatusCode::BAD_REQUEST,
+            "there is a user before the host: name it in a header",
+        ));
     }
     destination(text, port).map_err(|bad| astray(StatusCode::BAD_REQUEST, bad.to_string()))
 }
 
 /// `HOST` or `HOST:PORT`.
 fn destination(text: &str, port: u16) -> Result<Destination, BadHost> {
-    let has_port = text.rfind(':').is_some_and(|colon| !text[colon..].contains(']'));
+    let has_port = text
+        .rfind(':')
+        .is_some_and(|colon| !text[colon..].contains(']'));
     match has_port {
         true => text.parse(),
-        false => Ok(Destination { host: text.parse()?, port }),
+        false => Ok(Destination {
+            host: text.parse()?,
+            port,
+        }),
     }
 }
 
@@ -91,7 +113,10 @@ fn check_host(headers: &HeaderMap, version: Version, to: &Destination) -> Result
                 _ => Err(misdirected(to, text)),
             }
         }
-        _ => Err(astray(StatusCode::BAD_REQUEST, "a request names its host exactly once")),
+        _ => Err(astray(
+            StatusCode::BAD_REQUEST,
+            "a request names its host exactly once",
+        )),
     }
 }
 
@@ -99,7 +124,10 @@ fn misdirected(to: &Destination, named: &str) -> Astray {
     let named: String = named.chars().take(200).collect();
     astray(
         StatusCode::MISDIRECTED_REQUEST,
-        format!("the connection is to {to} and the request to `{}`", named.escape_debug()),
+        format!(
+            "the connection is to {to} and the request to `{}`",
+            named.escape_debug()
+        ),
     )
 }
 
@@ -113,7 +141,8 @@ mod tests {
         for host in hosts {
             request = request.header(HOST, *host);
         }
-        aim(scope, &request.body(()).unwrap().into_parts().0).map_err(|astray| astray.status.as_u16())
+        aim(scope, &request.body(()).unwrap().into_parts().0)
+            .map_err(|astray| astray.status.as_u16())
     }
 
     #[test]
@@ -121,7 +150,10 @@ mod tests {
         let at = |text: &str| Ok(Aim::At(text.parse().unwrap(), false));
         let aimed = |target: &str, hosts: &[&str]| aimed(&Scope::Proxy, target, hosts);
         assert_eq!(aimed("http://A.com./x", &["a.com"]), at("a.com:80"));
-        assert_eq!(aimed("http://a.com:8080/x", &["a.com:8080"]), at("a.com:8080"));
+        assert_eq!(
+            aimed("http://a.com:8080/x", &["a.com:8080"]),
+            at("a.com:8080")
+        );
         assert_eq!(aimed("http://[::1]/x", &["[::1]"]), at("[::1]:80"));
         assert_eq!(aimed("http://0x7f.1/x", &["127.0.0.1"]), at("127.0.0.1:80"));
         assert_eq!(aimed("/v1/rules", &["door:3128"]), Ok(Aim::Door));
@@ -140,11 +172,17 @@ mod tests {
 
     #[test]
     fn a_connection_to_one_host_has_requests_to_that_host_only() {
-        let scope = Scope::To { to: "a.com:443".parse().unwrap(), secure: true };
+        let scope = Scope::To {
+            to: "a.com:443".parse().unwrap(),
+            secure: true,
+        };
         let at = Ok(Aim::At("a.com:443".parse().unwrap(), true));
-        for (target, host) in
-            [("/x", "a.com"), ("/x", "A.COM.:443"), ("https://a.com/x", "a.com"), ("//b.com/x", "a.com")]
-        {
+        for (target, host) in [
+            ("/x", "a.com"),
+            ("/x", "A.COM.:443"),
+            ("https://a.com/x", "a.com"),
+            ("//b.com/x", "a.com"),
+        ] {
             assert_eq!(aimed(&scope, target, &[host]), at, "{target} {host}");
         }
         for (target, host) in [

@@ -53,10 +53,16 @@ pub(super) fn check(granted: &Granted, is_proxy: bool) -> Result<(), Refusal> {
         );
     }
     if granted.credential.is_some() {
-        return refuse("a request with a credential does not become a WebSocket", "nothing");
+        return refuse(
+            "a request with a credential does not become a WebSocket",
+            "nothing",
+        );
     }
     match is_proxy {
-        true => refuse("ask for a connection of its own: CONNECT HOST:PORT", "nothing"),
+        true => refuse(
+            "ask for a connection of its own: CONNECT HOST:PORT",
+            "nothing",
+        ),
         false => Ok(()),
     }
 }
@@ -69,7 +75,12 @@ pub(super) fn ask(headers: &mut HeaderMap) {
 
 impl Upgraded {
     /// Moves bytes both ways until both have ended, a limit is spent, a rule falls or the run is over.
-    pub(super) async fn relay<S: Client>(mut self, line: &Line, mut client: S, early: Bytes) -> (S, bool) {
+    pub(super) async fn relay<S: Client>(
+        mut self,
+        line: &Line,
+        mut client: S,
+        early: Bytes,
+    ) -> (S, bool) {
         let exchange = &self.exchange;
         let relaying = async {
             let (from_client, to_client) = tokio::io::split(&mut client);
@@ -93,7 +104,9 @@ async fn pump(
     let mut piece = BytesMut::from(&early[..]);
     loop {
         if !piece.is_empty() {
-            exchange.pass(way, piece.len()).map_err(|_| io::ErrorKind::PermissionDenied)?;
+            exchange
+                .pass(way, piece.len())
+                .map_err(|_| io::ErrorKind::PermissionDenied)?;
             to.write_all(&piece).await?;
             to.flush().await?;
             piece.clear();

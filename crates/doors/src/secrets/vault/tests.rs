@@ -48,13 +48,19 @@ impl FakeVault {
                 }
             }
         });
-        FakeVault { port, asked, server }
+        FakeVault {
+            port,
+            asked,
+            server,
+        }
     }
 
     async fn saying(status: &str, body: &str) -> FakeVault {
         let length = body.len();
-        FakeVault::answering(format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}").into())
-            .await
+        FakeVault::answering(
+            format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}").into(),
+        )
+        .await
     }
 
     fn secrets(&self) -> Secrets {
@@ -67,11 +73,20 @@ impl FakeVault {
             ca: None,
         };
         let variables = [("VAULT_TOKEN".to_owned(), Secret::new(TOKEN.into()).unwrap())].into();
-        Secrets { folder: PathBuf::new(), master: MasterKey::Beside, variables, vault: Some(vault) }
+        Secrets {
+            folder: PathBuf::new(),
+            master: MasterKey::Beside,
+            variables,
+            vault: Some(vault),
+        }
     }
 }
 
-async fn reply(mut socket: impl AsyncRead + AsyncWrite + Unpin, answer: &[u8], notes: &Mutex<Vec<String>>) {
+async fn reply(
+    mut socket: impl AsyncRead + AsyncWrite + Unpin,
+    answer: &[u8],
+    notes: &Mutex<Vec<String>>,
+) {
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
         match socket.read_u8().await {
@@ -79,7 +94,10 @@ async fn reply(mut socket: impl AsyncRead + AsyncWrite + Unpin, answer: &[u8], n
             Err(_) => break,
         }
     }
-    notes.lock().unwrap().push(String::from_utf8_lossy(&request).into_owned());
+    notes
+        .lock()
+        .unwrap()
+        .push(String::from_utf8_lossy(&request).into_owned());
     // That the client hung up is its right.
     let _ = socket.write_all(answer).await;
     let _ = socket.shutdown().await;
@@ -90,27 +108,49 @@ fn certified(name: &str) -> (TlsAcceptor, String) {
     let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config =
-        config.unwrap().with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
     (TlsAcceptor::from(Arc::new(config)), made.cert.pem())
 }
 
 fn source(field: &str) -> KeySource {
-    KeySource::Vault { path: "team/openai".to_owned(), field: field.to_owned() }
+    KeySource::Vault {
+        path: "team/openai".to_owned(),
+        field: field.to_owned(),
+    }
 }
 
 #[tokio::test]
 async fn a_fake_vault_is_asked_as_a_real_one_would_be_and_gives_the_field() {
     let fake = FakeVault::saying("200 OK", KEPT).await;
     let mut secrets = fake.secrets();
-    assert_eq!(secrets.find(&source("value")).await.unwrap().expose(), b"sk-canary");
+    assert_eq!(
+        secrets.find(&source("value")).await.unwrap().expose(),
+        b"sk-canary"
+    );
     secrets.vault.as_mut().unwrap().namespace = Some("team".to_owned());
     assert_eq!(secrets.find(&source("other")).await.unwrap().expose(), b"o");
     let asked = fake.asked.lock().unwrap();
-    assert!(asked[0].starts_with("GET /v1/secret/data/team/openai HTTP/1.1\r\n"), "{}", asked[0]);
-    assert!(asked[0].contains(&format!("x-vault-token: {TOKEN}\r\n")), "{}", asked[0]);
-    assert!(asked[0].contains(&format!("host: 127.0.0.1:{}\r\n", fake.port)), "{}", asked[0]);
+    assert!(
+        asked[0].starts_with("GET /v1/secret/data/team/openai HTTP/1.1\r\n"),
+        "{}",
+        asked[0]
+    );
+    assert!(
+        asked[0].contains(&format!("x-vault-token: {TOKEN}\r\n")),
+        "{}",
+        asked[0]
+    );
+    assert!(
+        asked[0].contains(&format!("host: 127.0.0.1:{}\r\n", fake.port)),
+        "{}",
+        asked[0]
+    );
     assert!(!asked[0].contains("namespace") && asked[1].contains("x-vault-namespace: team\r\n"));
 }
 
@@ -119,19 +159,52 @@ async fn what_a_fake_vault_refuses_or_garbles_is_told_without_the_token() {
     let long = format!("{{\"data\":\"{}\"}}", "x".repeat(LONGEST_ANSWER));
     let empty = r#"{"data":{"data":{"value":""}}}"#;
     for (status, body, field, why) in [
-        ("403 Forbidden", r#"{"errors":["permission denied"]}"#, "value", "the token is refused"),
-        ("404 Not Found", r#"{"data":{"data":null}}"#, "value", "there is no such secret"),
+        (
+            "403 Forbidden",
+            r#"{"errors":["permission denied"]}"#,
+            "value",
+            "the token is refused",
+        ),
+        (
+            "404 Not Found",
+            r#"{"data":{"data":null}}"#,
+            "value",
+            "there is no such secret",
+        ),
         ("503 Service Unavailable", "", "value", "it answered 503"),
-        ("307 Temporary Redirect\r\nlocation: http://127.0.0.1:1/", "", "value", "it points elsewhere"),
-        ("200 OK", KEPT, "absent", "it has no text in the field `absent`"),
-        ("200 OK", KEPT, "number", "it has no text in the field `number`"),
-        ("200 OK", "[]", "value", "it has no text in the field `value`"),
+        (
+            "307 Temporary Redirect\r\nlocation: http://127.0.0.1:1/",
+            "",
+            "value",
+            "it points elsewhere",
+        ),
+        (
+            "200 OK",
+            KEPT,
+            "absent",
+            "it has no text in the field `absent`",
+        ),
+        (
+            "200 OK",
+            KEPT,
+            "number",
+            "it has no text in the field `number`",
+        ),
+        (
+            "200 OK",
+            "[]",
+            "value",
+            "it has no text in the field `value`",
+        ),
         ("200 OK", empty, "value", "the secret is empty"),
         ("200 OK", &long, "value", "its answer cannot be read"),
     ] {
         let fake = FakeVault::saying(status, body).await;
         let refused = fake.secrets().find(&source(field)).await.unwrap_err();
-        let start = format!("the Vault at `127.0.0.1:{}` did not give `team/openai`: {why}", fake.port);
+        let start = format!(
+            "the Vault at `127.0.0.1:{}` did not give `team/openai`: {why}",
+            fake.port
+        );
         assert!(refused.message.starts_with(&start), "{}", refused.message);
         assert!(!refused.hint.is_empty() && !format!("{refused:?}").contains("canary"));
     }
@@ -143,21 +216,34 @@ async fn the_token_is_not_sent_where_it_could_be_read() {
     let mut secrets = fake.secrets();
     secrets.vault.as_mut().unwrap().allow_plain_http = false;
     let refused = secrets.find(&source("value")).await.unwrap_err();
-    assert!(refused.message.ends_with("its address is not https"), "{}", refused.message);
+    assert!(
+        refused.message.ends_with("its address is not https"),
+        "{}",
+        refused.message
+    );
     assert!(fake.asked.lock().unwrap().is_empty());
     secrets.vault.as_mut().unwrap().address = "http://169.254.169.254".parse().unwrap();
     secrets.vault.as_mut().unwrap().allow_plain_http = true;
     let refused = secrets.find(&source("value")).await.unwrap_err();
-    assert!(refused.message.ends_with("no address that may be dialled"), "{}", refused.message);
+    assert!(
+        refused.message.ends_with("no address that may be dialled"),
+        "{}",
+        refused.message
+    );
 }
 
 #[tokio::test]
 async fn over_tls_a_fake_vault_must_be_who_the_certificate_says() {
     let file = std::env::temp_dir().join(format!("airlock-vault-{}.pem", std::process::id()));
-    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{KEPT}", KEPT.len());
-    for (name, trusted, good) in
-        [("localhost", true, true), ("localhost", false, false), ("other", true, false)]
-    {
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{KEPT}",
+        KEPT.len()
+    );
+    for (name, trusted, good) in [
+        ("localhost", true, true),
+        ("localhost", false, false),
+        ("other", true, false),
+    ] {
         let (acceptor, certificate) = certified(name);
         std::fs::write(&file, certificate).unwrap();
         let fake = FakeVault::behind(Some(acceptor), answer.clone().into()).await;
@@ -170,8 +256,18 @@ async fn over_tls_a_fake_vault_must_be_who_the_certificate_says() {
             true => assert_eq!(found.unwrap().expose(), b"sk-canary"),
             false => {
                 let refused = found.unwrap_err();
-                assert!(refused.message.contains("no verified connection"), "{}", refused.message);
-                assert!(fake.asked.lock().unwrap().iter().all(|asked| !asked.contains(TOKEN)));
+                assert!(
+                    refused.message.contains("no verified connection"),
+                    "{}",
+                    refused.message
+                );
+                assert!(
+                    fake.asked
+                        .lock()
+                        .unwrap()
+                        .iter()
+                        .all(|asked| !asked.contains(TOKEN))
+                );
             }
         }
     }
@@ -191,7 +287,11 @@ async fn a_fake_vault_that_never_answers_is_not_waited_for() {
         }),
     };
     let refused = fake.secrets().find(&source("value")).await.unwrap_err();
-    assert!(refused.message.ends_with("it took longer than 10 seconds"), "{}", refused.message);
+    assert!(
+        refused.message.ends_with("it took longer than 10 seconds"),
+        "{}",
+        refused.message
+    );
 }
 
 #[tokio::test]
@@ -202,5 +302,8 @@ async fn a_vault_that_is_not_configured_or_has_its_token_in_itself_is_explained(
     let mut secrets = fake.secrets();
     secrets.vault.as_mut().unwrap().token = source("value");
     let refused = secrets.find(&source("value")).await.unwrap_err();
-    assert_eq!(refused.message, "the token of the Vault cannot come from the Vault");
+    assert_eq!(
+        refused.message,
+        "the token of the Vault cannot come from the Vault"
+    );
 }

@@ -24,10 +24,12 @@ pub(crate) fn apply(old: &[u8], hunks: &[Hunk<'_>]) -> Result<Vec<u8>, BadDiff> 
 }
 
 fn copy(new: &mut Vec<u8>, lines: &[&[u8]], hunk: usize) -> Result<(), BadDiff> {
-    lines.iter().try_for_each(|line| match line.strip_suffix(b"\n") {
-        Some(text) => add(new, text, true, hunk),
-        None => add(new, line, false, hunk),
-    })
+    lines
+        .iter()
+        .try_for_each(|line| match line.strip_suffix(b"\n") {
+            Some(text) => add(new, text, true, hunk),
+            None => add(new, line, false, hunk),
+        })
 }
 
 /// Adds a line. What follows one without a newline would become part of it.
@@ -54,9 +56,12 @@ impl Hunk<'_> {
     /// Whether it can stand there. Context on one side only says that the file began or ended there.
     fn fits(&self, lines: &[&[u8]], at: usize) -> bool {
         let count = self.before().count();
-        let is_same = |line: Option<&Line<'_>>| line.is_some_and(|line| line.kind == LineKind::Same);
+        let is_same =
+            |line: Option<&Line<'_>>| line.is_some_and(|line| line.kind == LineKind::Same);
         let (above, below) = (is_same(self.lines.first()), is_same(self.lines.last()));
-        if (self.at == 0 && below && !above && at != 0) || (above && !below && at + count != lines.len()) {
+        if (self.at == 0 && below && !above && at != 0)
+            || (above && !below && at + count != lines.len())
+        {
             return false;
         }
         lines
@@ -84,7 +89,10 @@ fn place(
 ) -> Result<usize, BadDiff> {
     let expected = hunk.at.saturating_add_signed(moved);
     let fits = |at: usize| at >= least && hunk.fits(lines, at);
-    let differs = BadDiff::Differs { hunk: number, line: expected + 1 };
+    let differs = BadDiff::Differs {
+        hunk: number,
+        line: expected + 1,
+    };
     if fits(expected) {
         return Ok(expected);
     }

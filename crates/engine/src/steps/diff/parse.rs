@@ -5,7 +5,10 @@ use super::{BadDiff, Change, Hunk, Line, LineKind, MOST_FILES, What};
 
 /// Reads a diff.
 pub(crate) fn parse(diff: &str) -> Result<Vec<Change<'_>>, BadDiff> {
-    let mut reader = Reader { lines: diff.as_bytes().split(|byte| *byte == b'\n').collect(), at: 0 };
+    let mut reader = Reader {
+        lines: diff.as_bytes().split(|byte| *byte == b'\n').collect(),
+        at: 0,
+    };
     // Behind the last newline is no line.
     if reader.lines.last().is_some_and(|line| line.is_empty()) {
         reader.lines.pop();
@@ -16,7 +19,11 @@ pub(crate) fn parse(diff: &str) -> Result<Vec<Change<'_>>, BadDiff> {
             line if line.starts_with(b"diff --git ") => Some(reader.git()?),
             line if line.starts_with(b"--- ") && reader.is_new_name(1) => Some(reader.plain()?),
             line if line.starts_with(b"@@ ") => return Err(reader.shape("is a hunk of no file")),
-            line if is_binary(line) => return Err(BadDiff::Binary { path: "?".to_owned() }),
+            line if is_binary(line) => {
+                return Err(BadDiff::Binary {
+                    path: "?".to_owned(),
+                });
+            }
             _ => {
                 reader.at += 1;
                 None
@@ -65,11 +72,16 @@ impl<'a> Reader<'a> {
     }
 
     fn shape(&self, why: &'static str) -> BadDiff {
-        BadDiff::Shape { line: self.at + 1, why }
+        BadDiff::Shape {
+            line: self.at + 1,
+            why,
+        }
     }
 
     fn is_new_name(&self, ahead: usize) -> bool {
-        self.lines.get(self.at + ahead).is_some_and(|line| line.starts_with(b"+++ "))
+        self.lines
+            .get(self.at + ahead)
+            .is_some_and(|line| line.starts_with(b"+++ "))
     }
 
     /// `--- OLD` and `+++ NEW`, with the tab and date that may follow.
@@ -90,7 +102,10 @@ impl<'a> Reader<'a> {
         let path = unquoted(name).ok_or_else(|| self.shape("has a name that cannot be read"))?;
         self.at += 1;
         let is_old = date.starts_with(b"1970-01-01 ") || date.starts_with(b"1969-12-31 ");
-        Ok(Named { path: (path != "/dev/null").then_some(path), is_old })
+        Ok(Named {
+            path: (path != "/dev/null").then_some(path),
+            is_old,
+        })
     }
 
     fn plain(&mut self) -> Result<Change<'a>, BadDiff> {
@@ -108,12 +123,19 @@ impl<'a> Reader<'a> {
             (Some(path), Some(_)) if after == 0 && new.is_old => What::Delete(path),
             (Some(_), Some(path)) => What::Modify(path),
         };
-        Ok(Change { what, executable: None, hunks })
+        Ok(Change {
+            what,
+            executable: None,
+            hunks,
+        })
     }
 
     fn git(&mut self) -> Result<Change<'a>, BadDiff> {
         let first = self.at;
-        let line = self.peek().and_then(|line| line.strip_prefix(b"diff --git ")).unwrap_or_default();
+        let line = self
+            .peek()
+            .and_then(|line| line.strip_prefix(b"diff --git "))
+            .unwrap_or_default();
         let own = both(line);
         self.at += 1;
         let header = self.header()?;
@@ -127,7 +149,8 @@ impl<'a> Reader<'a> {
             Some("100755") => Some(true),
             Some(_) => return Err(BadDiff::Special { path: shown() }),
         };
-        let named = self.peek().is_some_and(|line| line.starts_with(b"--- ")) && self.is_new_name(1);
+        let named =
+            self.peek().is_some_and(|line| line.starts_with(b"--- ")) && self.is_new_name(1);
         let [from, to] = match named {
             true => {
                 let [old, new] = self.names()?;
@@ -136,11 +159,20 @@ impl<'a> Reader<'a> {
             false => [own.clone(), own.clone()],
         };
         let hunks = if named { self.hunks()?.0 } else { Vec::new() };
-        let bad = |why| BadDiff::Shape { line: first + 1, why };
+        let bad = |why| BadDiff::Shape {
+            line: first + 1,
+            why,
+        };
         let unnamed = || bad("names no file that can be read");
         let what = match header {
-            Header { renamed: [Some(from), Some(to)], .. } => What::Rename { from, to },
-            Header { copied: [Some(from), Some(to)], .. } => What::Copy { from, to },
+            Header {
+                renamed: [Some(from), Some(to)],
+                ..
+            } => What::Rename { from, to },
+            Header {
+                copied: [Some(from), Some(to)],
+                ..
+            } => What::Copy { from, to },
             Header { created: true, .. } => What::Create(to.ok_or_else(unnamed)?),
             Header { deleted: true, .. } => What::Delete(from.ok_or_else(unnamed)?),
             _ => match (from, to) {
@@ -151,7 +183,11 @@ impl<'a> Reader<'a> {
         };
         match (&what, hunks.is_empty(), executable) {
             (What::Modify(_), true, None) => Err(bad("changes nothing")),
-            _ => Ok(Change { what, executable, hunks }),
+            _ => Ok(Change {
+                what,
+                executable,
+                hunks,
+            }),
         }
     }
 
@@ -181,9 +217,14 @@ impl<'a> Reader<'a> {
                 header.copied[0] = name(rest)?;
             } else if let Some(rest) = after("copy to ") {
                 header.copied[1] = name(rest)?;
-            } else if !["old mode ", "similarity index ", "dissimilarity index ", "index "]
-                .iter()
-                .any(|known| text.starts_with(known))
+            } else if ![
+                "old mode ",
+                "similarity index ",
+                "dissimilarity index ",
+                "index ",
+            ]
+            .iter()
+            .any(|known| text.starts_with(known))
             {
                 break;
             }
@@ -201,17 +242,27 @@ impl<'a> Reader<'a> {
             self.at += 1;
             let read = self.hunk_lines(before, after)?;
             // A hunk without lines of its own names the line that it follows.
-            let at = if before == 0 { start } else { start.saturating_sub(1) };
+            let at = if before == 0 {
+                start
+            } else {
+                start.saturating_sub(1)
+            };
             hunks.push(Hunk { at, lines: read });
             lines = [lines[0] + before, lines[1] + after];
         }
         Ok((hunks, lines))
     }
 
-    fn hunk_lines(&mut self, mut before: usize, mut after: usize) -> Result<Vec<Line<'a>>, BadDiff> {
+    fn hunk_lines(
+        &mut self,
+        mut before: usize,
+        mut after: usize,
+    ) -> Result<Vec<Line<'a>>, BadDiff> {
         let mut lines = Vec::new();
         while before > 0 || after > 0 {
-            let line = self.peek().ok_or_else(|| self.shape("is missing: the hunk is cut"))?;
+            let line = self
+                .peek()
+                .ok_or_else(|| self.shape("is missing: the hunk is cut"))?;
             let (kind, text) = match line.split_first() {
                 Some((b' ', text)) => (LineKind::Same, text),
                 Some((b'-', text)) => (LineKind::Gone, text),
@@ -223,7 +274,9 @@ impl<'a> Reader<'a> {
             };
             let uses = [kind != LineKind::New, kind != LineKind::Gone].map(usize::from);
             let less = |count: usize, used| count.checked_sub(used);
-            let (Some(less_before), Some(less_after)) = (less(before, uses[0]), less(after, uses[1])) else {
+            let (Some(less_before), Some(less_after)) =
+                (less(before, uses[0]), less(after, uses[1]))
+            else {
                 return Err(self.shape("is more than the hunk says that it has"));
             };
             (before, after) = (less_before, less_after);
@@ -246,7 +299,10 @@ fn range(line: &[u8]) -> Option<[(usize, usize); 2]> {
 
 fn pair(text: &str) -> Option<(usize, usize)> {
     let number = |text: &str| {
-        text.parse::<u32>().ok().filter(|_| !text.starts_with('+')).map(|number| number as usize)
+        text.parse::<u32>()
+            .ok()
+            .filter(|_| !text.starts_with('+'))
+            .map(|number| number as usize)
     };
     match text.split_once(',') {
         None => Some((number(text)?, 1)),
@@ -270,7 +326,9 @@ fn stripped([old, new]: [Option<String>; 2]) -> [Option<String>; 2] {
 fn both(line: &[u8]) -> Option<String> {
     let line = std::str::from_utf8(line).ok()?;
     let line = line.strip_suffix('\r').unwrap_or(line);
-    let halves = line.match_indices(' ').map(|(at, _)| (&line[..at], &line[at + 1..]));
+    let halves = line
+        .match_indices(' ')
+        .map(|(at, _)| (&line[..at], &line[at + 1..]));
     halves
         .filter_map(|(old, new)| Some([unquoted(old.as_bytes())?, unquoted(new.as_bytes())?]))
         .map(|[old, new]| stripped([Some(old), Some(new)]))
@@ -280,7 +338,10 @@ fn both(line: &[u8]) -> Option<String> {
 /// A name as it is, or in C's quotes.
 fn unquoted(name: &[u8]) -> Option<String> {
     let Some(quoted) = name.strip_prefix(b"\"") else {
-        return std::str::from_utf8(name).ok().filter(|name| !name.is_empty()).map(str::to_owned);
+        return std::str::from_utf8(name)
+            .ok()
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned);
     };
     let mut bytes = Vec::new();
     let mut rest = quoted.iter().copied();
@@ -291,7 +352,9 @@ fn unquoted(name: &[u8]) -> Option<String> {
             byte => bytes.push(byte),
         }
     }
-    String::from_utf8(bytes).ok().filter(|name| !name.is_empty())
+    String::from_utf8(bytes)
+        .ok()
+        .filter(|name| !name.is_empty())
 }
 
 fn escaped(rest: &mut impl Iterator<Item = u8>) -> Option<u8> {

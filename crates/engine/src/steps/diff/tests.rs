@@ -15,7 +15,11 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Folder {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("airlock-diff-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "airlock-diff-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
         Folder(path)
@@ -24,10 +28,19 @@ impl Folder {
     /// What a program prints, and whether it succeeded.
     fn run(&self, argv: &[&str]) -> (bool, String) {
         let mut command = Command::new(argv[0]);
-        command.args(&argv[1..]).current_dir(&self.0).env("GIT_CONFIG_GLOBAL", "/dev/null").env("TZ", "UTC");
-        let output =
-            command.stdin(Stdio::null()).output().unwrap_or_else(|_| panic!("this needs {}", argv[0]));
-        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+        command
+            .args(&argv[1..])
+            .current_dir(&self.0)
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("TZ", "UTC");
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .unwrap_or_else(|_| panic!("this needs {}", argv[0]));
+        (
+            output.status.success(),
+            String::from_utf8(output.stdout).unwrap(),
+        )
     }
 }
 
@@ -62,7 +75,11 @@ fn text() -> impl Strategy<Value = String> {
     ];
     (prop::collection::vec(line, 0..30), any::<bool>()).prop_map(|(lines, ends)| {
         let text = lines.join("\n");
-        if ends && !lines.is_empty() { text + "\n" } else { text }
+        if ends && !lines.is_empty() {
+            text + "\n"
+        } else {
+            text
+        }
     })
 }
 
@@ -168,8 +185,10 @@ fn new_deleted_renamed_and_executable_files_are_known_by_their_heads() {
          git diff --cached -M HEAD",
     );
     let changes = parse(&diff).unwrap();
-    let mut what: Vec<_> =
-        changes.iter().map(|change| (format!("{:?}", change.what), change.executable)).collect();
+    let mut what: Vec<_> = changes
+        .iter()
+        .map(|change| (format!("{:?}", change.what), change.executable))
+        .collect();
     what.sort();
     let expected = [
         ("Create(\"a b/new\")", Some(false)),
@@ -180,27 +199,62 @@ fn new_deleted_renamed_and_executable_files_are_known_by_their_heads() {
         ("Modify(\"ümlaut\")", None),
         ("Rename { from: \"src/kept\", to: \"src/moved\" }", None),
     ];
-    assert_eq!(what, expected.map(|(what, executable)| (what.to_owned(), executable)));
-    let renamed = changes.iter().find(|change| matches!(change.what, What::Rename { .. })).unwrap();
-    assert_eq!(apply(b"one\ntwo\nthree\nfour\n", &renamed.hunks).unwrap(), b"one\ntwo\nTHREE\nfour\n");
+    assert_eq!(
+        what,
+        expected.map(|(what, executable)| (what.to_owned(), executable))
+    );
+    let renamed = changes
+        .iter()
+        .find(|change| matches!(change.what, What::Rename { .. }))
+        .unwrap();
+    assert_eq!(
+        apply(b"one\ntwo\nthree\nfour\n", &renamed.hunks).unwrap(),
+        b"one\ntwo\nTHREE\nfour\n"
+    );
     // Plain ones know it by /dev/null, or by the date of a file that never was.
     step("mkdir x y; echo n > y/n; echo o > x/o; : > y/e");
     let plain = step("diff -urN x y || true");
-    let what: Vec<_> = parse(&plain).unwrap().into_iter().map(|change| change.what).collect();
-    assert_eq!(what, [What::Create("y/n".to_owned()), What::Delete("x/o".to_owned())], "{plain}");
+    let what: Vec<_> = parse(&plain)
+        .unwrap()
+        .into_iter()
+        .map(|change| change.what)
+        .collect();
+    assert_eq!(
+        what,
+        [
+            What::Create("y/n".to_owned()),
+            What::Delete("x/o".to_owned())
+        ],
+        "{plain}"
+    );
 }
 
 #[test]
 fn what_cannot_be_done_exactly_is_refused_by_its_name() {
     let binary = "diff --git a/x b/x\nindex 1..2 100644\nGIT binary patch\nliteral 1\nA\n";
-    assert_eq!(parse(binary), Err(BadDiff::Binary { path: "x".to_owned() }));
+    assert_eq!(
+        parse(binary),
+        Err(BadDiff::Binary {
+            path: "x".to_owned()
+        })
+    );
     let differ = "diff --git a/x b/x\nindex 1..2 100644\nBinary files a/x and b/x differ\n";
-    assert_eq!(parse(differ), Err(BadDiff::Binary { path: "x".to_owned() }));
+    assert_eq!(
+        parse(differ),
+        Err(BadDiff::Binary {
+            path: "x".to_owned()
+        })
+    );
     for mode in ["120000", "160000", "040000"] {
         let link = format!(
             "diff --git a/x b/x\nnew file mode {mode}\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc\n"
         );
-        assert_eq!(parse(&link), Err(BadDiff::Special { path: "x".to_owned() }));
+        assert_eq!(
+            parse(&link),
+            Err(BadDiff::Special {
+                path: "x".to_owned()
+            })
+        );
     }
     for bad in [
         "",
@@ -224,16 +278,29 @@ fn what_cannot_be_done_exactly_is_refused_by_its_name() {
 fn a_hunk_may_have_moved_a_little_but_never_to_one_of_two_places() {
     let diff = "--- x\n+++ x\n@@ -1,3 +1,3 @@\n a\n-b\n+B\n c\n";
     assert_eq!(applied("a\nb\nc\n", diff).unwrap(), "a\nB\nc\n");
-    assert_eq!(applied("0\n0\na\nb\nc\n", diff).unwrap(), "0\n0\na\nB\nc\n", "two lines down");
+    assert_eq!(
+        applied("0\n0\na\nb\nc\n", diff).unwrap(),
+        "0\n0\na\nB\nc\n",
+        "two lines down"
+    );
     let far = "0\n".repeat(FARTHEST + 1) + "a\nb\nc\n";
-    assert_eq!(applied(&far, diff), Err(BadDiff::Differs { hunk: 1, line: 1 }));
+    assert_eq!(
+        applied(&far, diff),
+        Err(BadDiff::Differs { hunk: 1, line: 1 })
+    );
     let later = diff.replace("-1,3 +1,3", "-4,3 +4,3");
-    assert_eq!(applied("a\nb\nc\na\nx\nc\na\nb\nc\n", &later), Err(BadDiff::Ambiguous { hunk: 1 }));
+    assert_eq!(
+        applied("a\nb\nc\na\nx\nc\na\nb\nc\n", &later),
+        Err(BadDiff::Ambiguous { hunk: 1 })
+    );
     for other in ["a\nb\nd\n", "a\r\nb\r\nc\r\n", "a\nb\nc", "", "a b\nc\n"] {
         assert!(applied(other, diff).is_err(), "{other:?}");
     }
     let blind = "--- x\n+++ x\n@@ -3,0 +4 @@\n+new\n";
     assert_eq!(applied("1\n2\n3\n4\n", blind).unwrap(), "1\n2\n3\nnew\n4\n");
-    assert!(applied("1\n", blind).is_err(), "it has nothing to be found by");
+    assert!(
+        applied("1\n", blind).is_err(),
+        "it has nothing to be found by"
+    );
     assert_eq!(applied("1\n2\n3", blind), Err(BadDiff::Joins { hunk: 1 }));
 }

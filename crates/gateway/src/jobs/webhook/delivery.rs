@@ -46,7 +46,10 @@ struct Sky {
 /// Who takes notices at this address: its host, with the port if it says one.
 fn receiver(url: &str) -> String {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    rest.split(['/', '?']).next().unwrap_or_default().to_ascii_lowercase()
+    rest.split(['/', '?'])
+        .next()
+        .unwrap_or_default()
+        .to_ascii_lowercase()
 }
 
 /// What one has of what all have together, by the house's rule: no more than half of what the others leave.
@@ -63,8 +66,10 @@ impl Sky {
     /// Whether this one is sent now; then it is under way.
     fn choose(&mut self, waiting: Waiting<'_>) -> Choice {
         let Waiting { job, tenant, url } = waiting;
-        let (doubted, well): (Vec<_>, Vec<_>) =
-            self.jobs.values().partition(|(of, receiver)| self.is_doubted(of, receiver));
+        let (doubted, well): (Vec<_>, Vec<_>) = self
+            .jobs
+            .values()
+            .partition(|(of, receiver)| self.is_doubted(of, receiver));
         let own = |all: &[&(String, String)]| all.iter().filter(|(of, _)| of == tenant).count();
         // What others have in doubt is not free, either.
         let others = doubted.len() - own(&doubted);
@@ -87,8 +92,10 @@ impl Sky {
 
     fn landed(&mut self, notice: &Notice, well: bool) {
         self.jobs.remove(&notice.job);
-        let (doubted, receiver) =
-            (self.doubted.entry(notice.tenant.clone()).or_default(), receiver(&notice.url));
+        let (doubted, receiver) = (
+            self.doubted.entry(notice.tenant.clone()).or_default(),
+            receiver(&notice.url),
+        );
         let known = doubted.iter().position(|one| *one == receiver);
         match (well, known) {
             (true, Some(place)) => drop(doubted.remove(place)),
@@ -114,7 +121,12 @@ pub(crate) async fn deliver(gateway: Gateway) {
                 for notice in notices {
                     let to = (notice.tenant.clone(), receiver(&notice.url));
                     lock(&under_way).jobs.insert(notice.job.clone(), to);
-                    flights.spawn(fly(gateway.clone(), notice, under_way.clone(), landed.clone()));
+                    flights.spawn(fly(
+                        gateway.clone(),
+                        notice,
+                        under_way.clone(),
+                        landed.clone(),
+                    ));
                 }
             }
             Err(()) => tokio::time::sleep(AFTER_TROUBLE).await,
@@ -132,7 +144,10 @@ pub(crate) async fn deliver(gateway: Gateway) {
 async fn tidy(gateway: &Gateway, now: u64) {
     let before = now.saturating_sub(REMEMBERED_MS);
     // What could not be forgotten now is later.
-    _ = gateway.writer().write(move |writing| webhooks::forget(writing, before)).await;
+    _ = gateway
+        .writer()
+        .write(move |writing| webhooks::forget(writing, before))
+        .await;
 }
 
 fn lock(under_way: &UnderWay) -> std::sync::MutexGuard<'_, Sky> {
@@ -140,7 +155,11 @@ fn lock(under_way: &UnderWay) -> std::sync::MutexGuard<'_, Sky> {
 }
 
 /// What can be sent now.
-async fn due(gateway: &Gateway, under_way: &UnderWay, round: &mut Round) -> Result<Vec<Notice>, ()> {
+async fn due(
+    gateway: &Gateway,
+    under_way: &UnderWay,
+    round: &mut Round,
+) -> Result<Vec<Notice>, ()> {
     let mut busy = lock(under_way).clone();
     let room = MOST_UNDER_WAY.saturating_sub(busy.jobs.len());
     if room == 0 {
@@ -168,7 +187,10 @@ async fn fly(gateway: Gateway, notice: Notice, under_way: UnderWay, landed: Arc<
     }
     let landing = notice.clone();
     let (well, written) = (settled == Settled::Delivered, settled);
-    let done = gateway.writer().write(move |writing| webhooks::settle(writing, &notice, &written)).await;
+    let done = gateway
+        .writer()
+        .write(move |writing| webhooks::settle(writing, &notice, &written))
+        .await;
     if done.is_err() {
         // It waits as before, and is due at once.
         tokio::time::sleep(AFTER_TROUBLE).await;
@@ -189,30 +211,49 @@ async fn attempt(gateway: &Gateway, notice: &Notice) -> Settled {
         Err(why) => return judge(notice, webhooks.attempts, Err(Undelivered::Failed(why))),
     };
     let body = Bytes::from(notice.body.clone());
-    judge(notice, webhooks.attempts, webhooks.courier.deliver(&receiver, headers, body).await)
+    judge(
+        notice,
+        webhooks.attempts,
+        webhooks.courier.deliver(&receiver, headers, body).await,
+    )
 }
 
 async fn signed(gateway: &Gateway, notice: &Notice) -> Result<http::HeaderMap, String> {
     let (gateway, notice) = (gateway.clone(), notice.clone());
     let signing = tokio::task::spawn_blocking(move || {
-        let generation =
-            gateway.served().webhook_generation(&notice.tenant).map_err(|error| error.to_string())?;
+        let generation = gateway
+            .served()
+            .webhook_generation(&notice.tenant)
+            .map_err(|error| error.to_string())?;
         let sent = (notice.id.as_str(), notice.body.as_str());
-        let signed = gateway.webhooks().signer.headers(&notice.tenant, generation, sent, engine::now().0);
+        let signed =
+            gateway
+                .webhooks()
+                .signer
+                .headers(&notice.tenant, generation, sent, engine::now().0);
         signed.map_err(|error| {
-            say(format_args!("airlock: no webhook can be signed: {}", error.message));
+            say(format_args!(
+                "airlock: no webhook can be signed: {}",
+                error.message
+            ));
             "it cannot be signed; the operator is told why".to_owned()
         })
     });
-    signing.await.unwrap_or_else(|_| Err("it cannot be signed now".to_owned()))
+    signing
+        .await
+        .unwrap_or_else(|_| Err("it cannot be signed now".to_owned()))
 }
 
 /// What an answer means.
 fn judge(notice: &Notice, most: u32, answer: Result<u16, Undelivered>) -> Settled {
     let why = match answer {
         Ok(200..=299) => return Settled::Delivered,
-        Ok(410) => return Settled::GivenUp("the receiver answered 410: it wants no more".to_owned()),
-        Ok(status @ 300..=399) => format!("the receiver answered {status}, and redirects are not followed"),
+        Ok(410) => {
+            return Settled::GivenUp("the receiver answered 410: it wants no more".to_owned());
+        }
+        Ok(status @ 300..=399) => {
+            format!("the receiver answered {status}, and redirects are not followed")
+        }
         Ok(status) => format!("the receiver answered {status}"),
         Err(Undelivered::Refused(why)) => return Settled::GivenUp(why),
         Err(Undelivered::Failed(why)) => why,
@@ -224,7 +265,9 @@ fn judge(notice: &Notice, most: u32, answer: Result<u16, Undelivered>) -> Settle
 }
 
 fn put_off(notice: &Notice, problem: String) -> Settled {
-    let due_ms = engine::now().0.saturating_add(pause_ms(notice.attempts, chance()));
+    let due_ms = engine::now()
+        .0
+        .saturating_add(pause_ms(notice.attempts, chance()));
     Settled::PutOff { due_ms, problem }
 }
 
@@ -249,12 +292,23 @@ mod tests {
 
     fn notice(attempts: u32) -> Notice {
         let text = String::new;
-        Notice { n: 1, id: text(), job: text(), tenant: text(), url: text(), body: text(), attempts }
+        Notice {
+            n: 1,
+            id: text(),
+            job: text(),
+            tenant: text(),
+            url: text(),
+            body: text(),
+            attempts,
+        }
     }
 
     #[test]
     fn pauses_double_from_a_second_to_an_hour() {
-        assert_eq!((pause_ms(0, 0), pause_ms(0, 128), pause_ms(0, 255)), (800, 1000, 1200));
+        assert_eq!(
+            (pause_ms(0, 0), pause_ms(0, 128), pause_ms(0, 255)),
+            (800, 1000, 1200)
+        );
         assert_eq!((pause_ms(3, 128), pause_ms(10, 128)), (8000, 1_024_000));
         for attempts in [12, 40, u32::MAX] {
             assert!((2_880_000..=LONGEST_PAUSE_MS).contains(&pause_ms(attempts, 0)));
@@ -264,7 +318,12 @@ mod tests {
 
     fn to(tenant: &str, job: &str, host: &str) -> Notice {
         let url = format!("https://{host}/x");
-        Notice { tenant: tenant.to_owned(), job: job.to_owned(), url, ..notice(0) }
+        Notice {
+            tenant: tenant.to_owned(),
+            job: job.to_owned(),
+            url,
+            ..notice(0)
+        }
     }
 
     /// How many of so many more are taken.
@@ -273,7 +332,11 @@ mod tests {
         for number in 0..count.min(MOST_UNDER_WAY - all) {
             let job = format!("{tenant}{host}{number}");
             let url = format!("https://{host}/{number}");
-            sky.choose(Waiting { job: &job, tenant, url: &url });
+            sky.choose(Waiting {
+                job: &job,
+                tenant,
+                url: &url,
+            });
         }
         sky.jobs.len() - all
     }
@@ -283,8 +346,14 @@ mod tests {
         let mut sky = Sky::default();
         assert_eq!(fill(&mut sky, "a", "a", 9), 4);
         let dead: Vec<_> = (0..40).map(|number| format!("dead{number}")).collect();
-        dead.iter().for_each(|tenant| sky.landed(&to(tenant, "", "dead"), false));
-        assert_eq!(dead.iter().map(|tenant| fill(&mut sky, tenant, "dead", 9)).sum::<usize>(), 16);
+        dead.iter()
+            .for_each(|tenant| sky.landed(&to(tenant, "", "dead"), false));
+        assert_eq!(
+            dead.iter()
+                .map(|tenant| fill(&mut sky, tenant, "dead", 9))
+                .sum::<usize>(),
+            16
+        );
         assert_eq!(
             ["b", "c", "d", "e", "f"].map(|tenant| fill(&mut sky, tenant, tenant, 9)),
             [4, 4, 2, 1, 1]
@@ -298,15 +367,33 @@ mod tests {
         let mut sky = Sky::default();
         sky.landed(&to("a", "", "down"), false);
         assert_eq!(
-            [("down", 9), ("up", 9), ("down", 9)].map(|(host, count)| fill(&mut sky, "a", host, count)),
+            [("down", 9), ("up", 9), ("down", 9)]
+                .map(|(host, count)| fill(&mut sky, "a", host, count)),
             [1, 4, 0]
         );
-        let full = sky.choose(Waiting { job: "x", tenant: "a", url: "https://up/" });
-        assert_eq!(full, Choice::PassedOver, "another that is in doubt could go");
+        let full = sky.choose(Waiting {
+            job: "x",
+            tenant: "a",
+            url: "https://up/",
+        });
+        assert_eq!(
+            full,
+            Choice::PassedOver,
+            "another that is in doubt could go"
+        );
         let many: Vec<_> = (0..99).map(|number| format!("host{number}")).collect();
-        many.iter().for_each(|host| sky.landed(&to("b", "", host), false));
-        assert_eq!((sky.doubted["b"].len(), sky.is_doubted("b", "new")), (MOST_DOUBTED, true));
-        assert_eq!(many.iter().map(|host| fill(&mut sky, "b", host, 9)).sum::<usize>(), 4);
+        many.iter()
+            .for_each(|host| sky.landed(&to("b", "", host), false));
+        assert_eq!(
+            (sky.doubted["b"].len(), sky.is_doubted("b", "new")),
+            (MOST_DOUBTED, true)
+        );
+        assert_eq!(
+            many.iter()
+                .map(|host| fill(&mut sky, "b", host, 9))
+                .sum::<usize>(),
+            4
+        );
         sky.landed(&to("b", "", "new"), true);
         assert!(!sky.is_doubted("b", "new") && sky.is_doubted("b", "host5"));
     }
@@ -318,18 +405,40 @@ mod tests {
         let later = engine::now().0 + 3_600_000;
         let tenants: Vec<_> = (0..20).map(|number| format!("dead{number}")).collect();
         let add = |writing: &store::served::Writing<'_>| {
-            let all = tenants.iter().map(|tenant| (tenant.as_str(), later)).chain([("well", 1)]);
+            let all = tenants
+                .iter()
+                .map(|tenant| (tenant.as_str(), later))
+                .chain([("well", 1)]);
             all.into_iter().try_for_each(|(tenant, at_ms)| {
                 let (url, event, body) = ("https://host/", "final", "{}");
                 let (id, job) = (tenant, tenant);
-                webhooks::enqueue(writing, &webhooks::NewNotice { id, job, tenant, url, event, at_ms, body })
+                webhooks::enqueue(
+                    writing,
+                    &webhooks::NewNotice {
+                        id,
+                        job,
+                        tenant,
+                        url,
+                        event,
+                        at_ms,
+                        body,
+                    },
+                )
             })
         };
         gateway.served().together_durably(add).unwrap();
         let all = tenants.iter().map(String::as_str).chain(["well"]);
         all.for_each(|tenant| lock(&under_way).landed(&to(tenant, "", "host"), false));
-        let found = due(&gateway, &under_way, &mut Round::default()).await.unwrap();
-        assert_eq!(found.into_iter().map(|notice| notice.tenant).collect::<Vec<_>>(), ["well"]);
+        let found = due(&gateway, &under_way, &mut Round::default())
+            .await
+            .unwrap();
+        assert_eq!(
+            found
+                .into_iter()
+                .map(|notice| notice.tenant)
+                .collect::<Vec<_>>(),
+            ["well"]
+        );
     }
 
     #[test]
@@ -338,14 +447,25 @@ mod tests {
             assert_eq!(judge(&notice(0), 3, Ok(status)), Settled::Delivered);
         }
         for status in [100, 199, 301, 307, 400, 404, 429, 500, 503] {
-            assert!(matches!(judge(&notice(0), 3, Ok(status)), Settled::PutOff { .. }), "{status}");
-            let Settled::GivenUp(why) = judge(&notice(2), 3, Ok(status)) else { panic!("{status}") };
+            assert!(
+                matches!(judge(&notice(0), 3, Ok(status)), Settled::PutOff { .. }),
+                "{status}"
+            );
+            let Settled::GivenUp(why) = judge(&notice(2), 3, Ok(status)) else {
+                panic!("{status}")
+            };
             assert!(why.ends_with("; given up after 3 attempts"), "{why}");
         }
         assert!(matches!(judge(&notice(0), 3, Ok(410)), Settled::GivenUp(_)));
         let refused = Undelivered::Refused("private".into());
-        assert_eq!(judge(&notice(0), 3, Err(refused)), Settled::GivenUp("private".into()));
+        assert_eq!(
+            judge(&notice(0), 3, Err(refused)),
+            Settled::GivenUp("private".into())
+        );
         let failed = Undelivered::Failed("down".into());
-        assert!(matches!(judge(&notice(0), 3, Err(failed)), Settled::PutOff { .. }));
+        assert!(matches!(
+            judge(&notice(0), 3, Err(failed)),
+            Settled::PutOff { .. }
+        ));
     }
 }

@@ -28,7 +28,9 @@ struct WebhookSecret {
 async fn show(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     let tenant = caller.tenant.clone();
-    let generation = gateway.look_up(move |served| served.webhook_generation(&tenant)).await?;
+    let generation = gateway
+        .look_up(move |served| served.webhook_generation(&tenant))
+        .await?;
     answer(gateway, caller, generation).await
 }
 
@@ -42,21 +44,37 @@ async fn rotate(State(gateway): State<Gateway>, caller: Caller) -> Answer<Respon
     caller.require(Scope::Runs)?;
     let (tenant, now) = (caller.tenant.clone(), engine::now().0);
     // Receivers are told of it at once: after a power cut it must not be the one before again.
-    let generation = gateway.durable().write(move |writing| webhooks::rotate(writing, &tenant, now)).await?;
+    let generation = gateway
+        .durable()
+        .write(move |writing| webhooks::rotate(writing, &tenant, now))
+        .await?;
     answer(gateway, caller, generation).await
 }
 
 async fn answer(gateway: Gateway, caller: Caller, generation: Generation) -> Answer<Response> {
     // The first time a key is read from the disk, or made.
     let shown = tokio::task::spawn_blocking(move || {
-        gateway.webhooks().signer.shown(&caller.tenant, generation.number).map_err(Problem::from)
+        gateway
+            .webhooks()
+            .signer
+            .shown(&caller.tenant, generation.number)
+            .map_err(Problem::from)
     });
     let secret = shown.await.map_err(|_| writer::busy())??;
     let previous_until = has_predecessor(generation, engine::now().0)
         .then(|| Timestamp(generation.since_ms.saturating_add(BOTH_MS)).to_string());
-    Ok(([(CACHE_CONTROL, "no-store")], Json(WebhookSecret { secret, previous_until })).into_response())
+    Ok((
+        [(CACHE_CONTROL, "no-store")],
+        Json(WebhookSecret {
+            secret,
+            previous_until,
+        }),
+    )
+        .into_response())
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(show)).routes(routes!(rotate))
+    OpenApiRouter::new()
+        .routes(routes!(show))
+        .routes(routes!(rotate))
 }

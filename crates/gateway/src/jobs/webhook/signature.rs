@@ -38,7 +38,11 @@ impl std::fmt::Debug for Hidden {
 
 impl Signer {
     pub(super) fn new(engine: Engine) -> Signer {
-        Signer { engine, key: OnceLock::new(), looking: Mutex::default() }
+        Signer {
+            engine,
+            key: OnceLock::new(),
+            looking: Mutex::default(),
+        }
     }
 
     /// The secret of a tenant. Reads the disk the first time.
@@ -77,7 +81,10 @@ impl Signer {
         if has_predecessor(generation, now_ms) {
             secrets.push(self.secret(tenant, generation.number - 1)?);
         }
-        let signatures: Vec<_> = secrets.iter().map(|secret| signature(secret, id, seconds, body)).collect();
+        let signatures: Vec<_> = secrets
+            .iter()
+            .map(|secret| signature(secret, id, seconds, body))
+            .collect();
         let texts = [
             ("webhook-id", id.to_owned()),
             ("webhook-timestamp", seconds.to_string()),
@@ -87,7 +94,10 @@ impl Signer {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         // Ours are letters, digits and signs.
         headers.extend(texts.into_iter().filter_map(|(name, text)| {
-            Some((http::HeaderName::from_static(name), HeaderValue::try_from(text).ok()?))
+            Some((
+                http::HeaderName::from_static(name),
+                HeaderValue::try_from(text).ok()?,
+            ))
         }));
         Ok(headers)
     }
@@ -102,8 +112,13 @@ pub(super) fn has_predecessor(generation: Generation, now_ms: u64) -> bool {
 fn derived(key: &[u8; 32], tenant: &str, generation: u64) -> Secret {
     let key = hmac::Key::new(hmac::HMAC_SHA256, key);
     // A tenant's name has no zero byte, so that no two become one.
-    let words =
-        [b"airlock webhook secret 1\0", tenant.as_bytes(), b"\0", generation.to_string().as_bytes()].concat();
+    let words = [
+        b"airlock webhook secret 1\0",
+        tenant.as_bytes(),
+        b"\0",
+        generation.to_string().as_bytes(),
+    ]
+    .concat();
     let mut secret = Zeroizing::new([0; 32]);
     secret.copy_from_slice(hmac::sign(&key, &words).as_ref());
     secret
@@ -149,9 +164,17 @@ mod tests {
 
     #[test]
     fn the_secret_before_signs_for_a_day() {
-        let first = Generation { number: 1, since_ms: 0 };
-        let second = Generation { number: 2, since_ms: 1000 };
+        let first = Generation {
+            number: 1,
+            since_ms: 0,
+        };
+        let second = Generation {
+            number: 2,
+            since_ms: 1000,
+        };
         assert!(!has_predecessor(first, 5));
-        assert!(has_predecessor(second, 1000 + BOTH_MS - 1) && !has_predecessor(second, 1000 + BOTH_MS));
+        assert!(
+            has_predecessor(second, 1000 + BOTH_MS - 1) && !has_predecessor(second, 1000 + BOTH_MS)
+        );
     }
 }

@@ -21,7 +21,9 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
-    let router = OpenApiRouter::new().merge(read::routes()).merge(write::routes());
+    let router = OpenApiRouter::new()
+        .merge(read::routes())
+        .merge(write::routes());
     // The same folder, written with a slash at its end.
     router.route("/v1/sandboxes/{id}/files/", get(read::get))
 }
@@ -39,50 +41,88 @@ async fn aside<T: Send + 'static>(
     caller: &Caller,
     work: impl FnOnce() -> Result<T, TreeError> + Send + 'static,
 ) -> Answer<T> {
-    work::aside(gateway.working(), &caller.tenant, move || work().map_err(refused)).await
+    work::aside(gateway.working(), &caller.tenant, move || {
+        work().map_err(refused)
+    })
+    .await
 }
 
 fn failed() -> Problem {
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the workspace cannot be used", None)
+    Problem::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "internal",
+        "the workspace cannot be used",
+        None,
+    )
 }
 
 /// Why a file cannot be had, or put there.
 fn refused(error: TreeError) -> Problem {
     use TreeError as Is;
     let (status, code, hint) = match &error {
-        Is::Path { .. } => (StatusCode::BAD_REQUEST, "invalid_spec", "name something below the workspace"),
-        Is::Missing { .. } => {
-            (StatusCode::NOT_FOUND, "not_found", "look at what is there with `GET …/files`")
-        }
-        Is::Kind { .. } => {
-            (StatusCode::CONFLICT, "conflict", "only files and folders are opened; anything can be removed")
-        }
-        Is::Link { .. } => (StatusCode::CONFLICT, "conflict", "name what it points at, or remove it"),
+        Is::Path { .. } => (
+            StatusCode::BAD_REQUEST,
+            "invalid_spec",
+            "name something below the workspace",
+        ),
+        Is::Missing { .. } => (
+            StatusCode::NOT_FOUND,
+            "not_found",
+            "look at what is there with `GET …/files`",
+        ),
+        Is::Kind { .. } => (
+            StatusCode::CONFLICT,
+            "conflict",
+            "only files and folders are opened; anything can be removed",
+        ),
+        Is::Link { .. } => (
+            StatusCode::CONFLICT,
+            "conflict",
+            "name what it points at, or remove it",
+        ),
         Is::Exists { .. } => (StatusCode::CONFLICT, "conflict", "choose another name"),
-        Is::NotEmpty { .. } => (StatusCode::CONFLICT, "conflict", "remove it with `?recursive=true`"),
-        Is::TooLarge { .. } => {
-            (StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "make a sandbox with more `disk`")
-        }
+        Is::NotEmpty { .. } => (
+            StatusCode::CONFLICT,
+            "conflict",
+            "remove it with `?recursive=true`",
+        ),
+        Is::TooLarge { .. } => (
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "quota_exceeded",
+            "make a sandbox with more `disk`",
+        ),
         Is::Full { .. } => (
             StatusCode::INSUFFICIENT_STORAGE,
             "quota_exceeded",
             "remove something, or make a sandbox with more `disk`",
         ),
-        Is::TooMany { .. } => (StatusCode::CONFLICT, "quota_exceeded", "ask again, or for what lies deeper"),
-        Is::Protected { .. } => {
-            (StatusCode::FORBIDDEN, "policy_denied", "make a sandbox with `allow_protected` for this name")
-        }
+        Is::TooMany { .. } => (
+            StatusCode::CONFLICT,
+            "quota_exceeded",
+            "ask again, or for what lies deeper",
+        ),
+        Is::Protected { .. } => (
+            StatusCode::FORBIDDEN,
+            "policy_denied",
+            "make a sandbox with `allow_protected` for this name",
+        ),
         Is::Other { source, .. } => match source.kind() {
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                (StatusCode::FORBIDDEN, "policy_denied", "it may not be touched")
-            }
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (
+                StatusCode::FORBIDDEN,
+                "policy_denied",
+                "it may not be touched",
+            ),
             // A program inside moves names on the way faster than they can be followed.
-            io::ErrorKind::WouldBlock => {
-                (StatusCode::CONFLICT, "conflict", "its path keeps changing; ask again")
-            }
-            io::ErrorKind::InvalidFilename => {
-                (StatusCode::BAD_REQUEST, "invalid_spec", "choose another name")
-            }
+            io::ErrorKind::WouldBlock => (
+                StatusCode::CONFLICT,
+                "conflict",
+                "its path keeps changing; ask again",
+            ),
+            io::ErrorKind::InvalidFilename => (
+                StatusCode::BAD_REQUEST,
+                "invalid_spec",
+                "choose another name",
+            ),
             _ => return failed(),
         },
     };
@@ -124,7 +164,9 @@ impl From<Entry> for FileFacts {
             size_bytes: entry.size_bytes,
             mode: format!("{:04o}", entry.mode),
             modified_at: entry.modified_at,
-            target: entry.target.map(|target| target.to_string_lossy().into_owned()),
+            target: entry
+                .target
+                .map(|target| target.to_string_lossy().into_owned()),
         }
     }
 }

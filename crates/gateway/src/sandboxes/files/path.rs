@@ -29,7 +29,10 @@ pub(in super::super) fn decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = parts.next()?.as_bytes().to_vec();
     for part in parts {
         let (digits, rest) = part.split_at_checked(2)?;
-        let digits = digits.bytes().all(|digit| digit.is_ascii_hexdigit()).then_some(digits)?;
+        let digits = digits
+            .bytes()
+            .all(|digit| digit.is_ascii_hexdigit())
+            .then_some(digits)?;
         bytes.push(u8::from_str_radix(digits, 16).ok()?);
         bytes.extend_from_slice(rest.as_bytes());
     }
@@ -48,21 +51,30 @@ pub(super) fn place(address: &str) -> Answer<Place> {
     };
     let names = match rest {
         "" if folder => Vec::new(),
-        _ => rest.split('/').map(name).collect::<Answer<Vec<OsString>>>()?,
+        _ => rest
+            .split('/')
+            .map(name)
+            .collect::<Answer<Vec<OsString>>>()?,
     };
     let path: PathBuf = names.iter().collect();
     if names.len() > DEEPEST || path.as_os_str().len() > LONGEST {
         let hint = format!("a path has up to {DEEPEST} names and {LONGEST} bytes");
         return Err(Problem::invalid("this path is too long", hint));
     }
-    Ok(Place { sandbox: sandbox.to_owned(), path, folder })
+    Ok(Place {
+        sandbox: sandbox.to_owned(),
+        path,
+        folder,
+    })
 }
 
 fn name(text: &str) -> Answer<OsString> {
     let bad = |why: &str| Problem::invalid("this path cannot be used", why);
     let name = decoded(text).ok_or_else(|| bad("a `%` stands before two hexadecimal digits"))?;
     match name.as_slice() {
-        b"" => Err(bad("it has an empty name; it is relative to the workspace and begins with no slash")),
+        b"" => Err(bad(
+            "it has an empty name; it is relative to the workspace and begins with no slash",
+        )),
         b"." | b".." => Err(bad("`.` and `..` are not resolved")),
         name if name.contains(&0) => Err(bad("a name has no NUL")),
         name if name.contains(&b'/') => Err(bad("a name has no slash")),
@@ -76,7 +88,13 @@ pub(super) fn encoded(path: &OsStr) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let bytes = path.as_bytes().iter();
     bytes
-        .map(|&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .map(|&byte| {
+            if plain(byte) {
+                char::from(byte).to_string()
+            } else {
+                format!("%{byte:02X}")
+            }
+        })
         .collect()
 }
 
@@ -85,10 +103,12 @@ mod tests {
     use super::*;
 
     fn at(path: &str) -> Option<(PathBuf, bool)> {
-        place(&format!("/v1/sandboxes/box/files{path}")).ok().map(|place| {
-            assert_eq!(place.sandbox, "box");
-            (place.path, place.folder)
-        })
+        place(&format!("/v1/sandboxes/box/files{path}"))
+            .ok()
+            .map(|place| {
+                assert_eq!(place.sandbox, "box");
+                (place.path, place.folder)
+            })
     }
 
     #[test]

@@ -20,27 +20,52 @@ pub(super) enum Wanted {
 
 /// Reads what is asked for. What cannot be understood, and several parts at once, mean the whole file.
 pub(super) fn wanted(headers: &HeaderMap, tag: &str, size: u64) -> Wanted {
-    let known = headers.get_all(IF_NONE_MATCH).into_iter().filter_map(|value| value.to_str().ok());
-    let mut known = known.flat_map(|value| value.split(',')).map(|one| one.trim().trim_start_matches("W/"));
+    let known = headers
+        .get_all(IF_NONE_MATCH)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut known = known
+        .flat_map(|value| value.split(','))
+        .map(|one| one.trim().trim_start_matches("W/"));
     if known.any(|one| one == tag || one == "*") {
         return Wanted::Known;
     }
-    let same = headers.get(IF_RANGE).is_none_or(|value| value.as_bytes() == tag.as_bytes());
-    let range = headers.get(RANGE).filter(|_| same).and_then(|value| value.to_str().ok());
-    range.and_then(|range| part(range, size)).unwrap_or(Wanted::Whole)
+    let same = headers
+        .get(IF_RANGE)
+        .is_none_or(|value| value.as_bytes() == tag.as_bytes());
+    let range = headers
+        .get(RANGE)
+        .filter(|_| same)
+        .and_then(|value| value.to_str().ok());
+    range
+        .and_then(|range| part(range, size))
+        .unwrap_or(Wanted::Whole)
 }
 
 fn part(range: &str, size: u64) -> Option<Wanted> {
     let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
     let number = |text: &str| -> Option<u64> {
-        text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().unwrap_or(u64::MAX))
+        text.bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| text.parse().unwrap_or(u64::MAX))
     };
     if first.is_empty() {
-        let tail = (!last.is_empty()).then(|| number(last)).flatten()?.min(size);
-        return Some(if tail == 0 { Wanted::Nowhere } else { Wanted::Part(size - tail, tail) });
+        let tail = (!last.is_empty())
+            .then(|| number(last))
+            .flatten()?
+            .min(size);
+        return Some(if tail == 0 {
+            Wanted::Nowhere
+        } else {
+            Wanted::Part(size - tail, tail)
+        });
     }
     let first = number(first)?;
-    let last = if last.is_empty() { u64::MAX } else { number(last)? };
+    let last = if last.is_empty() {
+        u64::MAX
+    } else {
+        number(last)?
+    };
     match (first <= last, first < size) {
         (false, _) => None,
         (true, false) => Some(Wanted::Nowhere),
@@ -53,7 +78,9 @@ mod tests {
     use super::*;
 
     fn asked(headers: &[(&'static str, &'static str)]) -> Wanted {
-        let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         wanted(&headers.collect(), "\"v1\"", 100)
     }
 
@@ -65,7 +92,10 @@ mod tests {
         assert_eq!(asked(&[("range", "bytes=90-1000")]), Wanted::Part(90, 10));
         assert_eq!(asked(&[("range", "bytes=-7")]), Wanted::Part(93, 7));
         assert_eq!(asked(&[("range", "bytes=-1000")]), Wanted::Part(0, 100));
-        assert_eq!(asked(&[("range", "bytes=0-99999999999999999999999")]), Wanted::Part(0, 100));
+        assert_eq!(
+            asked(&[("range", "bytes=0-99999999999999999999999")]),
+            Wanted::Part(0, 100)
+        );
     }
 
     #[test]
@@ -77,17 +107,32 @@ mod tests {
 
     #[test]
     fn what_cannot_be_understood_means_the_whole_file() {
-        for range in
-            ["bytes=9-0", "bytes=a-b", "lines=1-2", "bytes=0-1,4-5", "bytes=-", "bytes=+1-2", "bytes"]
-        {
+        for range in [
+            "bytes=9-0",
+            "bytes=a-b",
+            "lines=1-2",
+            "bytes=0-1,4-5",
+            "bytes=-",
+            "bytes=+1-2",
+            "bytes",
+        ] {
             assert_eq!(asked(&[("range", range)]), Wanted::Whole, "{range}");
         }
     }
 
     #[test]
     fn a_part_of_another_version_is_not_given() {
-        assert_eq!(asked(&[("range", "bytes=0-9"), ("if-range", "\"v1\"")]), Wanted::Part(0, 10));
-        assert_eq!(asked(&[("range", "bytes=0-9"), ("if-range", "\"v2\"")]), Wanted::Whole);
-        assert_eq!(asked(&[("if-none-match", "\"v0\", W/\"v1\"")]), Wanted::Known);
+        assert_eq!(
+            asked(&[("range", "bytes=0-9"), ("if-range", "\"v1\"")]),
+            Wanted::Part(0, 10)
+        );
+        assert_eq!(
+            asked(&[("range", "bytes=0-9"), ("if-range", "\"v2\"")]),
+            Wanted::Whole
+        );
+        assert_eq!(
+            asked(&[("if-none-match", "\"v0\", W/\"v1\"")]),
+            Wanted::Known
+        );
     }
 }

@@ -19,8 +19,8 @@ use engine::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
 use http::{
     HeaderMap, Method, StatusCode, Uri,
     header::{
-        ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
-        X_CONTENT_TYPE_OPTIONS,
+        ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE,
+        CONTENT_TYPE, ETAG, X_CONTENT_TYPE_OPTIONS,
     },
 };
 use serde::Deserialize;
@@ -43,7 +43,9 @@ const ROOM: usize = 2;
 const DEEPEST: usize = 32;
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new().routes(routes!(get)).routes(routes!(workspace))
+    OpenApiRouter::new()
+        .routes(routes!(get))
+        .routes(routes!(workspace))
 }
 
 /// How a folder is listed.
@@ -94,9 +96,16 @@ pub(super) async fn get(
 ) -> Answer<Response> {
     let (tree, place) = found(&gateway, &caller, &uri)?;
     if listing.recursive && listing.after.is_some() {
-        return Err(Problem::invalid("`recursive` and `after` exclude each other", "give one of them"));
+        return Err(Problem::invalid(
+            "`recursive` and `after` exclude each other",
+            "give one of them",
+        ));
     }
-    match aside(&gateway, &caller, move || open(&tree, &place.path, place.folder, &listing)).await? {
+    match aside(&gateway, &caller, move || {
+        open(&tree, &place.path, place.folder, &listing)
+    })
+    .await?
+    {
         Opened::Folder(json) => fitting::sent(gateway.answering(), &caller.tenant, json),
         Opened::File(file, entry) => contents(file, &entry, &headers, &method),
     }
@@ -104,18 +113,28 @@ pub(super) async fn get(
 
 fn open(tree: &Tree, path: &Path, folder: bool, listing: &Listing) -> Result<Opened, TreeError> {
     if !folder && tree.stat(path)?.kind != EntryKind::Folder {
-        return tree.open(path).map(|(file, entry)| Opened::File(file, entry));
+        return tree
+            .open(path)
+            .map(|(file, entry)| Opened::File(file, entry));
     }
     let listed = match listing.recursive {
         true => below(tree, path)?,
         false => {
             let listed = tree.list(path, listing.after.as_deref().map(OsStr::new), MOST_LISTED)?;
             let (files, more) = Room::new().fill(listed.entries.into_iter().map(FileFacts::from));
-            FolderListing { files, truncated: listed.more || more }
+            FolderListing {
+                files,
+                truncated: listed.more || more,
+            }
         }
     };
-    let failed = |error: serde_json::Error| TreeError::Other { path: String::new(), source: error.into() };
-    serde_json::to_vec(&listed).map(Opened::Folder).map_err(failed)
+    let failed = |error: serde_json::Error| TreeError::Other {
+        path: String::new(),
+        source: error.into(),
+    };
+    serde_json::to_vec(&listed)
+        .map(Opened::Folder)
+        .map_err(failed)
 }
 
 /// What lies in a folder and in those below it, each folder before what is in it.
@@ -126,7 +145,9 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
         let room = MOST_LISTED - files.len();
         let listed = match tree.list(&top.join(&folder), None, room.max(1)) {
             // It went meanwhile, or became something else.
-            Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. }) if depth > 1 => {
+            Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. })
+                if depth > 1 =>
+            {
                 continue;
             }
             // One that nobody can name or look into hides itself, and nothing else.
@@ -140,9 +161,15 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
         let mut folders = Vec::new();
         for entry in listed.entries {
             let (name, is_folder) = (folder.join(&entry.name), entry.kind == EntryKind::Folder);
-            let entry = FileFacts::from(Entry { name: name.clone().into_os_string(), ..entry });
+            let entry = FileFacts::from(Entry {
+                name: name.clone().into_os_string(),
+                ..entry
+            });
             if files.len() == MOST_LISTED || !fitting.takes(&entry) {
-                return Ok(FolderListing { files, truncated: true });
+                return Ok(FolderListing {
+                    files,
+                    truncated: true,
+                });
             }
             files.push(entry);
             if is_folder {
@@ -150,7 +177,12 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
                 folders.push((name, depth + 1));
             }
         }
-        waiting.extend(folders.into_iter().rev().filter(|(_, depth)| *depth <= DEEPEST));
+        waiting.extend(
+            folders
+                .into_iter()
+                .rev()
+                .filter(|(_, depth)| *depth <= DEEPEST),
+        );
     }
     Ok(FolderListing { files, truncated })
 }
@@ -177,8 +209,12 @@ async fn workspace(
 /// A version of a file: another one for every change that the file system tells apart.
 fn tag(file: &File) -> io::Result<(String, u64)> {
     let facts = file.metadata()?;
-    let (inode, seconds, nanoseconds, size) = (facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.size());
-    Ok((format!("\"{inode:x}-{seconds:x}.{nanoseconds:x}-{size:x}\""), size))
+    let (inode, seconds, nanoseconds, size) =
+        (facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.size());
+    Ok((
+        format!("\"{inode:x}-{seconds:x}.{nanoseconds:x}-{size:x}\""),
+        size,
+    ))
 }
 
 fn contents(file: File, entry: &Entry, headers: &HeaderMap, method: &Method) -> Answer<Response> {
@@ -199,7 +235,13 @@ fn contents(file: File, entry: &Entry, headers: &HeaderMap, method: &Method) -> 
         (X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (ACCEPT_RANGES, "bytes".to_owned()),
         (CACHE_CONTROL, "no-cache".to_owned()),
-        (CONTENT_DISPOSITION, format!("attachment; filename*=UTF-8''{}", path::encoded(&entry.name))),
+        (
+            CONTENT_DISPOSITION,
+            format!(
+                "attachment; filename*=UTF-8''{}",
+                path::encoded(&entry.name)
+            ),
+        ),
         (CONTENT_LENGTH, count.to_string()),
         (ETAG, tag),
     ];
@@ -214,7 +256,12 @@ fn contents(file: File, entry: &Entry, headers: &HeaderMap, method: &Method) -> 
 
 fn nowhere(size: u64) -> Response {
     let title = format!("the file has {size} bytes, and none of those that were asked for");
-    let problem = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "invalid_spec", title, None);
+    let problem = Problem::new(
+        StatusCode::RANGE_NOT_SATISFIABLE,
+        "invalid_spec",
+        title,
+        None,
+    );
     ([(CONTENT_RANGE, format!("bytes */{size}"))], problem).into_response()
 }
 
@@ -229,7 +276,8 @@ async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
     let (end, file, buffers) = (at + count, Arc::new(file), Buffers::default());
     while at < end {
         let (length, file, buffers) = (CHUNK.min(end - at) as usize, file.clone(), buffers.clone());
-        let Ok(read) = tokio::task::spawn_blocking(move || buffers.read(&file, at, length)).await else {
+        let Ok(read) = tokio::task::spawn_blocking(move || buffers.read(&file, at, length)).await
+        else {
             return;
         };
         let sent = match read {

@@ -53,10 +53,16 @@ struct Putting {
 
 impl Putting {
     fn mode(&self, usual: u32) -> Answer<u32> {
-        let mode = self.mode.as_deref().map_or(Ok(usual), |mode| u32::from_str_radix(mode, 8));
+        let mode = self
+            .mode
+            .as_deref()
+            .map_or(Ok(usual), |mode| u32::from_str_radix(mode, 8));
         // Neither set-user-ID nor the like: those are for programs of the host's.
         mode.ok().filter(|mode| *mode <= 0o777).ok_or_else(|| {
-            Problem::invalid("`mode` is none that a file can have here", "give 0 to 777, as in `mode=755`")
+            Problem::invalid(
+                "`mode` is none that a file can have here",
+                "give 0 to 777, as in `mode=755`",
+            )
         })
     }
 }
@@ -84,7 +90,10 @@ async fn put(
 ) -> Answer<Response> {
     let (tree, place) = found(&gateway, &caller, &uri)?;
     if headers.contains_key(CONTENT_RANGE) {
-        return Err(Problem::invalid("a file is put whole, not in parts", "leave Content-Range out"));
+        return Err(Problem::invalid(
+            "a file is put whole, not in parts",
+            "leave Content-Range out",
+        ));
     }
     if putting.directory {
         return folder(&gateway, &caller, tree, place.path, &putting).await;
@@ -95,7 +104,9 @@ async fn put(
             "add `?directory=true` for a folder",
         ));
     }
-    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let length = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let mode = putting.mode(0o644)?;
     let begun = move || {
         let (path, mkdir) = (&place.path, putting.mkdir);
@@ -115,11 +126,20 @@ async fn file(
     body: Body,
 ) -> Answer<Response> {
     let (upload, replaces) = aside(gateway, caller, begun).await?;
-    let upload = Receiving { upload: Some(upload), writing: None }.receive(body).await?;
+    let upload = Receiving {
+        upload: Some(upload),
+        writing: None,
+    }
+    .receive(body)
+    .await?;
     // What has arrived is not thrown away because others of the key's are at work.
     let published = move || upload.publish().map_err(refused);
     let entry = work::aside_in_turn(gateway.working(), &caller.tenant, published).await?;
-    let status = if replaces { StatusCode::OK } else { StatusCode::CREATED };
+    let status = if replaces {
+        StatusCode::OK
+    } else {
+        StatusCode::CREATED
+    };
     Ok((status, Json(FileFacts::from(entry))).into_response())
 }
 
@@ -175,7 +195,12 @@ async fn arriving(body: &mut Body) -> Answer<Option<Bytes>> {
             }
             Err(_) => {
                 let title = format!("nothing more came for {} seconds", SILENCE.as_secs());
-                return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", title, None));
+                return Err(Problem::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "timeout",
+                    title,
+                    None,
+                ));
             }
         };
         if let Ok(bytes) = frame.into_data() {
@@ -193,18 +218,27 @@ async fn folder(
     putting: &Putting,
 ) -> Answer<Response> {
     if putting.mode.is_some() {
-        return Err(Problem::invalid("a folder is made with mode 755", "leave `mode` out"));
+        return Err(Problem::invalid(
+            "a folder is made with mode 755",
+            "leave `mode` out",
+        ));
     }
     let mkdir = putting.mkdir;
     let (entry, made) = aside(gateway, caller, move || {
-        let was = tree.stat(&path).is_ok_and(|entry| entry.kind == EntryKind::Folder);
+        let was = tree
+            .stat(&path)
+            .is_ok_and(|entry| entry.kind == EntryKind::Folder);
         if !was {
             tree.make_folder(&path, mkdir)?;
         }
         Ok((tree.stat(&path)?, !was))
     })
     .await?;
-    let status = if made { StatusCode::CREATED } else { StatusCode::OK };
+    let status = if made {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
     Ok((status, Json(FileFacts::from(entry))).into_response())
 }
 
@@ -256,6 +290,9 @@ async fn remove(
     Asked(removing): Asked<Removing>,
 ) -> Answer<StatusCode> {
     let (tree, place) = found(&gateway, &caller, &uri)?;
-    aside(&gateway, &caller, move || tree.remove(&place.path, removing.recursive)).await?;
+    aside(&gateway, &caller, move || {
+        tree.remove(&place.path, removing.recursive)
+    })
+    .await?;
     Ok(StatusCode::NO_CONTENT)
 }

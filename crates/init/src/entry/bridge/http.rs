@@ -28,13 +28,20 @@ impl Refused {
     pub fn response(self) -> Vec<u8> {
         let (status, message) = match self {
             Refused::Malformed(why) => ("400 Bad Request", why),
-            Refused::TooLarge => ("431 Request Header Fields Too Large", "the head is larger than 32 KiB"),
+            Refused::TooLarge => (
+                "431 Request Header Fields Too Large",
+                "the head is larger than 32 KiB",
+            ),
             Refused::Unsupported(why) => ("501 Not Implemented", why),
             Refused::Upstream(why) => ("502 Bad Gateway", why),
         };
         let body = format!("{{\"error\":{{\"message\":\"airlock-init: {message}\"}}}}\n");
         let head = "Content-Type: application/json\r\nConnection: close";
-        format!("HTTP/1.1 {status}\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+        format!(
+            "HTTP/1.1 {status}\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .into_bytes()
     }
 }
 
@@ -49,7 +56,11 @@ pub struct Rewrite {
 impl Rewrite {
     /// For requests to this URL.
     pub fn new(url: Url, token: Token) -> Rewrite {
-        Rewrite { host: url.host, prefix: url.prefix, token }
+        Rewrite {
+            host: url.host,
+            prefix: url.prefix,
+            token,
+        }
     }
 }
 
@@ -127,10 +138,16 @@ impl Chunk {
     fn advance(self, from: &mut Vec<u8>, to: &mut Vec<u8>) -> Result<Option<Chunk>, Refused> {
         match self {
             Chunk::Size => {
-                let Some(line) = take_line(from)? else { return Ok(Some(self)) };
+                let Some(line) = take_line(from)? else {
+                    return Ok(Some(self));
+                };
                 let size = chunk_size(&line).ok_or(Refused::Malformed("a chunk has a bad size"))?;
                 to.extend_from_slice(&line);
-                Ok(Some(if size == 0 { Chunk::End } else { Chunk::Data(size + 2) }))
+                Ok(Some(if size == 0 {
+                    Chunk::End
+                } else {
+                    Chunk::Data(size + 2)
+                }))
             }
             Chunk::Data(left @ 1..=2) => {
                 let end = &b"\r\n"[2 - left as usize..];
@@ -140,11 +157,17 @@ impl Chunk {
                 }
                 to.extend(from.drain(..count));
                 let left = left - count as u64;
-                Ok(Some(if left == 0 { Chunk::Size } else { Chunk::Data(left) }))
+                Ok(Some(if left == 0 {
+                    Chunk::Size
+                } else {
+                    Chunk::Data(left)
+                }))
             }
             Chunk::Data(left) => Ok(Some(Chunk::Data(pass(from, to, left - 2) + 2))),
             Chunk::End => {
-                let Some(line) = take_line(from)? else { return Ok(Some(self)) };
+                let Some(line) = take_line(from)? else {
+                    return Ok(Some(self));
+                };
                 match line.as_slice() {
                     b"\r\n" => {
                         to.extend_from_slice(&line);
@@ -160,7 +183,8 @@ impl Chunk {
 /// Digits alone: extensions are a classic way to make two readers differ.
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(line.strip_suffix(b"\r\n")?).ok()?;
-    let plain = (1..=15).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let plain =
+        (1..=15).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     u64::from_str_radix(digits, 16).ok().filter(|_| plain)
 }
 
@@ -169,7 +193,9 @@ fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, Refused> {
     const LONGEST: usize = 32;
     match from.iter().take(LONGEST).position(|byte| *byte == b'\n') {
         Some(end) => Ok(Some(from.drain(..=end).collect())),
-        None if from.len() >= LONGEST => Err(Refused::Malformed("a line of a chunked body is too long")),
+        None if from.len() >= LONGEST => {
+            Err(Refused::Malformed("a line of a chunked body is too long"))
+        }
         None => Ok(None),
     }
 }
@@ -202,8 +228,14 @@ fn is_token(text: &[u8]) -> bool {
 
 fn trim(value: &[u8]) -> &[u8] {
     let is_space = |byte: &u8| *byte == b' ' || *byte == b'\t';
-    let start = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
-    let end = value.iter().rposition(|byte| !is_space(byte)).map_or(start, |end| end + 1);
+    let start = value
+        .iter()
+        .position(|byte| !is_space(byte))
+        .unwrap_or(value.len());
+    let end = value
+        .iter()
+        .rposition(|byte| !is_space(byte))
+        .map_or(start, |end| end + 1);
     &value[start..end]
 }
 
@@ -232,21 +264,32 @@ impl<'a> Head<'a> {
             return Err(Refused::TooLarge);
         }
         let all = |wanted: &str| -> Vec<_> {
-            let named = headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case(wanted.as_bytes()));
+            let named = headers
+                .iter()
+                .filter(|(name, _)| name.eq_ignore_ascii_case(wanted.as_bytes()));
             named.map(|(_, value)| *value).collect()
         };
         if all("host").len() != 1 {
             return Err(Refused::Malformed("there must be one Host header"));
         }
         if !all("upgrade").is_empty() {
-            return Err(Refused::Unsupported("upgrades to other protocols are not passed on"));
+            return Err(Refused::Unsupported(
+                "upgrades to other protocols are not passed on",
+            ));
         }
         check_connection(&all("connection"))?;
         let body = body(&all("content-length"), &all("transfer-encoding"))?;
         let passes = |(name, _): &(&[u8], &[u8])| {
-            !DROPPED.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
+            !DROPPED
+                .iter()
+                .any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
         };
-        Ok(Head { method, target, headers: headers.into_iter().filter(passes).collect(), body })
+        Ok(Head {
+            method,
+            target,
+            headers: headers.into_iter().filter(passes).collect(),
+            body,
+        })
     }
 
     fn write(&self, rewrite: &Rewrite, to: &mut Vec<u8>) -> Result<(), Refused> {
@@ -266,7 +309,9 @@ impl<'a> Head<'a> {
         ];
         parts.iter().for_each(|part| to.extend_from_slice(part));
         for (name, value) in &self.headers {
-            [*name, b": ", *value, b"\r\n"].iter().for_each(|part| to.extend_from_slice(part));
+            [*name, b": ", *value, b"\r\n"]
+                .iter()
+                .for_each(|part| to.extend_from_slice(part));
         }
         to.extend_from_slice(b"\r\n");
         Ok(())
@@ -279,7 +324,9 @@ fn lines(head: &[u8]) -> Result<Vec<&[u8]>, Refused> {
     // After the last end of a line there is nothing, and before it the empty line.
     lines.truncate(lines.len() - 1);
     let mut whole = lines.into_iter().map(|line| {
-        let line = line.strip_suffix(b"\r").filter(|line| !line.contains(&b'\r') && !line.contains(&0));
+        let line = line
+            .strip_suffix(b"\r")
+            .filter(|line| !line.contains(&b'\r') && !line.contains(&0));
         line.ok_or(Refused::Malformed("lines must end with CRLF"))
     });
     let mut lines = whole.by_ref().collect::<Result<Vec<_>, _>>()?;
@@ -290,17 +337,27 @@ fn lines(head: &[u8]) -> Result<Vec<&[u8]>, Refused> {
 fn request_line(line: &[u8]) -> Result<(&[u8], &[u8]), Refused> {
     let parts: Vec<_> = line.split(|byte| *byte == b' ').collect();
     let [method, target, b"HTTP/1.1"] = parts[..] else {
-        return Err(Refused::Malformed("the first line must be METHOD PATH HTTP/1.1"));
+        return Err(Refused::Malformed(
+            "the first line must be METHOD PATH HTTP/1.1",
+        ));
     };
     if !is_token(method) {
         return Err(Refused::Malformed("the method is malformed"));
     }
     // In any case: some servers do not mind it, and an echo of the request would show the token.
-    if [&b"CONNECT"[..], b"TRACE"].iter().any(|other| method.eq_ignore_ascii_case(other)) {
+    if [&b"CONNECT"[..], b"TRACE"]
+        .iter()
+        .any(|other| method.eq_ignore_ascii_case(other))
+    {
         return Err(Refused::Unsupported("CONNECT and TRACE are not passed on"));
     }
-    if target.first() != Some(&b'/') || !target.iter().all(u8::is_ascii_graphic) || target.contains(&b'#') {
-        return Err(Refused::Malformed("the path must begin with / and be visible ASCII"));
+    if target.first() != Some(&b'/')
+        || !target.iter().all(u8::is_ascii_graphic)
+        || target.contains(&b'#')
+    {
+        return Err(Refused::Malformed(
+            "the path must begin with / and be visible ASCII",
+        ));
     }
     Ok((method, target))
 }
@@ -319,12 +376,19 @@ fn header(line: &[u8]) -> Result<(&[u8], &[u8]), Refused> {
 /// A list here can name headers that are to be removed: ours must not be among them.
 fn check_connection(values: &[&[u8]]) -> Result<(), Refused> {
     let known = |option: &[u8]| {
-        [&b""[..], b"close", b"keep-alive", b"te"].iter().any(|known| option.eq_ignore_ascii_case(known))
+        [&b""[..], b"close", b"keep-alive", b"te"]
+            .iter()
+            .any(|known| option.eq_ignore_ascii_case(known))
     };
-    let mut options = values.iter().flat_map(|value| value.split(|byte| *byte == b',')).map(trim);
+    let mut options = values
+        .iter()
+        .flat_map(|value| value.split(|byte| *byte == b','))
+        .map(trim);
     match options.all(known) {
         true => Ok(()),
-        false => Err(Refused::Malformed("Connection may only say close or keep-alive")),
+        false => Err(Refused::Malformed(
+            "Connection may only say close or keep-alive",
+        )),
     }
 }
 
@@ -338,26 +402,43 @@ fn body(lengths: &[&[u8]], encodings: &[&[u8]]) -> Result<Request, Refused> {
             match plain.and_then(|text| text.parse().ok()) {
                 Some(0) => Ok(Request::Done),
                 Some(length) => Ok(Request::Length(length)),
-                None => Err(Refused::Malformed("Content-Length must be one plain number")),
+                None => Err(Refused::Malformed(
+                    "Content-Length must be one plain number",
+                )),
             }
         }
-        ([], [encoding]) if encoding.eq_ignore_ascii_case(b"chunked") => Ok(Request::Chunks(Chunk::Size)),
+        ([], [encoding]) if encoding.eq_ignore_ascii_case(b"chunked") => {
+            Ok(Request::Chunks(Chunk::Size))
+        }
         ([], _) => Err(Refused::Malformed("Transfer-Encoding may only say chunked")),
-        _ => Err(Refused::Malformed("the length of the body must be said once")),
+        _ => Err(Refused::Malformed(
+            "the length of the body must be said once",
+        )),
     }
 }
 
 /// Whether a path has a part that means "here" or "one up", in any spelling that some server takes for one.
 fn leaves_prefix(target: &[u8]) -> bool {
-    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    let path = target
+        .split(|byte| *byte == b'?')
+        .next()
+        .unwrap_or_default();
     let mut plain = path.to_ascii_lowercase();
     // Twice, since some servers decode twice.
     for _ in 0..2 {
-        plain = [(&b"%25"[..], b'%'), (b"%2e", b'.'), (b"%2f", b'/'), (b"%5c", b'/'), (b"\\", b'/')]
-            .into_iter()
-            .fold(plain, |text, (from, to)| replace(&text, from, to));
+        plain = [
+            (&b"%25"[..], b'%'),
+            (b"%2e", b'.'),
+            (b"%2f", b'/'),
+            (b"%5c", b'/'),
+            (b"\\", b'/'),
+        ]
+        .into_iter()
+        .fold(plain, |text, (from, to)| replace(&text, from, to));
     }
-    plain.split(|byte| *byte == b'/').any(|part| part == b"." || part == b".." || part.starts_with(b"..;"))
+    plain
+        .split(|byte| *byte == b'/')
+        .any(|part| part == b"." || part == b".." || part.starts_with(b"..;"))
 }
 
 fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
@@ -392,8 +473,8 @@ impl Response {
     pub fn advance(&mut self, from: &mut Vec<u8>, to: &mut Vec<u8>) -> Result<(), Refused> {
         // Heads that only say "go on" may come without end.
         while *self == Response::Head && to.len() < BUFFER {
-            let Some(head) =
-                take_head(from).map_err(|_| Refused::Upstream("its answer has too large a head"))?
+            let Some(head) = take_head(from)
+                .map_err(|_| Refused::Upstream("its answer has too large a head"))?
             else {
                 return Ok(());
             };
@@ -405,14 +486,24 @@ impl Response {
 }
 
 fn pass_head(head: &[u8], to: &mut Vec<u8>) -> Result<Response, Refused> {
-    let mut lines = lines(head).map_err(|_| Refused::Upstream("its answer is not HTTP"))?.into_iter();
+    let mut lines = lines(head)
+        .map_err(|_| Refused::Upstream("its answer is not HTTP"))?
+        .into_iter();
     let first = lines.next().unwrap_or_default();
     let interim = match first {
-        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0' | b'1', b' ', kind @ b'1'..=b'5', rest @ ..]
-            if rest.len() >= 2 && rest[..2].iter().all(u8::is_ascii_digit) =>
-        {
-            *kind == b'1'
-        }
+        [
+            b'H',
+            b'T',
+            b'T',
+            b'P',
+            b'/',
+            b'1',
+            b'.',
+            b'0' | b'1',
+            b' ',
+            kind @ b'1'..=b'5',
+            rest @ ..,
+        ] if rest.len() >= 2 && rest[..2].iter().all(u8::is_ascii_digit) => *kind == b'1',
         _ => return Err(Refused::Upstream("its answer is not HTTP")),
     };
     if interim && first[10..].starts_with(b"01") {
@@ -421,7 +512,9 @@ fn pass_head(head: &[u8], to: &mut Vec<u8>) -> Result<Response, Refused> {
     let between_two = ["connection", "keep-alive", "proxy-connection", "upgrade"];
     let passes = |line: &&[u8]| {
         let name = line.split(|byte| *byte == b':').next().unwrap_or_default();
-        !between_two.iter().any(|other| trim(name).eq_ignore_ascii_case(other.as_bytes()))
+        !between_two
+            .iter()
+            .any(|other| trim(name).eq_ignore_ascii_case(other.as_bytes()))
     };
     for line in [first].into_iter().chain(lines.filter(passes)) {
         to.extend_from_slice(line);

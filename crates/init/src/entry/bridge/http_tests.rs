@@ -10,8 +10,13 @@ fn rewrite(url: &str) -> Rewrite {
 }
 
 /// Passes a request on in pieces of a size: what the other end gets, how far it was read, what is left.
-fn passed(request: &[u8], size: usize, rewrite: &Rewrite) -> Result<(Vec<u8>, Request, Vec<u8>), Refused> {
-    let (mut state, mut inbox, mut up, mut sent) = (Request::Head, Vec::new(), Vec::new(), Vec::new());
+fn passed(
+    request: &[u8],
+    size: usize,
+    rewrite: &Rewrite,
+) -> Result<(Vec<u8>, Request, Vec<u8>), Refused> {
+    let (mut state, mut inbox, mut up, mut sent) =
+        (Request::Head, Vec::new(), Vec::new(), Vec::new());
     for piece in request.chunks(size) {
         inbox.extend_from_slice(piece);
         state.advance(&mut inbox, &mut up, rewrite)?;
@@ -31,20 +36,29 @@ fn the_token_takes_the_place_of_whatever_the_program_sent() {
         X-API-Key: fake\r\nAccept:  */* \r\nConnection: keep-alive\r\nAuthorization: again\r\n\r\n";
     let expected = "GET /v1/models?a=%2F HTTP/1.1\r\nHost: up:9\r\nConnection: close\r\n\
         Authorization: Bearer t0ken\r\nAccept: */*\r\n\r\n";
-    assert_eq!(at_once(request).unwrap(), (expected.to_owned(), Request::Done));
+    assert_eq!(
+        at_once(request).unwrap(),
+        (expected.to_owned(), Request::Done)
+    );
 }
 
 #[test]
 fn bodies_pass_as_they_are_and_nothing_behind_them() {
     let length = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloGET /second HTTP/1.1\r\nHost: a\r\n\r\n";
-    let chunks = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n1F\r\n\
+    let chunks =
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n1F\r\n\
         0123456789012345678901234567890\r\n0\r\n\r\nGET /second";
-    for (request, end) in [(&length[..], &b"\r\n\r\nhello"[..]), (&chunks[..], b"567890\r\n0\r\n\r\n")] {
+    for (request, end) in [
+        (&length[..], &b"\r\n\r\nhello"[..]),
+        (&chunks[..], b"567890\r\n0\r\n\r\n"),
+    ] {
         for size in [1, 2, 3, 7, 1000] {
             let (sent, state, left) = passed(request, size, &rewrite("http://up")).unwrap();
             assert_eq!(state, Request::Done);
             assert!(sent.ends_with(end), "{:?}", String::from_utf8_lossy(&sent));
-            assert!(left.starts_with(b"GET /second") || b"GET /second".starts_with(left.as_slice()));
+            assert!(
+                left.starts_with(b"GET /second") || b"GET /second".starts_with(left.as_slice())
+            );
         }
     }
 }
@@ -87,34 +101,66 @@ fn what_two_readers_could_read_differently_is_refused() {
         "POST /\u{e9} HTTP/1.1\r\nHost: a\r\n\r\n".into(),
     ];
     for request in wrong {
-        assert!(matches!(at_once(&request), Err(Refused::Malformed(_))), "{request:?}");
+        assert!(
+            matches!(at_once(&request), Err(Refused::Malformed(_))),
+            "{request:?}"
+        );
     }
     let chunked = |body: &str| head("Transfer-Encoding: chunked") + body;
-    for body in
-        ["5;x\r\n", " 5\r\n", "5\n", "\r\n", "-1\r\n", "5\r\nhelloX", "5\r\nhello\n", "0\r\nA: b\r\n\r\n"]
-    {
-        assert!(matches!(at_once(&chunked(body)), Err(Refused::Malformed(_))), "{body:?}");
+    for body in [
+        "5;x\r\n",
+        " 5\r\n",
+        "5\n",
+        "\r\n",
+        "-1\r\n",
+        "5\r\nhelloX",
+        "5\r\nhello\n",
+        "0\r\nA: b\r\n\r\n",
+    ] {
+        assert!(
+            matches!(at_once(&chunked(body)), Err(Refused::Malformed(_))),
+            "{body:?}"
+        );
     }
-    assert!(at_once(&chunked("5\r\nhello\r\n0\r\n\r\n")).is_ok(), "the control");
+    assert!(
+        at_once(&chunked("5\r\nhello\r\n0\r\n\r\n")).is_ok(),
+        "the control"
+    );
 }
 
 #[test]
 fn tunnels_and_heads_without_end_are_refused() {
     let unsupported = |request: &str| matches!(at_once(request), Err(Refused::Unsupported(_)));
-    assert!(unsupported("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"));
+    assert!(unsupported(
+        "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    ));
     for method in ["CONNECT", "TRACE", "trace"] {
-        assert!(unsupported(&format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n")), "{method}");
+        assert!(
+            unsupported(&format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n")),
+            "{method}"
+        );
     }
-    assert_eq!(at_once(&format!("GET /{} HTTP", "a".repeat(LARGEST_HEAD))), Err(Refused::TooLarge));
+    assert_eq!(
+        at_once(&format!("GET /{} HTTP", "a".repeat(LARGEST_HEAD))),
+        Err(Refused::TooLarge)
+    );
     let many = "A: b\r\n".repeat(MOST_HEADERS + 1);
-    assert_eq!(at_once(&format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n")), Err(Refused::TooLarge));
+    assert_eq!(
+        at_once(&format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n")),
+        Err(Refused::TooLarge)
+    );
 }
 
 #[test]
 fn no_path_leads_out_of_a_prefix() {
     let rewrite = rewrite("http://up/team/a/");
-    let of =
-        |path: &str| passed(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes(), 1 << 20, &rewrite);
+    let of = |path: &str| {
+        passed(
+            format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes(),
+            1 << 20,
+            &rewrite,
+        )
+    };
     let (sent, ..) = of("/v1/..a/x?up=../").unwrap();
     assert!(sent.starts_with(b"GET /team/a/v1/..a/x?up=../ HTTP/1.1\r\nHost: up\r\n"));
     for path in [
@@ -141,10 +187,16 @@ fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
     state.advance(&mut from, &mut to).unwrap();
     let expected = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\
         Connection: close\r\n\r\ndata: 1\n";
-    assert_eq!((String::from_utf8(to).unwrap(), state), (expected.to_owned(), Response::Body));
-    for wrong in
-        ["SSH-2.0-x\r\n\r\n", "HTTP/1.1 101 Switching\r\n\r\n", "HTTP/2 200\r\n\r\n", "HTTP/1.1 20\r\n\r\n"]
-    {
+    assert_eq!(
+        (String::from_utf8(to).unwrap(), state),
+        (expected.to_owned(), Response::Body)
+    );
+    for wrong in [
+        "SSH-2.0-x\r\n\r\n",
+        "HTTP/1.1 101 Switching\r\n\r\n",
+        "HTTP/2 200\r\n\r\n",
+        "HTTP/1.1 20\r\n\r\n",
+    ] {
         let answered = Response::Head.advance(&mut wrong.as_bytes().to_vec(), &mut Vec::new());
         assert!(matches!(answered, Err(Refused::Upstream(_))), "{wrong:?}");
     }
@@ -154,18 +206,31 @@ fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
 fn heads_that_only_say_go_on_wait_for_room() {
     let (one, mut to) = ("HTTP/1.1 100 Continue\r\n\r\n", Vec::new());
     for _ in 0..3 {
-        Response::Head.advance(&mut one.repeat(4000).into_bytes(), &mut to).unwrap();
+        Response::Head
+            .advance(&mut one.repeat(4000).into_bytes(), &mut to)
+            .unwrap();
     }
-    assert!((BUFFER..BUFFER + one.len()).contains(&to.len()), "{}", to.len());
+    assert!(
+        (BUFFER..BUFFER + one.len()).contains(&to.len()),
+        "{}",
+        to.len()
+    );
 }
 
 #[test]
 fn a_full_buffer_waits_and_loses_nothing() {
     let rewrite = rewrite("http://up");
     let body = vec![b'x'; 3 * BUFFER];
-    let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", body.len());
-    let (mut state, mut from, mut to, mut sent) =
-        (Request::Head, [head.as_bytes(), &body].concat(), Vec::new(), Vec::new());
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let (mut state, mut from, mut to, mut sent) = (
+        Request::Head,
+        [head.as_bytes(), &body].concat(),
+        Vec::new(),
+        Vec::new(),
+    );
     while state != Request::Done || !to.is_empty() {
         state.advance(&mut from, &mut to, &rewrite).unwrap();
         assert!(to.len() <= BUFFER + LARGEST_HEAD);

@@ -73,7 +73,9 @@ pub(super) fn start(
     program: &Identity,
     root: bool,
 ) -> Result<Option<Bridge>, Refusal> {
-    let Some(mut door) = door(settings)? else { return Ok(None) };
+    let Some(mut door) = door(settings)? else {
+        return Ok(None);
+    };
     let listener = listen(settings.port)?;
     let mut last = String::new();
     for user in users(program, root) {
@@ -89,7 +91,10 @@ pub(super) fn start(
 
 /// Takes the token out of the settings.
 fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
-    let none = Upstream::Socket { path: Vec::new(), promised: None };
+    let none = Upstream::Socket {
+        path: Vec::new(),
+        promised: None,
+    };
     match std::mem::replace(&mut settings.upstream, none) {
         Upstream::Url { url, token } => {
             let url = url::parse(&url)?;
@@ -111,14 +116,23 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
         }
         Upstream::Socket { path, promised } => {
             if promised.is_none()
-                && matches!(rustix::fs::stat(path.as_slice()), Err(Errno::NOENT | Errno::NOTDIR))
+                && matches!(
+                    rustix::fs::stat(path.as_slice()),
+                    Err(Errno::NOENT | Errno::NOTDIR)
+                )
             {
                 return Ok(None);
             }
             let promised = promised.unwrap_or("by being there");
             check_socket(&path, promised)?;
             let (address, names) = (Address::Unix(path), Names::default());
-            Ok(Some(Door { address, rewrite: None, names, outside: false, promised }))
+            Ok(Some(Door {
+                address,
+                rewrite: None,
+                names,
+                outside: false,
+                promised,
+            }))
         }
     }
 }
@@ -147,7 +161,10 @@ fn no_door(path: &[u8], promised: &str, why: &str) -> Refusal {
 /// Listens on loopback, and sees that it can be reached there.
 fn listen(port: u16) -> Result<OwnedFd, Refusal> {
     let failed = |what: &str, error: Errno| {
-        Refusal::new(format!("cannot {what} 127.0.0.1:{port} for the bridge: {}", io::Error::from(error)))
+        Refusal::new(format!(
+            "cannot {what} 127.0.0.1:{port} for the bridge: {}",
+            io::Error::from(error)
+        ))
     };
     let address: SocketAddr = (Ipv4Addr::LOCALHOST, port).into();
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -160,11 +177,16 @@ fn listen(port: u16) -> Result<OwnedFd, Refusal> {
         // A network namespace fresh from the kernel has its loopback down.
         let raised = sys::loopback_up().and_then(|()| TcpStream::connect(address));
         raised.map_err(|error| {
-            Refusal::new(format!("the loopback interface is down and cannot be brought up: {error}"))
+            Refusal::new(format!(
+                "the loopback interface is down and cannot be brought up: {error}"
+            ))
         })?;
     }
     // It may take a moment until the kernel hands out what stands already.
-    let limit = Timespec { tv_sec: 5, tv_nsec: 0 };
+    let limit = Timespec {
+        tv_sec: 5,
+        tv_nsec: 0,
+    };
     _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&limit))
         .and_then(|_| net::accept(&listener))
         .map_err(|error| failed("take a connection on", error))?;
@@ -173,7 +195,10 @@ fn listen(port: u16) -> Result<OwnedFd, Refusal> {
 
 /// Whom the bridge may run as, the best first.
 fn users(program: &Identity, root: bool) -> Vec<Identity> {
-    let own = OWN_USERS.into_iter().find(|uid| *uid != program.uid).filter(|_| root);
+    let own = OWN_USERS
+        .into_iter()
+        .find(|uid| *uid != program.uid)
+        .filter(|_| root);
     let own = own.map(|uid| Identity {
         uid,
         gid: uid,
@@ -208,7 +233,13 @@ fn launch(
             drop((lifeline, tell));
             let mut message = Vec::new();
             File::from(told).read_to_end(&mut message).map_err(failed)?;
-            Ok((Bridge { pid, _lifeline: ours }, outcome(&message)))
+            Ok((
+                Bridge {
+                    pid,
+                    _lifeline: ours,
+                },
+                outcome(&message),
+            ))
         }
     }
 }
@@ -237,7 +268,11 @@ fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
     if let Err(error) = detach() {
         return Outcome::Failed(format!("cannot set the bridge apart: {error}"));
     }
-    let contained = if root { privileges::become_user(user) } else { privileges::stay(user) };
+    let contained = if root {
+        privileges::become_user(user)
+    } else {
+        privileges::stay(user)
+    };
     if let Err(refusal) = contained {
         return Outcome::WrongUser(refusal.0);
     }
@@ -249,11 +284,15 @@ fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
         match door.names.find(name) {
             Ok(found) => door.address = Address::Ip((found, *port).into()),
             Err(why) => {
-                return Outcome::Failed(format!("the host of CONTROL_PLANE_URL cannot be found: {why}"));
+                return Outcome::Failed(format!(
+                    "the host of CONTROL_PLANE_URL cannot be found: {why}"
+                ));
             }
         }
     }
-    let Address::Unix(path) = &door.address else { return Outcome::Ready };
+    let Address::Unix(path) = &door.address else {
+        return Outcome::Ready;
+    };
     match relay::open(&door.address) {
         Ok(socket) => {
             door.outside = relay::is_outside(&socket);
@@ -270,7 +309,11 @@ fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
                 other => io::Error::from(other).to_string(),
             };
             let refusal = no_door(path, door.promised, &why).0;
-            if error == Errno::ACCESS { Outcome::WrongUser(refusal) } else { Outcome::Failed(refusal) }
+            if error == Errno::ACCESS {
+                Outcome::WrongUser(refusal)
+            } else {
+                Outcome::Failed(refusal)
+            }
         }
     }
 }

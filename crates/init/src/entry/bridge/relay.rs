@@ -106,7 +106,9 @@ pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, door: &Door) {
 fn most_connections() -> usize {
     const OURS: u64 = 8;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(limit.saturating_sub(OURS) / 2).unwrap_or(usize::MAX).clamp(1, MOST_CONNECTIONS)
+    usize::try_from(limit.saturating_sub(OURS) / 2)
+        .unwrap_or(usize::MAX)
+        .clamp(1, MOST_CONNECTIONS)
 }
 
 /// Waits for something to do: which connections have it, and whether one is to be accepted. `None` when it is over.
@@ -117,7 +119,14 @@ fn wait(
     has_room: bool,
 ) -> Option<(Vec<bool>, bool)> {
     let mut polled = vec![PollFd::new(lifeline, PollFlags::IN)];
-    polled.push(PollFd::new(listener, if has_room { PollFlags::IN } else { PollFlags::empty() }));
+    polled.push(PollFd::new(
+        listener,
+        if has_room {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        },
+    ));
     let mut owners = Vec::new();
     for (number, connection) in connections.iter().enumerate() {
         for (descriptor, events) in connection.wishes() {
@@ -128,8 +137,10 @@ fn wait(
     let now = Instant::now();
     let soonest = connections.iter().map(Connection::due).min();
     let limit = soonest.map(|due| due.saturating_duration_since(now));
-    let limit =
-        limit.map(|limit| Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
+    let limit = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: limit.subsec_nanos().into(),
+    });
     match poll(&mut polled, limit.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(_) => return None,
@@ -146,7 +157,8 @@ fn wait(
 
 fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, most: usize, door: &Door) {
     while connections.len() < most {
-        let Ok(client) = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
+        let Ok(client) = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        else {
             return;
         };
         ask_whether_alive(&client);
@@ -212,7 +224,11 @@ fn pass_end(to: BorrowedFd<'_>, flow: &mut Flow) {
 
 impl Connection {
     fn new(client: OwnedFd, with_token: bool) -> Connection {
-        let limit = if with_token { LONGEST_HEAD } else { LONGEST_SILENCE };
+        let limit = if with_token {
+            LONGEST_HEAD
+        } else {
+            LONGEST_SILENCE
+        };
         Connection {
             client,
             link: Link::None,
@@ -242,17 +258,30 @@ impl Connection {
             _ if self.lingers => (!self.up.ended, false),
             Some(it) => {
                 let wants = it.request != Request::Done && !it.answered && it.inbox.len() < BUFFER;
-                (wants && !self.up.ended, !it.answered && it.outbox.len() < BUFFER && !self.down.ended)
+                (
+                    wants && !self.up.ended,
+                    !it.answered && it.outbox.len() < BUFFER && !self.down.ended,
+                )
             }
             None => (
                 !self.up.ended && self.up.bytes.len() < BUFFER,
                 !self.down.ended && self.down.bytes.len() < BUFFER,
             ),
         };
-        wish(self.client.as_fd(), reads_client, !self.down.bytes.is_empty(), self.waits_for_answer());
+        wish(
+            self.client.as_fd(),
+            reads_client,
+            !self.down.bytes.is_empty(),
+            self.waits_for_answer(),
+        );
         match &self.link {
             Link::None => {}
-            Link::Open(upstream) => wish(upstream.as_fd(), reads_upstream, !self.up.bytes.is_empty(), false),
+            Link::Open(upstream) => wish(
+                upstream.as_fd(),
+                reads_upstream,
+                !self.up.bytes.is_empty(),
+                false,
+            ),
         }
         wishes
     }
@@ -260,7 +289,10 @@ impl Connection {
     fn wants_link(&self) -> bool {
         matches!(self.link, Link::None)
             && !self.lingers
-            && self.exchange.as_ref().is_none_or(|it| it.request != Request::Head && !it.answered)
+            && self
+                .exchange
+                .as_ref()
+                .is_none_or(|it| it.request != Request::Head && !it.answered)
     }
 
     fn due(&self) -> Instant {
@@ -288,7 +320,9 @@ impl Connection {
     }
 
     fn waits_for_answer(&self) -> bool {
-        self.exchange.as_ref().is_some_and(|it| it.request == Request::Done && !it.answered)
+        self.exchange
+            .as_ref()
+            .is_some_and(|it| it.request == Request::Done && !it.answered)
     }
 
     /// Whether the client is gone, and not only done with speaking. Nobody would hear of that before the answer comes,
@@ -316,7 +350,9 @@ impl Connection {
     }
 
     fn is_waiting_for_head(&self) -> bool {
-        self.exchange.as_ref().is_some_and(|it| it.request == Request::Head && !it.answered)
+        self.exchange
+            .as_ref()
+            .is_some_and(|it| it.request == Request::Head && !it.answered)
     }
 
     fn read_client(&mut self, door: &Door) -> Result<bool, Over> {
@@ -332,11 +368,14 @@ impl Connection {
         }
         let moved = fill(self.client.as_fd(), &mut exchange.inbox, &mut self.up.ended)?;
         let advanced = door.rewrite.as_ref().map(|rewrite: &Rewrite| {
-            exchange.request.advance(&mut exchange.inbox, &mut self.up.bytes, rewrite)
+            exchange
+                .request
+                .advance(&mut exchange.inbox, &mut self.up.bytes, rewrite)
         });
         if let Some(Err(refused)) = advanced {
             self.refuse(refused)?;
-        } else if self.up.ended && exchange.request != Request::Done && self.up.bytes.len() < BUFFER {
+        } else if self.up.ended && exchange.request != Request::Done && self.up.bytes.len() < BUFFER
+        {
             return Err(Over); // it ended in the middle of its request
         }
         Ok(moved)
@@ -344,7 +383,9 @@ impl Connection {
 
     /// Answers in place of the other end, unless that has begun to.
     fn refuse(&mut self, refused: Refused) -> Result<(), Over> {
-        let Some(exchange) = &mut self.exchange else { return Err(Over) };
+        let Some(exchange) = &mut self.exchange else {
+            return Err(Over);
+        };
         if exchange.response != Response::Head || exchange.answered {
             return Err(Over);
         }
@@ -358,7 +399,9 @@ impl Connection {
         match open(&door.address) {
             // The program may have put a socket of its own in that place, to be sent the token.
             Ok(upstream) if door.rewrite.is_some() && door.outside && !is_outside(&upstream) => {
-                return self.refuse(Refused::Upstream("the socket is not the control plane's any more"));
+                return self.refuse(Refused::Upstream(
+                    "the socket is not the control plane's any more",
+                ));
             }
             Ok(upstream) => self.link = Link::Open(upstream),
             Err(Errno::AGAIN) => {} // its queue is full
@@ -368,11 +411,15 @@ impl Connection {
     }
 
     fn use_link(&mut self) -> Result<bool, Over> {
-        let Link::Open(upstream) = &self.link else { return Ok(false) };
+        let Link::Open(upstream) = &self.link else {
+            return Ok(false);
+        };
         let (upstream, up, down) = (upstream.as_fd(), &mut self.up, &mut self.down);
         let Some(exchange) = &mut self.exchange else {
-            let (sent, read) =
-                (drain(upstream, &mut up.bytes), fill(upstream, &mut down.bytes, &mut down.ended));
+            let (sent, read) = (
+                drain(upstream, &mut up.bytes),
+                fill(upstream, &mut down.bytes, &mut down.ended),
+            );
             if sent.is_err() || read.is_err() {
                 // It may have answered and hung up before it had heard everything: the answer counts.
                 up.bytes.clear();
@@ -389,15 +436,17 @@ impl Connection {
             up.bytes.clear();
             exchange.request = Request::Done;
         }
-        let advanced = exchange.response.advance(&mut exchange.outbox, &mut down.bytes);
+        let advanced = exchange
+            .response
+            .advance(&mut exchange.outbox, &mut down.bytes);
         let began = exchange.response == Response::Body;
         exchange.answered = began && down.ended && exchange.outbox.is_empty();
         let broken = read.is_err() || (sent.is_err() && !began && !matches!(read, Ok(true)));
         match (advanced, broken || (down.ended && !began)) {
             (Err(refused), _) => self.refuse_late(refused),
-            (Ok(()), true) => {
-                self.refuse_late(Refused::Upstream("the control plane cannot be reached, or hung up"))
-            }
+            (Ok(()), true) => self.refuse_late(Refused::Upstream(
+                "the control plane cannot be reached, or hung up",
+            )),
             (Ok(()), false) => Ok(sent.unwrap_or(false) | read.unwrap_or(false)),
         }
     }
@@ -421,7 +470,11 @@ impl Connection {
             self.lingers = true;
             self.deadline = Instant::now() + LINGER;
         }
-        if self.lingers && self.up.ended { Err(Over) } else { Ok(()) }
+        if self.lingers && self.up.ended {
+            Err(Over)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -429,7 +482,10 @@ impl Connection {
 /// kernel has no number for it here.
 pub(super) fn is_outside(socket: &OwnedFd) -> bool {
     // The process is the first field of what is asked for.
-    matches!(sys::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED), Ok(0))
+    matches!(
+        sys::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED),
+        Ok(0)
+    )
 }
 
 /// Begins a connection; whether it stands shows when it is used. For a socket in the file system it does at once.
@@ -445,10 +501,16 @@ pub(super) fn open(address: &Address) -> Result<OwnedFd, Errno> {
     match address {
         Address::Unix(path) => {
             let address = net::SocketAddrUnix::new(path.as_slice())?;
-            begin(AddressFamily::UNIX, &|socket| net::connect(socket, &address))
+            begin(AddressFamily::UNIX, &|socket| {
+                net::connect(socket, &address)
+            })
         }
         Address::Ip(address) => {
-            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let family = if address.is_ipv4() {
+                AddressFamily::INET
+            } else {
+                AddressFamily::INET6
+            };
             let address: SocketAddr = *address;
             begin(family, &|socket| net::connect(socket, &address))
         }

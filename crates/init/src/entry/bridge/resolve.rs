@@ -26,8 +26,14 @@ pub enum Kind {
 pub fn from_hosts(hosts: &[u8], name: &str) -> Option<IpAddr> {
     let mut found = None;
     for line in String::from_utf8_lossy(hosts).lines() {
-        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
-        let Some(Ok(address)) = words.next().map(str::parse::<IpAddr>) else { continue };
+        let mut words = line
+            .split('#')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace();
+        let Some(Ok(address)) = words.next().map(str::parse::<IpAddr>) else {
+            continue;
+        };
         if words.any(|word| word.eq_ignore_ascii_case(name)) {
             if address.is_ipv4() {
                 return Some(address);
@@ -41,7 +47,8 @@ pub fn from_hosts(hosts: &[u8], name: &str) -> Option<IpAddr> {
 /// The first server of a file like `/etc/resolv.conf`.
 pub fn server(configuration: &[u8]) -> Option<IpAddr> {
     let text = String::from_utf8_lossy(configuration);
-    text.lines().find_map(|line| line.trim().strip_prefix("nameserver")?.trim().parse().ok())
+    text.lines()
+        .find_map(|line| line.trim().strip_prefix("nameserver")?.trim().parse().ok())
 }
 
 /// A question as a server reads it.
@@ -63,7 +70,9 @@ pub fn answer(message: &[u8], asked: &[u8], kind: Kind) -> Option<Result<IpAddr,
     let head = message.get(..12)?;
     let is_answer = head[..2] == asked[..2] && head[2] & 0x80 != 0 && head[4..6] == [0, 1];
     // Servers repeat the question; letters may change case.
-    let repeats = message.get(12..asked.len())?.eq_ignore_ascii_case(&asked[12..]);
+    let repeats = message
+        .get(12..asked.len())?
+        .eq_ignore_ascii_case(&asked[12..]);
     if !is_answer || !repeats {
         return None;
     }
@@ -81,8 +90,12 @@ fn records(mut rest: &[u8], count: u16, kind: Kind) -> Option<IpAddr> {
         let (data, after) = data.split_at_checked(u16::from_be_bytes([head[8], head[9]]).into())?;
         if head[..4] == [(kind as u16).to_be_bytes(), INTERNET.to_be_bytes()].concat() {
             return match kind {
-                Kind::A => <[u8; 4]>::try_from(data).ok().map(|bytes| Ipv4Addr::from(bytes).into()),
-                Kind::Aaaa => <[u8; 16]>::try_from(data).ok().map(|bytes| Ipv6Addr::from(bytes).into()),
+                Kind::A => <[u8; 4]>::try_from(data)
+                    .ok()
+                    .map(|bytes| Ipv4Addr::from(bytes).into()),
+                Kind::Aaaa => <[u8; 16]>::try_from(data)
+                    .ok()
+                    .map(|bytes| Ipv6Addr::from(bytes).into()),
             };
         }
         rest = after;
@@ -116,13 +129,16 @@ impl Names {
         match (from_hosts(&self.hosts, name), self.server) {
             (Some(found), _) => Ok(found),
             (None, Some(server)) => ask(name, server),
-            (None, None) => Err("/etc/hosts does not have it, and /etc/resolv.conf names no server"),
+            (None, None) => {
+                Err("/etc/hosts does not have it, and /etc/resolv.conf names no server")
+            }
         }
     }
 }
 
 fn ask(name: &str, server: IpAddr) -> Result<IpAddr, &'static str> {
-    let socket = connected(server).map_err(|_| "the server of /etc/resolv.conf cannot be reached")?;
+    let socket =
+        connected(server).map_err(|_| "the server of /etc/resolv.conf cannot be reached")?;
     let answered = |kind| {
         let found = (0..TRIES).find_map(|_| ask_once(&socket, name, kind));
         found.ok_or("the server of /etc/resolv.conf does not answer")
@@ -145,13 +161,19 @@ fn connected(server: IpAddr) -> io::Result<UdpSocket> {
 }
 
 fn ask_once(socket: &UdpSocket, name: &str, kind: Kind) -> Option<Result<IpAddr, &'static str>> {
-    let asked = question(name, RandomState::new().build_hasher().finish() as u16, kind);
+    let asked = question(
+        name,
+        RandomState::new().build_hasher().finish() as u16,
+        kind,
+    );
     let until = Instant::now() + ONE_TRY;
     // One that is lost is asked again.
     _ = socket.send(&asked);
     let mut message = [0; LARGEST_ANSWER];
     loop {
-        let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        let left = until
+            .checked_duration_since(Instant::now())
+            .filter(|left| !left.is_zero())?;
         socket.set_read_timeout(Some(left)).ok()?;
         let length = socket.recv(&mut message).ok()?;
         if let Some(found) = answer(&message[..length], &asked, kind) {
@@ -169,9 +191,15 @@ mod tests {
     fn hosts_and_servers_are_read_from_their_files() {
         let hosts =
             b"# c\n::1 localhost\n127.0.0.1 localhost lo # x\n10.0.0.2\tproxy Proxy.Local\nbad proxy2\n";
-        assert_eq!(from_hosts(hosts, "localhost"), Some(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(
+            from_hosts(hosts, "localhost"),
+            Some(Ipv4Addr::LOCALHOST.into())
+        );
         assert_eq!(from_hosts(hosts, "proxy.local"), Some([10, 0, 0, 2].into()));
-        assert_eq!([from_hosts(hosts, "proxy2"), from_hosts(hosts, "x")], [None, None]);
+        assert_eq!(
+            [from_hosts(hosts, "proxy2"), from_hosts(hosts, "x")],
+            [None, None]
+        );
         assert_eq!(
             server(b"search a\n# nameserver 1.1.1.1\nnameserver 127.0.0.11\n"),
             Some([127, 0, 0, 11].into())
@@ -182,7 +210,12 @@ mod tests {
     fn reply(asked: &[u8], records: &[&[u8]]) -> Vec<u8> {
         let mut message = asked.to_vec();
         (message[2], message[7]) = (0x81, records.len() as u8);
-        [vec![message], records.iter().map(|record| record.to_vec()).collect()].concat().concat()
+        [
+            vec![message],
+            records.iter().map(|record| record.to_vec()).collect(),
+        ]
+        .concat()
+        .concat()
     }
 
     #[test]
@@ -194,9 +227,16 @@ mod tests {
             answer(&reply(&asked, &[alias, address]), &asked, Kind::A),
             Some(Ok([10, 0, 0, 2].into()))
         );
-        assert!(matches!(answer(&reply(&asked, &[alias]), &asked, Kind::A), Some(Err(_))));
+        assert!(matches!(
+            answer(&reply(&asked, &[alias]), &asked, Kind::A),
+            Some(Err(_))
+        ));
         let other = question("proxy.local", 8, Kind::A);
-        assert_eq!(answer(&reply(&other, &[address]), &asked, Kind::A), None, "another question's");
+        assert_eq!(
+            answer(&reply(&other, &[address]), &asked, Kind::A),
+            None,
+            "another question's"
+        );
         let mut unknown = reply(&asked, &[]);
         unknown[3] = 3;
         assert!(matches!(answer(&unknown, &asked, Kind::A), Some(Err(_))));

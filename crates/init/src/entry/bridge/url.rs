@@ -28,12 +28,16 @@ pub struct Url {
 }
 
 fn wrong(why: &str) -> Refusal {
-    Refusal::new(format!("CONTROL_PLANE_URL {why}; it must be http://HOST[:PORT][/PREFIX] or unix:///PATH"))
+    Refusal::new(format!(
+        "CONTROL_PLANE_URL {why}; it must be http://HOST[:PORT][/PREFIX] or unix:///PATH"
+    ))
 }
 
 /// Reads one.
 pub fn parse(text: &[u8]) -> Result<Url, Refusal> {
-    let text = std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
+    let text = std::str::from_utf8(text)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     let text = text.ok_or_else(|| wrong("has characters that no URL has"))?;
     let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("is no URL"))?;
     match scheme.to_ascii_lowercase().as_str() {
@@ -56,18 +60,26 @@ fn parse_http(rest: &str) -> Result<Url, Refusal> {
     if authority.contains('@') {
         return Err(wrong("holds a user, which cannot be passed on"));
     }
-    if rest.contains(['?', '#', '\\', '%']) || path.split('/').any(|part| part == "." || part == "..") {
-        return Err(wrong("has a query, a fragment, an escape or a relative path"));
+    if rest.contains(['?', '#', '\\', '%'])
+        || path.split('/').any(|part| part == "." || part == "..")
+    {
+        return Err(wrong(
+            "has a query, a fragment, an escape or a relative path",
+        ));
     }
     let (host, port) = match authority.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').ok_or_else(|| wrong("has a broken address"))?,
+        Some(rest) => rest
+            .split_once(']')
+            .ok_or_else(|| wrong("has a broken address"))?,
         None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
     };
     let port = match port.strip_prefix(':') {
         None if port.is_empty() => 80,
-        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            digits.parse().ok().filter(|port| *port != 0).ok_or_else(|| wrong("has a bad port"))?
-        }
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits
+            .parse()
+            .ok()
+            .filter(|port| *port != 0)
+            .ok_or_else(|| wrong("has a bad port"))?,
         _ => return Err(wrong("has a bad port")),
     };
     let address = match (authority.starts_with('['), host.parse::<IpAddr>()) {
@@ -79,13 +91,19 @@ fn parse_http(rest: &str) -> Result<Url, Refusal> {
         (false, Err(_)) if is_name(host) => Address::Name(host.to_ascii_lowercase(), port),
         (false, Err(_)) => return Err(wrong("has no proper host")),
     };
-    Ok(Url { address, host: authority.to_owned(), prefix: path.trim_end_matches('/').to_owned() })
+    Ok(Url {
+        address,
+        host: authority.to_owned(),
+        prefix: path.trim_end_matches('/').to_owned(),
+    })
 }
 
 fn is_name(host: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
     };
     host.len() <= LONGEST_HOST && host.split('.').all(is_label)
 }
@@ -96,16 +114,34 @@ mod tests {
 
     #[test]
     fn the_documented_forms_are_read() {
-        let url =
-            |address, host: &str, prefix: &str| Url { address, host: host.into(), prefix: prefix.into() };
+        let url = |address, host: &str, prefix: &str| Url {
+            address,
+            host: host.into(),
+            prefix: prefix.into(),
+        };
         let of = |text: &str| parse(text.as_bytes()).unwrap();
         let name = |port| Address::Name("proxy.local".into(), port);
         assert_eq!(of("http://Proxy.local"), url(name(80), "Proxy.local", ""));
-        assert_eq!(of("HTTP://proxy.local:8090/"), url(name(8090), "proxy.local:8090", ""));
-        assert_eq!(of("http://proxy.local/a/b/"), url(name(80), "proxy.local", "/a/b"));
-        assert_eq!(of("http://10.0.0.1:1"), url(Address::Ip(([10, 0, 0, 1], 1).into()), "10.0.0.1:1", ""));
-        assert_eq!(of("http://[::1]:2"), url(Address::Ip((Ipv6Addr::LOCALHOST, 2).into()), "[::1]:2", ""));
-        assert_eq!(of("unix:///run/a.sock"), url(Address::Unix(b"/run/a.sock".to_vec()), "localhost", ""));
+        assert_eq!(
+            of("HTTP://proxy.local:8090/"),
+            url(name(8090), "proxy.local:8090", "")
+        );
+        assert_eq!(
+            of("http://proxy.local/a/b/"),
+            url(name(80), "proxy.local", "/a/b")
+        );
+        assert_eq!(
+            of("http://10.0.0.1:1"),
+            url(Address::Ip(([10, 0, 0, 1], 1).into()), "10.0.0.1:1", "")
+        );
+        assert_eq!(
+            of("http://[::1]:2"),
+            url(Address::Ip((Ipv6Addr::LOCALHOST, 2).into()), "[::1]:2", "")
+        );
+        assert_eq!(
+            of("unix:///run/a.sock"),
+            url(Address::Unix(b"/run/a.sock".to_vec()), "localhost", "")
+        );
     }
 
     #[test]
@@ -133,9 +169,19 @@ mod tests {
             "http://h/ a",
             "http://[1.2.3.4]",
         ] {
-            assert!(!parse(wrong.as_bytes()).expect_err(wrong).0.contains("s3cret"));
+            assert!(
+                !parse(wrong.as_bytes())
+                    .expect_err(wrong)
+                    .0
+                    .contains("s3cret")
+            );
         }
-        assert!(parse(b"https://h").unwrap_err().0.contains("end TLS in front"));
+        assert!(
+            parse(b"https://h")
+                .unwrap_err()
+                .0
+                .contains("end TLS in front")
+        );
         assert!(parse(b"http://\xff").is_err());
     }
 }

@@ -2,7 +2,8 @@
 //! Looks only; nothing is made or moved here.
 
 use super::{
-    Controller, Host, Missing, PREFIX, Subtree, Version, tree::Tree, tree::Trees, tree::above_leaf, v2,
+    Controller, Host, Missing, PREFIX, Subtree, Version, tree::Tree, tree::Trees, tree::above_leaf,
+    v2,
 };
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::{collections::BTreeMap, path::Path};
@@ -15,7 +16,13 @@ const BE_ROOT: &str =
 /// Judges each tree and keeps those that are of use.
 pub(super) fn judge(trees: &Trees) -> Host {
     let (missing, freezer) = (BTreeMap::new(), freezer(trees));
-    let mut host = Host { v1: Vec::new(), v2: None, missing, freezer, prefix: PREFIX.to_owned() };
+    let mut host = Host {
+        v1: Vec::new(),
+        v2: None,
+        missing,
+        freezer,
+        prefix: PREFIX.to_owned(),
+    };
     for tree in &trees.v1 {
         judge_v1(tree, &mut host);
     }
@@ -24,9 +31,13 @@ pub(super) fn judge(trees: &Trees) -> Host {
     }
     for controller in Controller::ALL {
         if host.enforcer_of(controller).is_none() {
-            let why =
-                format!("no mounted cgroup tree that reaches us has the controller `{}`", controller.name());
-            host.missing.entry(controller).or_insert(Missing { why, remedy: MOUNT });
+            let why = format!(
+                "no mounted cgroup tree that reaches us has the controller `{}`",
+                controller.name()
+            );
+            host.missing
+                .entry(controller)
+                .or_insert(Missing { why, remedy: MOUNT });
         }
     }
     host
@@ -44,10 +55,16 @@ fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
         let own = above_leaf(&tree.own, v2::LEAF);
         closed(&own).map_or_else(|| Ok((Version::V2, subtree(&tree.top, &own))), Err)
     });
-    let first = trees.v1.iter().find(|tree| tree.controllers.iter().any(|has| has == "freezer"));
+    let first = trees
+        .v1
+        .iter()
+        .find(|tree| tree.controllers.iter().any(|has| has == "freezer"));
     let first = first.map(|tree| match writable(&tree.own, true) {
         true => Ok((Version::V1, subtree(&tree.top, &tree.own))),
-        false => Err(Missing { why: not_ours(&tree.own), remedy: BE_ROOT }),
+        false => Err(Missing {
+            why: not_ours(&tree.own),
+            remedy: BE_ROOT,
+        }),
     });
     match (second, first) {
         (Some(Ok(found)), _) | (_, Some(Ok(found))) => Ok(found),
@@ -61,12 +78,18 @@ fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
 
 fn judge_v1(tree: &Tree, host: &mut Host) {
     let has = |name: &str| tree.controllers.iter().any(|has| has == name);
-    let controllers: Vec<_> = Controller::ALL.into_iter().filter(|wanted| has(wanted.v1_name())).collect();
+    let controllers: Vec<_> = Controller::ALL
+        .into_iter()
+        .filter(|wanted| has(wanted.v1_name()))
+        .collect();
     if controllers.is_empty() {
         return;
     }
     let obstacle = match writable(&tree.own, true) {
-        false => Some(Missing { why: not_ours(&tree.own), remedy: BE_ROOT }),
+        false => Some(Missing {
+            why: not_ours(&tree.own),
+            remedy: BE_ROOT,
+        }),
         // A new cpuset has no CPU, and nobody can enter it until it is told some.
         true if has("cpuset") => Some(Missing {
             why: format!("`{}` is shared with `cpuset`", tree.top.display()),
@@ -76,49 +99,86 @@ fn judge_v1(tree: &Tree, host: &mut Host) {
     };
     match obstacle {
         Some(missing) => host.miss(&controllers, missing),
-        None => host.v1.push(Subtree { top: tree.top.clone(), own: tree.own.clone(), controllers }),
+        None => host.v1.push(Subtree {
+            top: tree.top.clone(),
+            own: tree.own.clone(),
+            controllers,
+        }),
     }
 }
 
 fn judge_v2(tree: &Tree, host: &mut Host) {
     let own = above_leaf(&tree.own, v2::LEAF);
-    let open: Vec<_> =
-        Controller::ALL.into_iter().filter(|wanted| host.enforcer_of(*wanted).is_none()).collect();
+    let open: Vec<_> = Controller::ALL
+        .into_iter()
+        .filter(|wanted| host.enforcer_of(*wanted).is_none())
+        .collect();
     if let Some(missing) = closed(&own) {
-        let here: Vec<_> = open.into_iter().filter(|wanted| in_v2(&own, *wanted)).collect();
+        let here: Vec<_> = open
+            .into_iter()
+            .filter(|wanted| in_v2(&own, *wanted))
+            .collect();
         return host.miss(&here, missing);
     }
     let (mut controllers, refused): (Vec<_>, Vec<_>) =
         open.into_iter().partition(|wanted| in_v2(&own, *wanted));
-    let why = format!("the controller is not handed down to our cgroup `{}`", own.display());
-    host.miss(&refused, Missing { why, remedy: DELEGATE });
+    let why = format!(
+        "the controller is not handed down to our cgroup `{}`",
+        own.display()
+    );
+    host.miss(
+        &refused,
+        Missing {
+            why,
+            remedy: DELEGATE,
+        },
+    );
     if let Some(missing) = crowded(&own, &controllers) {
-        let (still, lost) = controllers.into_iter().partition(|wanted| wanted.v2_name().is_none());
+        let (still, lost) = controllers
+            .into_iter()
+            .partition(|wanted| wanted.v2_name().is_none());
         controllers = still;
         host.miss(&lost, missing);
     }
     if !controllers.is_empty() {
-        host.v2 = Some(Subtree { top: tree.top.clone(), own, controllers });
+        host.v2 = Some(Subtree {
+            top: tree.top.clone(),
+            own,
+            controllers,
+        });
     }
 }
 
 /// CPU time is counted in every v2 cgroup, with or without a controller.
 fn in_v2(own: &Path, controller: Controller) -> bool {
     let handed = super::dir::read(own, "cgroup.controllers").unwrap_or_default();
-    controller.v2_name().is_none_or(|name| handed.split_whitespace().any(|handed| handed == name))
+    controller
+        .v2_name()
+        .is_none_or(|name| handed.split_whitespace().any(|handed| handed == name))
 }
 
 /// Why nothing at all can be made below our own v2 cgroup.
 fn closed(own: &Path) -> Option<Missing> {
     let ours = writable(own, true)
-        && ["cgroup.procs", "cgroup.subtree_control"].iter().all(|file| writable(&own.join(file), false));
+        && ["cgroup.procs", "cgroup.subtree_control"]
+            .iter()
+            .all(|file| writable(&own.join(file), false));
     let kind = super::dir::read(own, "cgroup.type").unwrap_or_else(|_| "domain".into());
     match (ours, kind.as_str()) {
-        (false, _) => Some(Missing { why: not_ours(own), remedy: DELEGATE }),
+        (false, _) => Some(Missing {
+            why: not_ours(own),
+            remedy: DELEGATE,
+        }),
         (true, "domain") => None,
         (true, kind) => {
-            let why = format!("our cgroup `{}` is of type `{kind}`, which limits no memory", own.display());
-            Some(Missing { why, remedy: DELEGATE })
+            let why = format!(
+                "our cgroup `{}` is of type `{kind}`, which limits no memory",
+                own.display()
+            );
+            Some(Missing {
+                why,
+                remedy: DELEGATE,
+            })
         }
     }
 }
@@ -131,8 +191,12 @@ fn crowded(own: &Path, controllers: &[Controller]) -> Option<Missing> {
     let strangers = v2::strangers(own);
     let first = strangers.first()?;
     let (cgroup, others) = (own.display(), strangers.len());
-    let why = format!("our cgroup `{cgroup}` is shared: process {first} is not ours ({others} in all)");
-    Some(Missing { why, remedy: DELEGATE })
+    let why =
+        format!("our cgroup `{cgroup}` is shared: process {first} is not ours ({others} in all)");
+    Some(Missing {
+        why,
+        remedy: DELEGATE,
+    })
 }
 
 fn not_ours(own: &Path) -> String {
@@ -143,6 +207,10 @@ fn not_ours(own: &Path) -> String {
 }
 
 fn writable(path: &Path, directory: bool) -> bool {
-    let access = if directory { Access::WRITE_OK | Access::EXEC_OK } else { Access::WRITE_OK };
+    let access = if directory {
+        Access::WRITE_OK | Access::EXEC_OK
+    } else {
+        Access::WRITE_OK
+    };
     accessat(CWD, path, access, AtFlags::EACCESS).is_ok()
 }

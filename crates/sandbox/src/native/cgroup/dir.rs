@@ -36,7 +36,10 @@ pub(super) struct Counts {
 
 impl Counts {
     pub(super) fn new(dir: PathBuf) -> Counts {
-        Counts { dir, open: Mutex::default() }
+        Counts {
+            dir,
+            open: Mutex::default(),
+        }
     }
 
     /// A file that holds one number.
@@ -64,12 +67,21 @@ impl Counts {
 }
 
 pub(super) fn value(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+    text.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .strip_prefix(' ')?
+            .trim()
+            .parse()
+            .ok()
+    })
 }
 
 /// Writes into a file that must exist: creating one would mean that this is no cgroup.
 pub(super) fn write(dir: &Path, file: &str, text: &str) -> io::Result<()> {
-    OpenOptions::new().write(true).open(dir.join(file))?.write_all(text.as_bytes())
+    OpenOptions::new()
+        .write(true)
+        .open(dir.join(file))?
+        .write_all(text.as_bytes())
 }
 
 /// Writes a limit and looks whether it took: only a limit that reads back is a limit.
@@ -80,7 +92,8 @@ pub(super) fn set(dir: &Path, file: &str, limit: &str) -> io::Result<()> {
 /// The same for bytes.
 pub(super) fn set_bytes(dir: &Path, file: &str, limit: u64) -> io::Result<()> {
     set_as(dir, file, &limit.to_string(), |back| {
-        back.parse().is_ok_and(|back: u64| back <= limit && limit - back < LARGEST_PAGE)
+        back.parse()
+            .is_ok_and(|back: u64| back <= limit && limit - back < LARGEST_PAGE)
     })
 }
 
@@ -90,22 +103,34 @@ fn set_as(dir: &Path, file: &str, limit: &str, took: impl Fn(&str) -> bool) -> i
     let back = read(dir, file).map_err(named)?;
     match took(&back) {
         true => Ok(()),
-        false => Err(io::Error::other(format!("`{file}` was set to `{limit}` and reads back `{back}`"))),
+        false => Err(io::Error::other(format!(
+            "`{file}` was set to `{limit}` and reads back `{back}`"
+        ))),
     }
 }
 
 /// The processes in it, as this process' PID namespace numbers them; 0 is one from outside.
 pub(super) fn processes(dir: &Path) -> io::Result<Vec<i32>> {
-    Ok(read(dir, "cgroup.procs")?.lines().filter_map(|line| line.parse().ok()).collect())
+    Ok(read(dir, "cgroup.procs")?
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .collect())
 }
 
 /// The directories below it, deepest first.
 pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
     let (mut found, mut next) = (Vec::new(), vec![(dir.to_owned(), 0)]);
     while let Some((dir, depth)) = next.pop() {
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
-        let inner = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        for path in inner.map(|entry| entry.path()).take(MOST.saturating_sub(found.len())) {
+        let Ok(entries) = fs::read_dir(&dir) else {
+            continue;
+        };
+        let inner = entries
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        for path in inner
+            .map(|entry| entry.path())
+            .take(MOST.saturating_sub(found.len()))
+        {
             found.push((path.clone(), depth));
             if depth < DEEPEST {
                 next.push((path, depth + 1));
@@ -142,7 +167,12 @@ fn kill_once(dir: &Path) -> io::Result<usize> {
     // v1, or v2 before 5.14. Numbers are reused: only what is still listed once we hold it is meant.
     let held: Vec<_> = listed
         .iter()
-        .filter_map(|pid| Some((*pid, pidfd_open(Pid::from_raw(*pid)?, PidfdFlags::empty()).ok()?)))
+        .filter_map(|pid| {
+            Some((
+                *pid,
+                pidfd_open(Pid::from_raw(*pid)?, PidfdFlags::empty()).ok()?,
+            ))
+        })
         .collect();
     let still = processes(dir)?;
     for (_, process) in held.iter().filter(|(pid, _)| still.contains(pid)) {
@@ -193,11 +223,15 @@ pub(super) fn gone(error: &io::Error) -> bool {
 }
 
 /// Tries again while the answer is "busy", in growing steps. There is no event for the end of a v1 cgroup.
-pub(super) fn patiently(until: Instant, mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+pub(super) fn patiently(
+    until: Instant,
+    mut attempt: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
     let mut pause = Duration::from_micros(100);
     loop {
         match attempt() {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {}
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {
+            }
             done => return done,
         }
         thread::sleep(pause);
@@ -214,7 +248,10 @@ mod tests {
         let events = "low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0";
         assert_eq!(value(events, "oom_kill"), Some(1));
         assert_eq!(value(events, "oom"), Some(2));
-        assert_eq!(value("oom_kill_disable 0\nunder_oom 0\noom_kill 3", "oom_kill"), Some(3));
+        assert_eq!(
+            value("oom_kill_disable 0\nunder_oom 0\noom_kill 3", "oom_kill"),
+            Some(3)
+        );
     }
 
     #[test]

@@ -43,7 +43,11 @@ impl Freezer {
                     dir::value(&events, "frozen") == Some(u64::from(frozen))
                 }
             };
-            if there { Ok(()) } else { Err(io::Error::from(io::ErrorKind::ResourceBusy)) }
+            if there {
+                Ok(())
+            } else {
+                Err(io::Error::from(io::ErrorKind::ResourceBusy))
+            }
         })
     }
 }

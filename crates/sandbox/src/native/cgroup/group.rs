@@ -15,7 +15,10 @@ use std::{
 const ATTEMPTS: usize = 64;
 
 /// Clears up after the attempts: our parent goes with the last run in it, the first failure is reported.
-pub(super) fn removed(name: &Id, attempts: Vec<(PathBuf, io::Result<()>)>) -> Result<(), CgroupError> {
+pub(super) fn removed(
+    name: &Id,
+    attempts: Vec<(PathBuf, io::Result<()>)>,
+) -> Result<(), CgroupError> {
     let (mut left, mut first) = (Vec::new(), None);
     for (at, done) in attempts {
         match (done, at.parent()) {
@@ -29,7 +32,11 @@ pub(super) fn removed(name: &Id, attempts: Vec<(PathBuf, io::Result<()>)>) -> Re
     }
     match first {
         None => Ok(()),
-        Some(source) => Err(CgroupError::Remove { name: name.clone(), left, source }),
+        Some(source) => Err(CgroupError::Remove {
+            name: name.clone(),
+            left,
+            source,
+        }),
     }
 }
 
@@ -94,20 +101,40 @@ impl Group {
     ) -> Group {
         let (name, prefix, limits) = (name.clone(), prefix.to_owned(), limits.clone());
         let freezer = Err(("it was not made for that".to_owned(), "make it to stay"));
-        Group { name, prefix, members: Vec::new(), held: BTreeMap::new(), shortfalls, limits, freezer }
+        Group {
+            name,
+            prefix,
+            members: Vec::new(),
+            held: BTreeMap::new(),
+            shortfalls,
+            limits,
+            freezer,
+        }
     }
 
     /// Makes the directory in one tree. `None` when the tree refuses, which is then a shortfall.
-    pub(super) fn join(&mut self, tree: &Subtree, version: Version) -> Result<Option<PathBuf>, CgroupError> {
+    pub(super) fn join(
+        &mut self,
+        tree: &Subtree,
+        version: Version,
+    ) -> Result<Option<PathBuf>, CgroupError> {
         let at = tree.group(&self.prefix, &self.name);
         match make_directory(&tree.parent(), &at) {
             Ok(()) => {
                 let (controllers, counts) = (tree.controllers.clone(), Counts::new(at.clone()));
-                self.members.push(Member { at: at.clone(), version, controllers, counts });
+                self.members.push(Member {
+                    at: at.clone(),
+                    version,
+                    controllers,
+                    counts,
+                });
                 Ok(Some(at))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                Err(CgroupError::Exists { name: self.name.clone(), at })
+                Err(CgroupError::Exists {
+                    name: self.name.clone(),
+                    at,
+                })
             }
             Err(error) => {
                 self.lose(tree, &error);
@@ -118,7 +145,8 @@ impl Group {
 
     pub(super) fn lose(&mut self, tree: &Subtree, error: &io::Error) {
         for controller in &tree.controllers {
-            self.shortfalls.insert(*controller, format!("`{}`: {error}", tree.own.display()));
+            self.shortfalls
+                .insert(*controller, format!("`{}`: {error}", tree.own.display()));
         }
     }
 
@@ -131,7 +159,9 @@ impl Group {
                     self.shortfalls.remove(&controller);
                 }
                 Err(error) => {
-                    self.shortfalls.entry(controller).or_insert_with(|| error.to_string());
+                    self.shortfalls
+                        .entry(controller)
+                        .or_insert_with(|| error.to_string());
                 }
             }
         }
@@ -173,18 +203,30 @@ impl Group {
             None => Enforcer::Nothing,
         };
         BTreeMap::from([
-            ("memory", held(Controller::Memory).unwrap_or(Enforcer::Rlimit)),
+            (
+                "memory",
+                held(Controller::Memory).unwrap_or(Enforcer::Rlimit),
+            ),
             ("pids", held(Controller::Pids).unwrap_or(Enforcer::Rlimit)),
-            ("cpu", held(Controller::CpuShare).or(counted).unwrap_or(without)),
+            (
+                "cpu",
+                held(Controller::CpuShare).or(counted).unwrap_or(without),
+            ),
         ])
     }
 
     /// Why a limit is held by something weaker than a cgroup, for the notes of the result.
     pub fn shortfalls(&self) -> Vec<(&'static str, &str)> {
-        let asked =
-            |controller: &Controller| *controller != Controller::CpuShare || self.limits.cpus.is_some();
-        let asked = self.shortfalls.iter().filter(|(controller, _)| asked(controller));
-        asked.map(|(controller, why)| (controller.name(), why.as_str())).collect()
+        let asked = |controller: &Controller| {
+            *controller != Controller::CpuShare || self.limits.cpus.is_some()
+        };
+        let asked = self
+            .shortfalls
+            .iter()
+            .filter(|(controller, _)| asked(controller));
+        asked
+            .map(|(controller, why)| (controller.name(), why.as_str()))
+            .collect()
     }
 
     /// What the box has used so far.
@@ -201,19 +243,27 @@ impl Group {
 
     /// Where it is frozen, or why it cannot be and what would help.
     pub fn freezer(&self) -> Result<&Freezer, (&str, &'static str)> {
-        self.freezer.as_ref().map_err(|(why, remedy)| (why.as_str(), *remedy))
+        self.freezer
+            .as_ref()
+            .map_err(|(why, remedy)| (why.as_str(), *remedy))
     }
 
     /// Kills everything in it, and comes back when it is empty.
     pub fn kill(&self) -> io::Result<()> {
         self.thaw();
-        self.members.iter().try_for_each(|member| dir::kill(&member.at))
+        self.members
+            .iter()
+            .try_for_each(|member| dir::kill(&member.at))
     }
 
     /// Kills everything in it and removes it. Tries every tree, then reports what is left; may be repeated.
     pub fn remove(&self) -> Result<(), CgroupError> {
         self.thaw();
-        let attempts = self.members.iter().rev().map(|member| (member.at.clone(), dir::remove(&member.at)));
+        let attempts = self
+            .members
+            .iter()
+            .rev()
+            .map(|member| (member.at.clone(), dir::remove(&member.at)));
         removed(&self.name, attempts.collect())
     }
 

@@ -45,8 +45,12 @@ enum Controller {
 }
 
 impl Controller {
-    const ALL: [Controller; 4] =
-        [Controller::Memory, Controller::Pids, Controller::CpuShare, Controller::CpuTime];
+    const ALL: [Controller; 4] = [
+        Controller::Memory,
+        Controller::Pids,
+        Controller::CpuShare,
+        Controller::CpuTime,
+    ];
 
     fn v1_name(self) -> &'static str {
         match self {
@@ -147,7 +151,10 @@ pub enum CgroupError {
 }
 
 fn listed(paths: &[PathBuf]) -> String {
-    let quoted: Vec<_> = paths.iter().map(|path| format!("`{}`", path.display())).collect();
+    let quoted: Vec<_> = paths
+        .iter()
+        .map(|path| format!("`{}`", path.display()))
+        .collect();
     quoted.join(", ")
 }
 
@@ -199,7 +206,11 @@ impl Host {
     }
 
     fn miss(&mut self, controllers: &[Controller], missing: Missing) {
-        self.missing.extend(controllers.iter().map(|controller| (*controller, missing.clone())));
+        self.missing.extend(
+            controllers
+                .iter()
+                .map(|controller| (*controller, missing.clone())),
+        );
     }
 
     /// Makes the cgroups of one run and writes its limits. What cannot be had is no error: the group says
@@ -215,14 +226,20 @@ impl Host {
     /// The same for a box that stays: it can be frozen, where this host has a freezer for us.
     pub fn make_to_stay(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
         let mut group = self.group(name, limits);
-        match self.make_in(&mut group, limits).and_then(|()| self.add_freezer(&mut group)) {
+        match self
+            .make_in(&mut group, limits)
+            .and_then(|()| self.add_freezer(&mut group))
+        {
             Ok(()) => Ok(group),
             Err(error) => group.remove().and(Err(error)),
         }
     }
 
     fn group(&self, name: &Id, limits: &Limits) -> Group {
-        let known = self.missing.iter().map(|(controller, missing)| (*controller, missing.why.clone()));
+        let known = self
+            .missing
+            .iter()
+            .map(|(controller, missing)| (*controller, missing.why.clone()));
         Group::new(name, &self.prefix, limits, known.collect())
     }
 
@@ -234,13 +251,22 @@ impl Host {
                 return Ok(());
             }
         };
-        let known = group.members.iter().find(|member| member.version == Version::V2);
-        let at = match known.filter(|_| *version == Version::V2).map(|member| member.at.clone()) {
+        let known = group
+            .members
+            .iter()
+            .find(|member| member.version == Version::V2);
+        let at = match known
+            .filter(|_| *version == Version::V2)
+            .map(|member| member.at.clone())
+        {
             Some(at) => Some(at),
             None => group.join(tree, *version)?,
         };
         if let Some(at) = at {
-            group.freezer = Ok(Freezer { at, version: *version });
+            group.freezer = Ok(Freezer {
+                at,
+                version: *version,
+            });
         }
         Ok(())
     }
@@ -253,18 +279,21 @@ impl Host {
             }
         }
         let Some(tree) = &self.v2 else { return Ok(()) };
-        let Some(at) = group.join(tree, Version::V2)? else { return Ok(()) };
+        let Some(at) = group.join(tree, Version::V2)? else {
+            return Ok(());
+        };
         // The new cgroup keeps the parent in place; what the parent hands down now reaches it.
         if let Err(error) = v2::make_room(&tree.own, &tree.controllers) {
             group.lose(tree, &error);
         }
         for dir in [&tree.own, &tree.parent()] {
-            let refused = v2::hand_down(dir, &tree.controllers).into_iter().filter(|(_, done)| done.is_err());
+            let refused = v2::hand_down(dir, &tree.controllers)
+                .into_iter()
+                .filter(|(_, done)| done.is_err());
             group.note(refused.collect(), Enforcer::CgroupV2);
         }
         let mut outcomes = v2::limit(&at, tree, limits);
-        let absent =
-            |done: &io::Result<()>| matches!(done, Err(error) if error.kind() == io::ErrorKind::NotFound);
+        let absent = |done: &io::Result<()>| matches!(done, Err(error) if error.kind() == io::ErrorKind::NotFound);
         if outcomes.iter().any(|(_, done)| absent(done)) {
             // Another engine is handing them down just now: they are listed, and their files are not there yet.
             v2::insist(&tree.parent(), &tree.controllers);
@@ -284,10 +313,19 @@ impl Host {
     /// Kills what lives in the cgroups of that run and removes them; absent is fine. One that an engine made
     /// below another cgroup than ours is only removed when empty: the same name there may be another's run.
     pub fn remove(&self, name: &Id) -> Result<(), CgroupError> {
-        let near: Vec<_> = self.trees().map(|tree| tree.group(&self.prefix, name)).collect();
+        let near: Vec<_> = self
+            .trees()
+            .map(|tree| tree.group(&self.prefix, name))
+            .collect();
         freezer::thaw_before_killing(near.iter().map(PathBuf::as_path));
-        let mut done: Vec<_> = near.iter().map(|at| (at.clone(), dir::remove(at))).collect();
-        let far = self.groups().into_iter().filter(|(found, at)| found == name && !near.contains(at));
+        let mut done: Vec<_> = near
+            .iter()
+            .map(|at| (at.clone(), dir::remove(at)))
+            .collect();
+        let far = self
+            .groups()
+            .into_iter()
+            .filter(|(found, at)| found == name && !near.contains(at));
         done.extend(dir::remove_empty(far.map(|(_, at)| at).collect()));
         removed(name, done)
     }
@@ -295,12 +333,16 @@ impl Host {
     fn trees(&self) -> impl Iterator<Item = &Subtree> {
         let freezer = self.freezer.iter().map(|(_, tree)| tree);
         let known = |tree: &&Subtree| self.v2.as_ref().is_some_and(|v2| v2.own == tree.own);
-        self.v1.iter().chain(&self.v2).chain(freezer.filter(move |tree| !known(tree)))
+        self.v1
+            .iter()
+            .chain(&self.v2)
+            .chain(freezer.filter(move |tree| !known(tree)))
     }
 
     fn groups(&self) -> Vec<(Id, PathBuf)> {
         let dirs = self.trees().flat_map(|tree| dir::below(&tree.top));
-        dirs.filter_map(|path| Some((run_of(&self.prefix, &path)?, path))).collect()
+        dirs.filter_map(|path| Some((run_of(&self.prefix, &path)?, path)))
+            .collect()
     }
 }
 

@@ -16,17 +16,33 @@ fn unique(what: &str) -> Id {
 }
 
 fn limits() -> Limits {
-    let limits = spec::Policy::default().profile("restrictive").unwrap().limits.clone();
-    Limits { memory: spec::Size(64 << 20), pids: 5, cpus: Some(spec::Cpus(500)), ..limits }
+    let limits = spec::Policy::default()
+        .profile("restrictive")
+        .unwrap()
+        .limits
+        .clone();
+    Limits {
+        memory: spec::Size(64 << 20),
+        pids: 5,
+        cpus: Some(spec::Cpus(500)),
+        ..limits
+    }
 }
 
 /// The real thing, or `None` with a word about it where this host has none for us.
 fn host_with_cgroups(claim: &str) -> Option<Host> {
     let host = Host::detect();
-    match host.findings().into_iter().find_map(|finding| finding.obstacle) {
+    match host
+        .findings()
+        .into_iter()
+        .find_map(|finding| finding.obstacle)
+    {
         None => Some(host),
         Some((why, _)) => {
-            assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "prerequisite of {claim}: {why}");
+            assert!(
+                std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+                "prerequisite of {claim}: {why}"
+            );
             eprintln!("skipped: {claim}: {why}");
             None
         }
@@ -42,7 +58,10 @@ fn shell(group: &Group, script: &str) -> Child {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    group.members.iter().for_each(|member| enter(&member.at, &child));
+    group
+        .members
+        .iter()
+        .for_each(|member| enter(&member.at, &child));
     child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
     child
 }
@@ -69,19 +88,34 @@ fn killed(mut child: Child) -> bool {
 fn a_group_tells_what_holds_each_limit_and_never_fails_for_want_of_one() {
     let host = Host::detect();
     let group = host.make(&unique("truth"), &limits()).unwrap();
-    let found: BTreeMap<_, _> =
-        host.findings().into_iter().map(|found| (found.limit, found.enforcer)).collect();
+    let found: BTreeMap<_, _> = host
+        .findings()
+        .into_iter()
+        .map(|found| (found.limit, found.enforcer))
+        .collect();
     assert_eq!(group.enforcers(), found, "{:?}", group.shortfalls());
     let weak = found.values().any(|enforcer| *enforcer == Enforcer::Rlimit);
-    assert_eq!(!group.shortfalls().is_empty(), weak, "{:?}", group.shortfalls());
+    assert_eq!(
+        !group.shortfalls().is_empty(),
+        weak,
+        "{:?}",
+        group.shortfalls()
+    );
     group.remove().unwrap();
 }
 
 #[test]
 fn limits_read_back_with_room_for_our_own_processes() {
-    let Some(host) = host_with_cgroups("limits read back") else { return };
+    let Some(host) = host_with_cgroups("limits read back") else {
+        return;
+    };
     let group = host.make(&unique("limits"), &limits()).unwrap();
-    let read = |file: &str| group.members.iter().find_map(|member| dir::read(&member.at, file).ok());
+    let read = |file: &str| {
+        group
+            .members
+            .iter()
+            .find_map(|member| dir::read(&member.at, file).ok())
+    };
     let (memory, pids) = match group.enforcers()["memory"] {
         Enforcer::CgroupV1 => (read("memory.limit_in_bytes"), read("pids.max")),
         _ => (read("memory.max"), read("pids.max")),
@@ -90,7 +124,10 @@ fn limits_read_back_with_room_for_our_own_processes() {
         Enforcer::CgroupV1 => (66 << 20, 7),
         _ => (65 << 20, 6),
     };
-    assert_eq!((memory, pids), (Some(expected.0.to_string()), Some(expected.1.to_string())));
+    assert_eq!(
+        (memory, pids),
+        (Some(expected.0.to_string()), Some(expected.1.to_string()))
+    );
     if let Some(buffers) = read("memory.kmem.tcp.limit_in_bytes") {
         assert_eq!(buffers, expected.0.to_string());
     }
@@ -103,22 +140,37 @@ fn limits_read_back_with_room_for_our_own_processes() {
 
 #[test]
 fn a_group_counts_what_its_tenant_uses() {
-    let Some(host) = host_with_cgroups("counters") else { return };
+    let Some(host) = host_with_cgroups("counters") else {
+        return;
+    };
     let group = host.make(&unique("counters"), &limits()).unwrap();
     let child = tenant(&group);
     let counters = group.counters();
     assert!(counters.cpu.is_some(), "{counters:?}");
-    assert_eq!((counters.oom_kills, counters.pids_refused), (Some(0), Some(0)));
+    assert_eq!(
+        (counters.oom_kills, counters.pids_refused),
+        (Some(0), Some(0))
+    );
     group.remove().unwrap();
     assert!(killed(child));
 }
 
 /// Whether a shell below this limit could start three processes, and the refusals counted.
 fn three_more(host: &Host, pids: u32) -> (String, Option<u64>) {
-    let group = host.make(&unique("pids"), &Limits { pids, ..limits() }).unwrap();
-    let mut child = shell(&group, "exec 3<&0; for i in 1 2 3; do cat <&3 >/dev/null & done; echo all");
+    let group = host
+        .make(&unique("pids"), &Limits { pids, ..limits() })
+        .unwrap();
+    let mut child = shell(
+        &group,
+        "exec 3<&0; for i in 1 2 3; do cat <&3 >/dev/null & done; echo all",
+    );
     let mut said = String::new();
-    child.stdout.as_mut().unwrap().read_to_string(&mut said).unwrap();
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
     let refused = group.counters().pids_refused;
     group.remove().unwrap();
     child.wait().unwrap();
@@ -127,7 +179,9 @@ fn three_more(host: &Host, pids: u32) -> (String, Option<u64>) {
 
 #[test]
 fn more_processes_than_allowed_are_refused_and_counted() {
-    let Some(host) = host_with_cgroups("pids limit") else { return };
+    let Some(host) = host_with_cgroups("pids limit") else {
+        return;
+    };
     assert_eq!(three_more(&host, 5), ("all\n".into(), Some(0)));
     let (said, refused) = three_more(&host, 1);
     assert_eq!(said, "");
@@ -137,13 +191,28 @@ fn more_processes_than_allowed_are_refused_and_counted() {
 #[test]
 #[ignore = "fills memory: only for a machine of its own"]
 fn a_program_that_takes_more_memory_than_allowed_is_killed_and_counted() {
-    let Some(host) = host_with_cgroups("memory limit") else { return };
+    let Some(host) = host_with_cgroups("memory limit") else {
+        return;
+    };
     let oom_kills = |limit| {
-        let group = host.make(&unique("memory"), &Limits { memory: spec::Size(limit), ..limits() }).unwrap();
+        let group = host
+            .make(
+                &unique("memory"),
+                &Limits {
+                    memory: spec::Size(limit),
+                    ..limits()
+                },
+            )
+            .unwrap();
         let child = shell(&group, "exec dd if=/dev/zero of=/dev/null bs=32M count=1");
         let ended = killed(child);
         let counters = group.counters();
-        assert!(counters.memory_peak.is_none_or(|peak| peak <= limit + (2 << 20)), "{counters:?}");
+        assert!(
+            counters
+                .memory_peak
+                .is_none_or(|peak| peak <= limit + (2 << 20)),
+            "{counters:?}"
+        );
         group.remove().unwrap();
         (ended, counters.oom_kills)
     };
@@ -153,9 +222,13 @@ fn a_program_that_takes_more_memory_than_allowed_is_killed_and_counted() {
 
 #[test]
 fn killing_a_group_ends_its_tenant_and_nobody_else() {
-    let Some(host) = host_with_cgroups("kill") else { return };
-    let (group, other) =
-        (host.make(&unique("kill"), &limits()).unwrap(), host.make(&unique("other"), &limits()).unwrap());
+    let Some(host) = host_with_cgroups("kill") else {
+        return;
+    };
+    let (group, other) = (
+        host.make(&unique("kill"), &limits()).unwrap(),
+        host.make(&unique("other"), &limits()).unwrap(),
+    );
     let (child, mut bystander) = (tenant(&group), tenant(&other));
     group.kill().unwrap();
     assert!(killed(child));
@@ -167,7 +240,9 @@ fn killing_a_group_ends_its_tenant_and_nobody_else() {
 
 #[test]
 fn a_removed_group_leaves_nothing_and_may_be_removed_again() {
-    let Some(host) = host_with_cgroups("remove") else { return };
+    let Some(host) = host_with_cgroups("remove") else {
+        return;
+    };
     let name = unique("remove");
     let group = host.make(&name, &limits()).unwrap();
     let child = tenant(&group);
@@ -182,7 +257,9 @@ fn a_removed_group_leaves_nothing_and_may_be_removed_again() {
 
 #[test]
 fn a_forgotten_group_is_found_and_removed_by_its_name() {
-    let Some(host) = host_with_cgroups("sweep") else { return };
+    let Some(host) = host_with_cgroups("sweep") else {
+        return;
+    };
     let name = unique("crash");
     let child = tenant(&host.make(&name, &limits()).unwrap());
     assert!(host.leftovers().contains(&name));
@@ -196,30 +273,46 @@ fn with_freezer(version: Version) -> Host {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let other = |line: &&str| version == Version::V2 || !line.contains(" - cgroup2 ");
     let mounts: Vec<_> = mounts.lines().filter(other).collect();
-    let host = Host::read_from(&fs::read("/proc/self/cgroup").unwrap(), mounts.join("\n").as_bytes());
+    let host = Host::read_from(
+        &fs::read("/proc/self/cgroup").unwrap(),
+        mounts.join("\n").as_bytes(),
+    );
     assert_eq!(host.freezer.as_ref().map(|(found, _)| *found), Ok(version));
     host
 }
 
 /// The versions whose freezer this host has for us.
 fn freezers(claim: &str) -> Vec<Version> {
-    let Some(_) = host_with_cgroups(claim) else { return Vec::new() };
+    let Some(_) = host_with_cgroups(claim) else {
+        return Vec::new();
+    };
     let has_first = fs::exists("/sys/fs/cgroup/freezer").unwrap();
-    [Version::V2].into_iter().chain(has_first.then_some(Version::V1)).collect()
+    [Version::V2]
+        .into_iter()
+        .chain(has_first.then_some(Version::V1))
+        .collect()
 }
 
 #[test]
 fn a_frozen_tenant_waits_until_it_is_let_go() {
     for version in freezers("freeze") {
-        let group = with_freezer(version).make_to_stay(&unique("freeze"), &limits()).unwrap();
+        let group = with_freezer(version)
+            .make_to_stay(&unique("freeze"), &limits())
+            .unwrap();
         let mut child = shell(&group, "while read line; do echo $line; done");
         let freezer = group.freezer().unwrap();
         freezer.freeze().unwrap();
         child.stdin.as_mut().unwrap().write_all(b"said\n").unwrap();
         let mut output = child.stdout.take().unwrap();
         let readable = |output: &process::ChildStdout, wait: i64| {
-            let mut ready = [rustix::event::PollFd::new(output, rustix::event::PollFlags::IN)];
-            let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: wait };
+            let mut ready = [rustix::event::PollFd::new(
+                output,
+                rustix::event::PollFlags::IN,
+            )];
+            let wait = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: wait,
+            };
             rustix::event::poll(&mut ready, Some(&wait)).unwrap() == 1
         };
         // Nothing happens, and there is no event for that.
@@ -258,12 +351,21 @@ fn a_frozen_group_is_removed_and_swept_like_any_other() {
 
 #[test]
 fn only_a_group_that_stays_has_a_place_in_a_freezer() {
-    let Some(host) = host_with_cgroups("freeze") else { return };
+    let Some(host) = host_with_cgroups("freeze") else {
+        return;
+    };
     let (stays, passes) = (unique("stays"), unique("passes"));
-    let (stays, passes) =
-        (host.make_to_stay(&stays, &limits()).unwrap(), host.make(&passes, &limits()).unwrap());
+    let (stays, passes) = (
+        host.make_to_stay(&stays, &limits()).unwrap(),
+        host.make(&passes, &limits()).unwrap(),
+    );
     assert!(stays.freezer().is_ok() && passes.freezer().is_err());
-    assert!(passes.members.iter().all(|member| !member.at.join("freezer.state").exists()));
+    assert!(
+        passes
+            .members
+            .iter()
+            .all(|member| !member.at.join("freezer.state").exists())
+    );
     stays.remove().unwrap();
     passes.remove().unwrap();
 }
@@ -275,19 +377,37 @@ fn where_nothing_is_ours_to_write_in_freezing_is_refused_with_a_remedy() {
         ("cgroup.procs", ""),
         ("cgroup.subtree_control", ""),
     ]);
-    let group = drawn.host().make_to_stay(&unique("refused"), &limits()).unwrap();
+    let group = drawn
+        .host()
+        .make_to_stay(&unique("refused"), &limits())
+        .unwrap();
     let (why, remedy) = group.freezer().unwrap_err();
-    assert!(why.contains("domain threaded") && remedy.contains("Delegate=yes"), "{why}; {remedy}");
-    let none = Host::read_from(b"", b"").make_to_stay(&unique("none"), &limits()).unwrap();
-    assert!(none.freezer().unwrap_err().0.contains("no mounted cgroup tree"));
+    assert!(
+        why.contains("domain threaded") && remedy.contains("Delegate=yes"),
+        "{why}; {remedy}"
+    );
+    let none = Host::read_from(b"", b"")
+        .make_to_stay(&unique("none"), &limits())
+        .unwrap();
+    assert!(
+        none.freezer()
+            .unwrap_err()
+            .0
+            .contains("no mounted cgroup tree")
+    );
 }
 
 #[test]
 fn a_name_is_never_used_twice_and_the_first_owner_keeps_it() {
-    let Some(host) = host_with_cgroups("exists") else { return };
+    let Some(host) = host_with_cgroups("exists") else {
+        return;
+    };
     let name = unique("twice");
     let group = host.make(&name, &limits()).unwrap();
-    assert!(matches!(host.make(&name, &limits()), Err(CgroupError::Exists { .. })));
+    assert!(matches!(
+        host.make(&name, &limits()),
+        Err(CgroupError::Exists { .. })
+    ));
     assert!(group.members.iter().all(|member| member.at.exists()));
     group.remove().unwrap();
     host.make(&name, &limits()).unwrap().remove().unwrap();
@@ -295,7 +415,9 @@ fn a_name_is_never_used_twice_and_the_first_owner_keeps_it() {
 
 #[test]
 fn runs_of_two_owners_with_one_name_do_not_meet() {
-    let Some(host) = host_with_cgroups("runs of two owners with one name do not meet") else { return };
+    let Some(host) = host_with_cgroups("runs of two owners with one name do not meet") else {
+        return;
+    };
     let (one, other) = (host.clone().owned_by("one"), host.owned_by("other"));
     let name = unique("twice");
     let child = tenant(&one.make(&name, &limits()).unwrap());
@@ -309,7 +431,9 @@ fn runs_of_two_owners_with_one_name_do_not_meet() {
 
 #[test]
 fn engines_that_come_and_go_at_once_do_not_trip_over_their_common_parent() {
-    let Some(host) = host_with_cgroups("race") else { return };
+    let Some(host) = host_with_cgroups("race") else {
+        return;
+    };
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -325,17 +449,37 @@ fn engines_that_come_and_go_at_once_do_not_trip_over_their_common_parent() {
 
 #[test]
 fn a_box_gets_a_way_in_for_each_tree_it_has() {
-    let Some(host) = host_with_cgroups("place") else { return };
+    let Some(host) = host_with_cgroups("place") else {
+        return;
+    };
     let group = host.make(&unique("place"), &limits()).unwrap();
     let placement = group.place().unwrap();
-    let of = |version| group.members.iter().filter(|member| member.version == version).count();
-    assert_eq!((placement.v1.len(), usize::from(placement.v2.is_some())), (of(Version::V1), of(Version::V2)));
+    let of = |version| {
+        group
+            .members
+            .iter()
+            .filter(|member| member.version == version)
+            .count()
+    };
+    assert_eq!(
+        (placement.v1.len(), usize::from(placement.v2.is_some())),
+        (of(Version::V1), of(Version::V2))
+    );
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     for procs in placement.v1 {
-        fs::File::from(procs).write_all(child.id().to_string().as_bytes()).unwrap();
+        fs::File::from(procs)
+            .write_all(child.id().to_string().as_bytes())
+            .unwrap();
     }
-    for member in group.members.iter().filter(|member| member.version == Version::V1) {
-        assert_eq!(dir::processes(&member.at).unwrap(), [child.id().cast_signed()]);
+    for member in group
+        .members
+        .iter()
+        .filter(|member| member.version == Version::V1)
+    {
+        assert_eq!(
+            dir::processes(&member.at).unwrap(),
+            [child.id().cast_signed()]
+        );
     }
     child.kill().unwrap();
     child.wait().unwrap();
@@ -344,14 +488,24 @@ fn a_box_gets_a_way_in_for_each_tree_it_has() {
 
 #[test]
 fn a_run_below_another_cgroup_is_removed_when_empty_and_never_killed() {
-    let Some(host) = host_with_cgroups("far") else { return };
+    let Some(host) = host_with_cgroups("far") else {
+        return;
+    };
     let (name, elsewhere) = (unique("far"), unique("elsewhere"));
-    let tops: Vec<_> = host.trees().map(|tree| tree.own.join(elsewhere.as_str())).collect();
-    let far: Vec<_> = tops.iter().map(|top| top.join(PARENT).join(format!("{PREFIX}{name}"))).collect();
+    let tops: Vec<_> = host
+        .trees()
+        .map(|tree| tree.own.join(elsewhere.as_str()))
+        .collect();
+    let far: Vec<_> = tops
+        .iter()
+        .map(|top| top.join(PARENT).join(format!("{PREFIX}{name}")))
+        .collect();
     far.iter().for_each(|at| fs::create_dir_all(at).unwrap());
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     far.iter().for_each(|at| enter(at, &child));
-    assert!(matches!(host.remove(&name), Err(CgroupError::Remove { left, .. }) if left.len() == far.len()));
+    assert!(
+        matches!(host.remove(&name), Err(CgroupError::Remove { left, .. }) if left.len() == far.len())
+    );
     assert!(child.try_wait().unwrap().is_none());
     child.kill().unwrap();
     child.wait().unwrap();
@@ -374,7 +528,10 @@ impl Drawn {
     }
 
     fn host(&self) -> Host {
-        let mount = format!("41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n", self.0.display());
+        let mount = format!(
+            "41 31 0:38 / {} rw - cgroup2 cgroup2 rw\n",
+            self.0.display()
+        );
         Host::read_from(b"0::/own\n", mount.as_bytes())
     }
 
@@ -397,7 +554,10 @@ const DELEGATED: [(&str, &str); 4] = [
 ];
 
 fn enforcers(host: &Host) -> Vec<Enforcer> {
-    host.findings().into_iter().map(|finding| finding.enforcer).collect()
+    host.findings()
+        .into_iter()
+        .map(|finding| finding.enforcer)
+        .collect()
 }
 
 #[test]
@@ -406,17 +566,30 @@ fn a_delegated_cgroup_offers_everything_it_was_handed() {
     assert_eq!(enforcers(&drawn.host()), [Enforcer::CgroupV2; 3]);
     assert_eq!(drawn.host().findings()[0].obstacle, None);
     fs::write(drawn.0.join("own/cgroup.controllers"), "cpu pids\n").unwrap();
-    assert_eq!(enforcers(&drawn.host()), [Enforcer::Rlimit, Enforcer::CgroupV2, Enforcer::CgroupV2]);
+    assert_eq!(
+        enforcers(&drawn.host()),
+        [Enforcer::Rlimit, Enforcer::CgroupV2, Enforcer::CgroupV2]
+    );
 }
 
 #[test]
 fn a_cgroup_shared_with_strangers_is_not_divided_and_nobody_is_moved() {
     let drawn = Drawn::with(&DELEGATED);
-    fs::write(drawn.0.join("own/cgroup.procs"), format!("1\n{}\n", process::id())).unwrap();
+    fs::write(
+        drawn.0.join("own/cgroup.procs"),
+        format!("1\n{}\n", process::id()),
+    )
+    .unwrap();
     let host = drawn.host();
-    assert_eq!(enforcers(&host), [Enforcer::Rlimit, Enforcer::Rlimit, Enforcer::CgroupV2]);
+    assert_eq!(
+        enforcers(&host),
+        [Enforcer::Rlimit, Enforcer::Rlimit, Enforcer::CgroupV2]
+    );
     let (why, remedy) = host.findings().remove(0).obstacle.unwrap();
-    assert!(why.contains("process 1") && remedy.contains("Delegate=yes"), "{why}; {remedy}");
+    assert!(
+        why.contains("process 1") && remedy.contains("Delegate=yes"),
+        "{why}; {remedy}"
+    );
     let group = host.make(&unique("strangers"), &limits()).unwrap();
     assert_eq!(group.enforcers()["memory"], Enforcer::Rlimit);
     assert!(!drawn.0.join("own").join(v2::LEAF).exists());
@@ -427,7 +600,11 @@ fn a_cgroup_shared_with_strangers_is_not_divided_and_nobody_is_moved() {
 fn strangers_do_not_matter_where_controllers_are_handed_down_already() {
     let drawn = Drawn::with(&DELEGATED);
     fs::write(drawn.0.join("own/cgroup.procs"), "1\n").unwrap();
-    fs::write(drawn.0.join("own/cgroup.subtree_control"), "cpu memory pids\n").unwrap();
+    fs::write(
+        drawn.0.join("own/cgroup.subtree_control"),
+        "cpu memory pids\n",
+    )
+    .unwrap();
     assert_eq!(enforcers(&drawn.host()), [Enforcer::CgroupV2; 3]);
 }
 
@@ -449,10 +626,17 @@ fn a_threaded_cgroup_offers_nothing() {
 fn a_limit_that_was_not_taken_is_not_reported_as_held() {
     let drawn = Drawn::with(&DELEGATED[1..]); // a directory without any of the limit files
     let group = drawn.host().make(&unique("untaken"), &limits()).unwrap();
-    let expected = [("cpu", Enforcer::Rlimit), ("memory", Enforcer::Rlimit), ("pids", Enforcer::Rlimit)];
+    let expected = [
+        ("cpu", Enforcer::Rlimit),
+        ("memory", Enforcer::Rlimit),
+        ("pids", Enforcer::Rlimit),
+    ];
     assert_eq!(group.enforcers(), BTreeMap::from(expected));
     assert_eq!(group.shortfalls().len(), 4, "{:?}", group.shortfalls());
-    let unlimited = Limits { cpu_time: None, ..limits() };
+    let unlimited = Limits {
+        cpu_time: None,
+        ..limits()
+    };
     let group = drawn.host().make(&unique("untaken"), &unlimited).unwrap();
     assert_eq!(group.enforcers()["cpu"], Enforcer::Nothing);
 }
@@ -461,17 +645,29 @@ fn a_limit_that_was_not_taken_is_not_reported_as_held() {
 fn no_trees_at_all_is_a_finding_with_a_remedy() {
     let host = Host::read_from(b"", b"");
     assert_eq!(enforcers(&host), [Enforcer::Rlimit; 3]);
-    assert!(host.findings().iter().all(|finding| finding.obstacle.is_some()));
+    assert!(
+        host.findings()
+            .iter()
+            .all(|finding| finding.obstacle.is_some())
+    );
     assert_eq!(host.leftovers(), []);
     host.remove(&unique("none")).unwrap();
 }
 
 #[test]
 fn only_a_run_below_our_own_directory_is_a_leftover() {
-    assert_eq!(run_of(PREFIX, Path::new("/c/airlock/airlock-x1")), Id::new("x1").ok());
-    for other in
-        ["/c/airlock-x1", "/c/airlock/x1", "/c/airlock/airlock-", "/c/airlock", "/", "/c/airlock/airlock-.x"]
-    {
+    assert_eq!(
+        run_of(PREFIX, Path::new("/c/airlock/airlock-x1")),
+        Id::new("x1").ok()
+    );
+    for other in [
+        "/c/airlock-x1",
+        "/c/airlock/x1",
+        "/c/airlock/airlock-",
+        "/c/airlock",
+        "/",
+        "/c/airlock/airlock-.x",
+    ] {
         assert_eq!(run_of(PREFIX, Path::new(other)), None, "{other}");
     }
 }

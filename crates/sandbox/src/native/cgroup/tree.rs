@@ -50,11 +50,23 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> Trees {
         // The first mount that reaches us counts; a second mount of a tree shows the same thing.
         let member = members.iter().find(|member| match mounted.v2 {
             true => member.controllers.is_empty(),
-            false => member.controllers.iter().any(|name| mounted.controllers.contains(name)),
+            false => member
+                .controllers
+                .iter()
+                .any(|name| mounted.controllers.contains(name)),
         });
-        let Some(own) = member.and_then(|member| reach(&mounted, &member.path)) else { continue };
-        let known = trees.v1.iter().any(|tree| tree.controllers == mounted.controllers);
-        let tree = Tree { top: mounted.point, own, controllers: mounted.controllers };
+        let Some(own) = member.and_then(|member| reach(&mounted, &member.path)) else {
+            continue;
+        };
+        let known = trees
+            .v1
+            .iter()
+            .any(|tree| tree.controllers == mounted.controllers);
+        let tree = Tree {
+            top: mounted.point,
+            own,
+            controllers: mounted.controllers,
+        };
         match mounted.v2 {
             true => trees.v2 = trees.v2.or(Some(tree)),
             false if known => {}
@@ -68,12 +80,21 @@ pub(super) fn trees(cgroup: &[u8], mountinfo: &[u8]) -> Trees {
 fn reach(mounted: &Mounted, path: &Path) -> Option<PathBuf> {
     let below = path.strip_prefix(&mounted.root).ok()?;
     // `..` is how the kernel writes a place outside of our cgroup namespace.
-    let plain = below.components().all(|part| matches!(part, Component::Normal(_)));
-    plain.then(|| mounted.point.components().chain(below.components()).collect())
+    let plain = below
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
+    plain.then(|| {
+        mounted
+            .point
+            .components()
+            .chain(below.components())
+            .collect()
+    })
 }
 
 fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
+    text.split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
 }
 
 /// `4:memory:/some/path`, `0::/some/path`; the path may hold colons.
@@ -83,7 +104,10 @@ fn membership(line: &[u8]) -> Option<Membership> {
     if controllers.is_empty() != (number == b"0") || !path.starts_with(b"/") {
         return None;
     }
-    Some(Membership { controllers: names(controllers), path: bytes(path.to_vec()) })
+    Some(Membership {
+        controllers: names(controllers),
+        path: bytes(path.to_vec()),
+    })
 }
 
 /// `35 31 0:32 ROOT POINT options [optional…] - cgroup source options,memory`.
@@ -99,12 +123,21 @@ fn mounted(line: &[u8]) -> Option<Mounted> {
     let options = names(words.get(dash + 3)?);
     let (root, point) = (bytes(unescaped(root)), bytes(unescaped(point)));
     let controllers = if v2 { Vec::new() } else { options };
-    (root.is_absolute() && point.is_absolute()).then_some(Mounted { v2, root, point, controllers })
+    (root.is_absolute() && point.is_absolute()).then_some(Mounted {
+        v2,
+        root,
+        point,
+        controllers,
+    })
 }
 
 fn names(list: &[u8]) -> Vec<String> {
-    let names = list.split(|byte| *byte == b',').filter(|name| !name.is_empty());
-    names.map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+    let names = list
+        .split(|byte| *byte == b',')
+        .filter(|name| !name.is_empty());
+    names
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect()
 }
 
 fn bytes(path: Vec<u8>) -> PathBuf {
@@ -116,7 +149,10 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&first, after)) = rest.split_first() {
-        let octal = (first == b'\\').then(|| after.get(..3)).flatten().and_then(octal);
+        let octal = (first == b'\\')
+            .then(|| after.get(..3))
+            .flatten()
+            .and_then(octal);
         out.push(octal.unwrap_or(first));
         rest = if octal.is_some() { &after[3..] } else { after };
     }
@@ -141,7 +177,11 @@ mod tests {
 
     fn tree(top: &str, own: &str, controllers: &[&str]) -> Tree {
         let controllers = controllers.iter().map(|name| (*name).to_owned()).collect();
-        Tree { top: top.into(), own: own.into(), controllers }
+        Tree {
+            top: top.into(),
+            own: own.into(),
+            controllers,
+        }
     }
 
     #[test]
@@ -154,10 +194,22 @@ mod tests {
         let found = trees(cgroup, mountinfo);
         let expected = Trees {
             v1: vec![
-                tree("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu", &["rw", "cpu", "cpuacct"]),
-                tree("/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/jobs/a:b", &["rw", "memory"]),
+                tree(
+                    "/sys/fs/cgroup/cpu",
+                    "/sys/fs/cgroup/cpu",
+                    &["rw", "cpu", "cpuacct"],
+                ),
+                tree(
+                    "/sys/fs/cgroup/memory",
+                    "/sys/fs/cgroup/memory/jobs/a:b",
+                    &["rw", "memory"],
+                ),
             ],
-            v2: Some(tree("/sys/fs/cgroup/unified", "/sys/fs/cgroup/unified", &[])),
+            v2: Some(tree(
+                "/sys/fs/cgroup/unified",
+                "/sys/fs/cgroup/unified",
+                &[],
+            )),
         };
         assert_eq!(found, expected);
     }
@@ -166,7 +218,10 @@ mod tests {
     fn a_mount_that_shows_only_part_of_the_tree_counts_if_we_are_in_that_part() {
         let mountinfo = br"35 31 0:32 /docker/ab\040c /sys/fs/my\134cgroup rw - cgroup2 none rw";
         let inside = trees(b"0::/docker/ab c/x", mountinfo).v2;
-        assert_eq!(inside, Some(tree(r"/sys/fs/my\cgroup", r"/sys/fs/my\cgroup/x", &[])));
+        assert_eq!(
+            inside,
+            Some(tree(r"/sys/fs/my\cgroup", r"/sys/fs/my\cgroup/x", &[]))
+        );
         assert_eq!(trees(b"0::/docker/other", mountinfo).v2, None);
         assert_eq!(trees(b"0::/docker/ab c2", mountinfo).v2, None);
     }
@@ -175,14 +230,25 @@ mod tests {
     fn a_cgroup_outside_of_our_namespace_is_out_of_reach() {
         let mount = b"35 31 0:32 / /c rw - cgroup2 none rw";
         assert_eq!(trees(b"0::/../up", mount).v2, None);
-        assert_eq!(trees(b"0::/down", mount).v2, Some(tree("/c", "/c/down", &[])));
+        assert_eq!(
+            trees(b"0::/down", mount).v2,
+            Some(tree("/c", "/c/down", &[]))
+        );
     }
 
     #[test]
     fn odd_contents_are_passed_over() {
         let good = b"35 31 0:32 / /c rw - cgroup2 none rw";
-        for cgroup in [&b""[..], b"0", b"0:", b"0::", b"0::relative", b"::/", b"0:memory:/x", b"\xff\n:::\n"]
-        {
+        for cgroup in [
+            &b""[..],
+            b"0",
+            b"0:",
+            b"0::",
+            b"0::relative",
+            b"::/",
+            b"0:memory:/x",
+            b"\xff\n:::\n",
+        ] {
             assert_eq!(trees(cgroup, good), Trees::default(), "{cgroup:?}");
         }
         for mount in [
@@ -208,7 +274,10 @@ mod tests {
 
     #[test]
     fn a_process_that_stepped_aside_still_divides_the_cgroup_above() {
-        assert_eq!(above_leaf(Path::new("/c/a/leaf"), "leaf"), Path::new("/c/a"));
+        assert_eq!(
+            above_leaf(Path::new("/c/a/leaf"), "leaf"),
+            Path::new("/c/a")
+        );
         assert_eq!(above_leaf(Path::new("/c/a"), "leaf"), Path::new("/c/a"));
     }
 }

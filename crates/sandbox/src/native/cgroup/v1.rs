@@ -21,23 +21,38 @@ pub(super) fn wanted(tree: &Subtree, limits: &Limits) -> bool {
 }
 
 /// Writes the limits this tree can hold; what came of each.
-pub(super) fn limit(dir: &Path, tree: &Subtree, limits: &Limits) -> Vec<(Controller, io::Result<()>)> {
+pub(super) fn limit(
+    dir: &Path,
+    tree: &Subtree,
+    limits: &Limits,
+) -> Vec<(Controller, io::Result<()>)> {
     let outcome = |controller: &Controller| match controller {
-        Controller::Memory => Some(memory(dir, limits.memory.0.saturating_add(MEMORY_ALLOWANCE))),
-        Controller::Pids => {
-            Some(dir::set(dir, "pids.max", &limits.pids.saturating_add(PIDS_ALLOWANCE).to_string()))
-        }
+        Controller::Memory => Some(memory(
+            dir,
+            limits.memory.0.saturating_add(MEMORY_ALLOWANCE),
+        )),
+        Controller::Pids => Some(dir::set(
+            dir,
+            "pids.max",
+            &limits.pids.saturating_add(PIDS_ALLOWANCE).to_string(),
+        )),
         Controller::CpuShare => limits.cpus.map(|cpus| share(dir, cpus.0)),
         Controller::CpuTime => Some(dir::read(dir, "cpuacct.usage").map(drop)),
     };
-    tree.controllers.iter().filter_map(|controller| Some((*controller, outcome(controller)?))).collect()
+    tree.controllers
+        .iter()
+        .filter_map(|controller| Some((*controller, outcome(controller)?)))
+        .collect()
 }
 
 /// Memory first: the sum of memory and swap may never be below it. Equal means no swap.
 fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
     dir::set_bytes(dir, "memory.limit_in_bytes", bytes)?;
     // Buffers of TCP are counted apart, and not at all without a limit: even loopback could hold gigabytes.
-    for file in ["memory.kmem.tcp.limit_in_bytes", "memory.memsw.limit_in_bytes"] {
+    for file in [
+        "memory.kmem.tcp.limit_in_bytes",
+        "memory.memsw.limit_in_bytes",
+    ] {
         // Absent: not accounted on this host.
         if dir.join(file).exists() {
             dir::set_bytes(dir, file, bytes)?;
@@ -48,7 +63,11 @@ fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
 
 fn share(dir: &Path, thousandths: u32) -> io::Result<()> {
     dir::set(dir, "cpu.cfs_period_us", &PERIOD_US.to_string())?;
-    dir::set(dir, "cpu.cfs_quota_us", &(u64::from(thousandths) * PERIOD_US / 1000).to_string())
+    dir::set(
+        dir,
+        "cpu.cfs_quota_us",
+        &(u64::from(thousandths) * PERIOD_US / 1000).to_string(),
+    )
 }
 
 /// Adds what this directory knows.

@@ -36,7 +36,10 @@ pub(super) fn hand_down(dir: &Path, wanted: &[Controller]) -> Vec<(Controller, i
         _ => Ok(()),
     };
     // One by one: a controller that is refused (cpu, with a realtime process about) must not cost the others.
-    wanted.iter().map(|controller| (*controller, enable(controller))).collect()
+    wanted
+        .iter()
+        .map(|controller| (*controller, enable(controller)))
+        .collect()
 }
 
 /// The same without a look first. Writing waits for whoever is at it.
@@ -68,7 +71,10 @@ enum Neighbour {
 /// The processes that keep us from dividing this cgroup, and that we will not move.
 pub(super) fn strangers(own: &Path) -> Vec<i32> {
     let listed = dir::processes(own).unwrap_or_default();
-    listed.into_iter().filter(|pid| neighbour(*pid) == Neighbour::Stranger).collect()
+    listed
+        .into_iter()
+        .filter(|pid| neighbour(*pid) == Neighbour::Stranger)
+        .collect()
 }
 
 /// Sees to it that our cgroup may hand these down: where they are not yet, we have to get out of it.
@@ -84,23 +90,37 @@ fn step_aside(own: &Path) -> io::Result<()> {
     let leaf = own.join(LEAF);
     for _ in 0..ROUNDS {
         let listed = dir::processes(own)?;
-        if let Some(pid) = listed.iter().find(|pid| neighbour(**pid) == Neighbour::Stranger) {
-            return Err(io::Error::other(format!("process {pid}, not ours, sits in our cgroup")));
+        if let Some(pid) = listed
+            .iter()
+            .find(|pid| neighbour(**pid) == Neighbour::Stranger)
+        {
+            return Err(io::Error::other(format!(
+                "process {pid}, not ours, sits in our cgroup"
+            )));
         }
-        let ours: Vec<_> = listed.iter().filter(|pid| neighbour(**pid) == Neighbour::Ours).collect();
+        let ours: Vec<_> = listed
+            .iter()
+            .filter(|pid| neighbour(**pid) == Neighbour::Ours)
+            .collect();
         if ours.is_empty() {
-            let late = |pid: &i32| format!("process {pid} of this program has not stepped aside yet");
-            return listed.first().map_or(Ok(()), |pid| Err(io::Error::other(late(pid))));
+            let late =
+                |pid: &i32| format!("process {pid} of this program has not stepped aside yet");
+            return listed
+                .first()
+                .map_or(Ok(()), |pid| Err(io::Error::other(late(pid))));
         }
         made(&leaf)?;
         for pid in ours {
             match dir::write(&leaf, "cgroup.procs", &pid.to_string()) {
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
+                Err(error)
+                    if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
                 moved => moved?,
             }
         }
     }
-    Err(io::Error::other("our own processes kept coming back into our cgroup"))
+    Err(io::Error::other(
+        "our own processes kept coming back into our cgroup",
+    ))
 }
 
 fn made(dir: &Path) -> io::Result<()> {
@@ -133,7 +153,9 @@ fn descends_from_us(pid: i32) -> bool {
         match next {
             Some(pid) if pid == us => return true,
             Some(pid) if pid > 1 => {
-                next = fs::read(format!("/proc/{pid}/stat")).ok().and_then(|stat| parent(&stat))
+                next = fs::read(format!("/proc/{pid}/stat"))
+                    .ok()
+                    .and_then(|stat| parent(&stat))
             }
             _ => return false,
         }
@@ -149,18 +171,34 @@ fn parent(stat: &[u8]) -> Option<i32> {
 }
 
 /// Writes the limits; what came of each.
-pub(super) fn limit(dir: &Path, tree: &Subtree, limits: &Limits) -> Vec<(Controller, io::Result<()>)> {
+pub(super) fn limit(
+    dir: &Path,
+    tree: &Subtree,
+    limits: &Limits,
+) -> Vec<(Controller, io::Result<()>)> {
     let outcome = |controller: &Controller| match controller {
-        Controller::Memory => Some(memory(dir, limits.memory.0.saturating_add(MEMORY_ALLOWANCE))),
-        Controller::Pids => {
-            Some(dir::set(dir, "pids.max", &limits.pids.saturating_add(PIDS_ALLOWANCE).to_string()))
-        }
+        Controller::Memory => Some(memory(
+            dir,
+            limits.memory.0.saturating_add(MEMORY_ALLOWANCE),
+        )),
+        Controller::Pids => Some(dir::set(
+            dir,
+            "pids.max",
+            &limits.pids.saturating_add(PIDS_ALLOWANCE).to_string(),
+        )),
         Controller::CpuShare => limits.cpus.map(|cpus| {
-            dir::set(dir, "cpu.max", &format!("{} {PERIOD_US}", u64::from(cpus.0) * PERIOD_US / 1000))
+            dir::set(
+                dir,
+                "cpu.max",
+                &format!("{} {PERIOD_US}", u64::from(cpus.0) * PERIOD_US / 1000),
+            )
         }),
         Controller::CpuTime => Some(dir::read(dir, "cpu.stat").map(drop)),
     };
-    tree.controllers.iter().filter_map(|controller| Some((*controller, outcome(controller)?))).collect()
+    tree.controllers
+        .iter()
+        .filter_map(|controller| Some((*controller, outcome(controller)?)))
+        .collect()
 }
 
 /// `memory.oom.group` stays 0: a child that is killed alone must be possible.
@@ -185,7 +223,9 @@ pub(super) fn count(counts: &Counts, controllers: &[Controller], counters: &mut 
                 counters.pids_refused = counts.keyed("pids.events", "max");
             }
             Controller::CpuTime => {
-                counters.cpu = counts.keyed("cpu.stat", "usage_usec").map(Duration::from_micros);
+                counters.cpu = counts
+                    .keyed("cpu.stat", "usage_usec")
+                    .map(Duration::from_micros);
             }
             Controller::CpuShare => {}
         }
@@ -199,14 +239,24 @@ mod tests {
     #[test]
     fn the_parent_is_read_past_a_name_that_imitates_the_format() {
         assert_eq!(parent(b"7 (a) R 1 (b) S 42 7 7 0"), Some(42));
-        for odd in [&b""[..], b"7", b"7 (x)", b"7 (x) S", b"7 (x) S y", b"7 (x) \xff 1"] {
+        for odd in [
+            &b""[..],
+            b"7",
+            b"7 (x)",
+            b"7 (x) S",
+            b"7 (x) S y",
+            b"7 (x) \xff 1",
+        ] {
             assert_eq!(parent(odd), None, "{odd:?}");
         }
     }
 
     #[test]
     fn we_and_our_children_are_ours_and_the_first_process_of_the_machine_is_not() {
-        let mut child = process::Command::new("cat").stdin(process::Stdio::piped()).spawn().unwrap();
+        let mut child = process::Command::new("cat")
+            .stdin(process::Stdio::piped())
+            .spawn()
+            .unwrap();
         assert_eq!(neighbour(process::id().cast_signed()), Neighbour::Ours);
         assert_eq!(neighbour(child.id().cast_signed()), Neighbour::Ours);
         assert_eq!(neighbour(1), Neighbour::Stranger);

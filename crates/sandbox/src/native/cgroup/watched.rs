@@ -24,16 +24,30 @@ impl Watched {
         let theirs = tree::trees(&fs::read(format!("/proc/{pid}/cgroup"))?, &mounts);
         let known = |at: &PathBuf| ours.v1.iter().chain(&ours.v2).any(|tree| tree.own == *at);
         let v1 = theirs.v1.into_iter().map(|tree| {
-            let names =
-                |controller: &Controller| tree.controllers.iter().any(|it| it == controller.v1_name());
-            (Version::V1, Controller::ALL.into_iter().filter(names).collect::<Vec<_>>(), tree.own)
+            let names = |controller: &Controller| {
+                tree.controllers.iter().any(|it| it == controller.v1_name())
+            };
+            (
+                Version::V1,
+                Controller::ALL
+                    .into_iter()
+                    .filter(names)
+                    .collect::<Vec<_>>(),
+                tree.own,
+            )
         });
         let v2 = theirs.v2.into_iter().map(|tree| {
             let offered = dir::read(&tree.own, "cgroup.controllers").unwrap_or_default();
             let names = |controller: &Controller| {
-                controller.v2_name().is_none_or(|name| offered.split(' ').any(|it| it == name))
+                controller
+                    .v2_name()
+                    .is_none_or(|name| offered.split(' ').any(|it| it == name))
             };
-            (Version::V2, Controller::ALL.into_iter().filter(names).collect(), tree.own)
+            (
+                Version::V2,
+                Controller::ALL.into_iter().filter(names).collect(),
+                tree.own,
+            )
         });
         let member = |(version, controllers, at): (Version, Vec<Controller>, PathBuf)| Member {
             counts: Counts::new(at.clone()),
@@ -42,7 +56,12 @@ impl Watched {
             controllers,
         };
         // What we sit in ourselves holds and counts us, too.
-        Ok(Watched(v1.chain(v2).filter(|(_, _, at)| !known(at)).map(member).collect()))
+        Ok(Watched(
+            v1.chain(v2)
+                .filter(|(_, _, at)| !known(at))
+                .map(member)
+                .collect(),
+        ))
     }
 
     /// What the process has used so far, with all that sit beside it.
@@ -65,28 +84,51 @@ impl Watched {
         spare_bytes: u64,
     ) -> BTreeMap<&'static str, Enforcer> {
         let held = |wanted: Controller| {
-            let member = self.0.iter().find(|member| member.controllers.contains(&wanted))?;
+            let member = self
+                .0
+                .iter()
+                .find(|member| member.controllers.contains(&wanted))?;
             let most = match wanted {
                 Controller::Memory => limits.memory.0.saturating_add(spare_bytes),
                 Controller::Pids => u64::from(limits.pids.saturating_add(spare_pids)),
                 Controller::CpuShare => u64::from(limits.cpus?.0),
                 Controller::CpuTime => return limits.cpu_time.and(member.counted()),
             };
-            member.limit(wanted).filter(|limit| *limit <= most).map(|_| member.enforcer())
+            member
+                .limit(wanted)
+                .filter(|limit| *limit <= most)
+                .map(|_| member.enforcer())
         };
-        let without = if limits.cpu_time.is_some() { Enforcer::Rlimit } else { Enforcer::Nothing };
+        let without = if limits.cpu_time.is_some() {
+            Enforcer::Rlimit
+        } else {
+            Enforcer::Nothing
+        };
         BTreeMap::from([
-            ("memory", held(Controller::Memory).unwrap_or(Enforcer::Rlimit)),
+            (
+                "memory",
+                held(Controller::Memory).unwrap_or(Enforcer::Rlimit),
+            ),
             ("pids", held(Controller::Pids).unwrap_or(Enforcer::Rlimit)),
-            ("cpu", held(Controller::CpuShare).or(held(Controller::CpuTime)).unwrap_or(without)),
+            (
+                "cpu",
+                held(Controller::CpuShare)
+                    .or(held(Controller::CpuTime))
+                    .unwrap_or(without),
+            ),
         ])
     }
 
     /// Whether a share of CPUs that was asked for is held.
     pub fn holds_share(&self, limits: &Limits) -> bool {
-        let member = self.0.iter().find(|member| member.controllers.contains(&Controller::CpuShare));
+        let member = self
+            .0
+            .iter()
+            .find(|member| member.controllers.contains(&Controller::CpuShare));
         let share = member.and_then(|member| member.limit(Controller::CpuShare));
-        limits.cpus.is_none_or(|cpus| share.is_some_and(|share| share <= u64::from(cpus.0)))
+        limits
+            .cpus
+            .is_none_or(|cpus| share.is_some_and(|share| share <= u64::from(cpus.0)))
     }
 }
 

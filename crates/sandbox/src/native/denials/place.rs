@@ -6,8 +6,8 @@
 
 use rustix::{
     fs::{
-        Access, AtFlags, CWD, FileType, FsWord, Mode, OFlags, RenameFlags, ResolveFlags, StatVfsMountFlags,
-        StatxAttributes, StatxFlags,
+        Access, AtFlags, CWD, FileType, FsWord, Mode, OFlags, RenameFlags, ResolveFlags,
+        StatVfsMountFlags, StatxAttributes, StatxFlags,
     },
     io::Errno,
 };
@@ -58,7 +58,9 @@ pub(super) fn absolute(pid: u32, folder: Option<i32>, path: CString) -> Option<P
         _ => format!("/proc/{pid}/cwd"),
     };
     // As it is called in the mount namespace of the box.
-    let start = rustix::fs::readlinkat(CWD, start, Vec::new()).ok()?.into_bytes();
+    let start = rustix::fs::readlinkat(CWD, start, Vec::new())
+        .ok()?
+        .into_bytes();
     let there = start.starts_with(b"/") && !start.ends_with(b" (deleted)");
     there.then(|| Path::new(OsStr::from_bytes(&start)).join(path))
 }
@@ -75,14 +77,27 @@ impl Places {
 
     fn look(&self, path: &Path, follow: bool) -> Result<OwnedFd, Errno> {
         let root = self.root.as_ref().ok_or(Errno::NOENT)?;
-        let links = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
+        let links = if follow {
+            OFlags::empty()
+        } else {
+            OFlags::NOFOLLOW
+        };
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC | links, Mode::empty(), resolve)
+        rustix::fs::openat2(
+            root,
+            path,
+            OFlags::PATH | OFlags::CLOEXEC | links,
+            Mode::empty(),
+            resolve,
+        )
     }
 
     fn name<'a>(&self, path: &'a Path) -> Option<Name<'a>> {
         let (folder, last) = split(path)?;
-        Some(Name { folder: self.look(folder, true).ok()?, last })
+        Some(Name {
+            folder: self.look(folder, true).ok()?,
+            last,
+        })
     }
 
     /// Opening to write, or to make a file.
@@ -92,7 +107,9 @@ impl Places {
         if flags.contains(OFlags::PATH) || flags.intersects(OFlags::TMPFILE) && !unnamed {
             return None;
         }
-        if unnamed && (flags.contains(OFlags::CREATE) || !flags.intersects(OFlags::WRONLY | OFlags::RDWR)) {
+        if unnamed
+            && (flags.contains(OFlags::CREATE) || !flags.intersects(OFlags::WRONLY | OFlags::RDWR))
+        {
             return None;
         }
         let exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
@@ -103,7 +120,9 @@ impl Places {
                 _ => None,
             },
             Ok(found) if exclusive => stand_in(&found, Errno::EXIST),
-            Ok(found) if writes && kind(&found)? == FileType::Directory => stand_in(&found, Errno::ISDIR),
+            Ok(found) if writes && kind(&found)? == FileType::Directory => {
+                stand_in(&found, Errno::ISDIR)
+            }
             Ok(file) if writes && kind(&file)? == FileType::RegularFile => {
                 // Before its rights are looked at.
                 match flags.contains(OFlags::TRUNC) && read_only(&file) {
@@ -114,7 +133,9 @@ impl Places {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) && !ends_with_slash(path) => {
                 let name = self.name(path).filter(|name| takes_names(&name.folder))?;
                 // A link that leads nowhere is a name, too: what it leads to would be made.
-                self.look(path, false).is_err().then(|| in_folder(name.folder, name.last))?
+                self.look(path, false)
+                    .is_err()
+                    .then(|| in_folder(name.folder, name.last))?
             }
             _ => None,
         }
@@ -140,7 +161,8 @@ impl Places {
     /// One more name for a file.
     pub(super) fn link(&self, from: &Path, to: &Path, flags: AtFlags) -> Option<Refusal> {
         known(flags, AtFlags::SYMLINK_FOLLOW)?;
-        self.look(from, flags.contains(AtFlags::SYMLINK_FOLLOW)).ok()?;
+        self.look(from, flags.contains(AtFlags::SYMLINK_FOLLOW))
+            .ok()?;
         self.make(to)
     }
 
@@ -153,7 +175,8 @@ impl Places {
             return in_folder(name.folder, name.last);
         }
         let folder = kind(&found)? == FileType::Directory;
-        let right_kind = folder == flags.contains(AtFlags::REMOVEDIR) && (folder || !ends_with_slash(path));
+        let right_kind =
+            folder == flags.contains(AtFlags::REMOVEDIR) && (folder || !ends_with_slash(path));
         if right_kind { busy(&found) } else { None }
     }
 
@@ -168,7 +191,10 @@ impl Places {
         let crosses = mount(&old.folder)? != mount(&new.folder)?;
         if crosses {
             // Whoever moves copies then, if the new name can be had.
-            return Some(Refusal { errno: Errno::XDEV, ..in_folder(new.folder, new.last)? });
+            return Some(Refusal {
+                errno: Errno::XDEV,
+                ..in_folder(new.folder, new.last)?
+            });
         }
         let target = self.look(without_slashes(to), false).ok();
         let slash = ends_with_slash(from) || ends_with_slash(to);
@@ -183,13 +209,19 @@ impl Places {
     /// Changing mode or owner.
     pub(super) fn change(&self, path: &Path, flags: AtFlags) -> Option<Refusal> {
         known(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
-        let found = self.look(path, !flags.contains(AtFlags::SYMLINK_NOFOLLOW)).ok()?;
+        let found = self
+            .look(path, !flags.contains(AtFlags::SYMLINK_NOFOLLOW))
+            .ok()?;
         read_only(&found).then(|| at(Errno::ROFS, path_of(&found)))?
     }
 }
 
 fn at(errno: Errno, path: Option<PathBuf>) -> Option<Refusal> {
-    path.map(|path| Refusal { errno, target: path.clone(), place: path })
+    path.map(|path| Refusal {
+        errno,
+        target: path.clone(),
+        place: path,
+    })
 }
 
 /// Nothing with a flag that the kernel would not take.
@@ -221,8 +253,16 @@ fn takes_names(folder: &OwnedFd) -> bool {
 /// If names in that folder cannot be changed.
 fn in_folder(folder: OwnedFd, last: &OsStr) -> Option<Refusal> {
     let place = path_of(&folder).filter(|_| read_only(&folder))?;
-    let target = if last.is_empty() { place.clone() } else { place.join(last) };
-    Some(Refusal { errno: Errno::ROFS, target, place })
+    let target = if last.is_empty() {
+        place.clone()
+    } else {
+        place.join(last)
+    };
+    Some(Refusal {
+        errno: Errno::ROFS,
+        target,
+        place,
+    })
 }
 
 /// If that file cannot be written. The kernel says in what order its rights and its mount count.
@@ -250,8 +290,11 @@ fn stand_in(found: &OwnedFd, errno: Errno) -> Option<Refusal> {
 fn is_empty(found: &OwnedFd) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(found, c".", flags, Mode::empty());
-    let Ok(mut entries) = opened.and_then(rustix::fs::Dir::new) else { return false };
-    entries.all(|entry| entry.is_ok_and(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")))
+    let Ok(mut entries) = opened.and_then(rustix::fs::Dir::new) else {
+        return false;
+    };
+    entries
+        .all(|entry| entry.is_ok_and(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")))
 }
 
 fn mount(folder: &OwnedFd) -> Option<u64> {
@@ -260,7 +303,9 @@ fn mount(folder: &OwnedFd) -> Option<u64> {
 }
 
 fn kind(file: &OwnedFd) -> Option<FileType> {
-    Some(FileType::from_raw_mode(rustix::fs::fstat(file).ok()?.st_mode))
+    Some(FileType::from_raw_mode(
+        rustix::fs::fstat(file).ok()?.st_mode,
+    ))
 }
 
 fn read_only(at: impl AsFd) -> bool {
@@ -270,8 +315,11 @@ fn read_only(at: impl AsFd) -> bool {
 /// What the box calls it.
 fn path_of(file: &OwnedFd) -> Option<PathBuf> {
     let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let path = rustix::fs::readlinkat(CWD, itself, Vec::new()).ok()?.into_bytes();
-    (path.starts_with(b"/") && !path.ends_with(b" (deleted)")).then(|| OsString::from_vec(path).into())
+    let path = rustix::fs::readlinkat(CWD, itself, Vec::new())
+        .ok()?
+        .into_bytes();
+    (path.starts_with(b"/") && !path.ends_with(b" (deleted)"))
+        .then(|| OsString::from_vec(path).into())
 }
 
 fn ends_with_slash(path: &Path) -> bool {
@@ -280,7 +328,10 @@ fn ends_with_slash(path: &Path) -> bool {
 
 fn without_slashes(path: &Path) -> &Path {
     let bytes = path.as_os_str().as_bytes();
-    let end = bytes.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte != b'/')
+        .map_or(0, |last| last + 1);
     Path::new(OsStr::from_bytes(&bytes[..end]))
 }
 
@@ -290,7 +341,12 @@ fn split(path: &Path) -> Option<(&Path, &OsStr)> {
     let slash = bytes.iter().rposition(|byte| *byte == b'/')?;
     let last = &bytes[slash + 1..];
     let named = !matches!(last, b"" | b"." | b"..");
-    named.then(|| (Path::new(OsStr::from_bytes(&bytes[..=slash])), OsStr::from_bytes(last)))
+    named.then(|| {
+        (
+            Path::new(OsStr::from_bytes(&bytes[..=slash])),
+            OsStr::from_bytes(last),
+        )
+    })
 }
 
 #[cfg(test)]

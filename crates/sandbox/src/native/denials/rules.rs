@@ -45,26 +45,38 @@ impl Rules {
         file_ids: Option<(u32, u32)>,
         reach: Option<Reach>,
     ) -> Rules {
-        let granted =
-            ["/tmp", "/dev/shm", WORKSPACE].map(|path| Place { path: path.into(), below: true, rule: None });
+        let granted = ["/tmp", "/dev/shm", WORKSPACE].map(|path| Place {
+            path: path.into(),
+            below: true,
+            rule: None,
+        });
         let protected = binds.iter().map(|bind| Place {
             path: Path::new(WORKSPACE).join(&bind.path),
             below: bind.kind != BindKind::Guard,
             rule: match bind.kind {
                 BindKind::Home => None,
-                BindKind::Guard | BindKind::ReadOnly => {
-                    Some(("protected", format!("--allow-protected {}", bind.path.display())))
-                }
+                BindKind::Guard | BindKind::ReadOnly => Some((
+                    "protected",
+                    format!("--allow-protected {}", bind.path.display()),
+                )),
             },
         });
         let mounts = spec.mounts.iter().map(|mount| {
             let (host, inside) = (mount.host.display(), mount.inside.as_path());
             let remedy = || ("mount", format!("--mount {host}:{}:rw", inside.display()));
             let rule = (mount.access == Access::ReadOnly).then(remedy);
-            Place { path: inside.to_owned(), below: true, rule }
+            Place {
+                path: inside.to_owned(),
+                below: true,
+                rule,
+            }
         });
         let copies = plan::copies(spec).unwrap_or_default().into_iter();
-        let granted = granted.into_iter().chain(copies.map(|path| Place { path, below: true, rule: None }));
+        let granted = granted.into_iter().chain(copies.map(|path| Place {
+            path,
+            below: true,
+            rule: None,
+        }));
         Rules {
             own_network: spec.network != Network::Host && spec.internal_network.is_none(),
             reach,
@@ -75,11 +87,18 @@ impl Rules {
     }
 
     /// What keeps a connection to elsewhere from being made, if anything: the error, and what would let it.
-    pub(super) fn against_connection(&self, to: SocketAddr, stream: bool) -> Option<(i32, &'static str)> {
+    pub(super) fn against_connection(
+        &self,
+        to: SocketAddr,
+        stream: bool,
+    ) -> Option<(i32, &'static str)> {
         let (port, names) = (to.port(), to.port() == NAMES_PORT);
-        let arrives = |reach: &Reach| reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4());
+        let arrives =
+            |reach: &Reach| reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4());
         match &self.reach {
-            None if names || stream && WEB_PORTS.contains(&port) => Some((ENETUNREACH, "--allow-host HOST")),
+            None if names || stream && WEB_PORTS.contains(&port) => {
+                Some((ENETUNREACH, "--allow-host HOST"))
+            }
             None if stream => Some((ENETUNREACH, "--allow-host HOST:PORT")),
             // Whoever decides what may be reached tells what may not.
             Some(reach) if stream && arrives(reach) && reach.ports.has(port) => None,
@@ -88,7 +107,9 @@ impl Rules {
             // UDP has no door, and neither has a family that this host has not.
             Some(reach) if reach.by_address => Some((ENETUNREACH, "nothing")),
             // There the door has to be asked for a name first.
-            Some(reach) if stream && reach.ports.has(port) => Some((ENETUNREACH, "--backend native")),
+            Some(reach) if stream && reach.ports.has(port) => {
+                Some((ENETUNREACH, "--backend native"))
+            }
             Some(reach) if stream => Some((ENETUNREACH, reach.more_with)),
             None | Some(_) => Some((ENETUNREACH, "nothing")),
         }
@@ -97,12 +118,21 @@ impl Rules {
     /// The rule that makes a place read-only, and what would allow `target` there; nothing where it is granted.
     pub(super) fn against(&self, place: &Path, target: &Path) -> Option<(&'static str, String)> {
         let covers = |it: &&Place| place == it.path || it.below && place.starts_with(&it.path);
-        match self.places.iter().filter(covers).max_by_key(|it| it.path.components().count()) {
+        match self
+            .places
+            .iter()
+            .filter(covers)
+            .max_by_key(|it| it.path.components().count())
+        {
             Some(found) => found.rule.clone(),
             None => {
                 let mountable = InsidePath::new(target).is_ok();
                 // No name of the program's making: it may be copied into a shell.
-                let remedy = if mountable { "--mount HOST:INSIDE:rw" } else { "nothing" };
+                let remedy = if mountable {
+                    "--mount HOST:INSIDE:rw"
+                } else {
+                    "nothing"
+                };
                 Some(("read_only_root", remedy.to_owned()))
             }
         }
@@ -116,29 +146,66 @@ mod tests {
     #[test]
     fn what_would_let_a_connection_be_made_is_told_by_what_arrives() {
         let policy = spec::Policy::default();
-        let request = spec::RunRequest { command: vec!["true".into()], ..Default::default() };
+        let request = spec::RunRequest {
+            command: vec!["true".into()],
+            ..Default::default()
+        };
         let spec = policy.admit(request).unwrap().sandbox;
         let to = |address: [u8; 4], port: u16| SocketAddr::from((address, port));
         let against = |reach: Option<Reach>, port, stream| {
             Rules::new(&spec, &[], None, reach).against_connection(to([1, 2, 3, 4], port), stream)
         };
         let nothing = || None;
-        assert_eq!(against(nothing(), 443, true), Some((ENETUNREACH, "--allow-host HOST")));
-        assert_eq!(against(nothing(), 5432, true), Some((ENETUNREACH, "--allow-host HOST:PORT")));
-        assert_eq!(against(nothing(), 53, false), Some((ENETUNREACH, "--allow-host HOST")));
-        assert_eq!(against(nothing(), 443, false), Some((ENETUNREACH, "nothing")));
-        let web =
-            |by_address| Some(Reach { ports: Ports::web(), by_address, ipv6: false, more_with: "more" });
+        assert_eq!(
+            against(nothing(), 443, true),
+            Some((ENETUNREACH, "--allow-host HOST"))
+        );
+        assert_eq!(
+            against(nothing(), 5432, true),
+            Some((ENETUNREACH, "--allow-host HOST:PORT"))
+        );
+        assert_eq!(
+            against(nothing(), 53, false),
+            Some((ENETUNREACH, "--allow-host HOST"))
+        );
+        assert_eq!(
+            against(nothing(), 443, false),
+            Some((ENETUNREACH, "nothing"))
+        );
+        let web = |by_address| {
+            Some(Reach {
+                ports: Ports::web(),
+                by_address,
+                ipv6: false,
+                more_with: "more",
+            })
+        };
         assert_eq!(against(web(true), 443, true), None);
         assert_eq!(against(web(true), 5432, true), Some((ECONNREFUSED, "more")));
-        assert_eq!(against(web(true), 53, false), Some((ENETUNREACH, "nothing")));
-        assert_eq!(against(web(false), 443, true), Some((ENETUNREACH, "--backend native")));
+        assert_eq!(
+            against(web(true), 53, false),
+            Some((ENETUNREACH, "nothing"))
+        );
+        assert_eq!(
+            against(web(false), 443, true),
+            Some((ENETUNREACH, "--backend native"))
+        );
         assert_eq!(against(web(false), 5432, true), Some((ENETUNREACH, "more")));
-        let all = || Some(Reach { ports: Ports::Any, by_address: true, ipv6: false, more_with: "more" });
-        assert_eq!((against(all(), 1, true), against(all(), 53, false)), (None, None));
+        let all = || {
+            Some(Reach {
+                ports: Ports::Any,
+                by_address: true,
+                ipv6: false,
+                more_with: "more",
+            })
+        };
+        assert_eq!(
+            (against(all(), 1, true), against(all(), 53, false)),
+            (None, None)
+        );
         assert_eq!(against(all(), 443, false), Some((ENETUNREACH, "nothing")));
-        let newer =
-            Rules::new(&spec, &[], None, all()).against_connection("[2001:db8::1]:1".parse().unwrap(), true);
+        let newer = Rules::new(&spec, &[], None, all())
+            .against_connection("[2001:db8::1]:1".parse().unwrap(), true);
         assert_eq!(newer, Some((ENETUNREACH, "nothing")));
     }
 }

@@ -18,7 +18,11 @@ use std::{
 const DISTURBED: usize = 64;
 
 /// Opens `path` beneath `folder`; a new file gets mode 0644.
-pub(super) fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
+pub(super) fn open(
+    folder: impl AsFd,
+    path: impl AsRef<Path>,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     open_resolving(folder, path.as_ref(), flags, resolve)
 }
@@ -26,7 +30,12 @@ pub(super) fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> 
 /// Opens a folder by its absolute path, without following a symbolic link anywhere.
 pub(super) fn open_absolute(path: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    open_resolving(rustix::fs::CWD, path, OFlags::RDONLY | OFlags::DIRECTORY, resolve)
+    open_resolving(
+        rustix::fs::CWD,
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY,
+        resolve,
+    )
 }
 
 fn open_resolving(
@@ -35,7 +44,11 @@ fn open_resolving(
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> io::Result<OwnedFd> {
-    let mode = if flags.contains(OFlags::CREATE) { Mode::from_raw_mode(0o644) } else { Mode::empty() };
+    let mode = if flags.contains(OFlags::CREATE) {
+        Mode::from_raw_mode(0o644)
+    } else {
+        Mode::empty()
+    };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..DISTURBED {
         match rustix::fs::openat2(folder.as_fd(), path, flags, mode, resolve) {
@@ -71,7 +84,9 @@ pub(super) fn is_empty(folder: impl AsFd) -> io::Result<bool> {
 
 /// Whether a file `.git` with this text names a folder in the workspace, by its words or by where they lead.
 pub(super) fn leads_inside(workspace: impl AsFd, text: &[u8]) -> io::Result<bool> {
-    let Some(named) = text.strip_prefix(b"gitdir:") else { return Ok(false) };
+    let Some(named) = text.strip_prefix(b"gitdir:") else {
+        return Ok(false);
+    };
     let named = Path::new(OsStr::from_bytes(named.trim_ascii()));
     let own = format!("/proc/self/fd/{}", workspace.as_fd().as_raw_fd());
     let own = std::fs::read_link(own)?;

@@ -34,32 +34,64 @@ pub(super) const GIT: &str = ".git";
 pub(super) const HEAD: &str = "HEAD";
 
 const fn folder(name: &'static str, reason: &'static str) -> Protected {
-    Protected { name, reason, stub: Stub::Folder }
+    Protected {
+        name,
+        reason,
+        stub: Stub::Folder,
+    }
 }
 
 const fn file(name: &'static str, reason: &'static str, content: &'static [u8]) -> Protected {
-    Protected { name, reason, stub: Stub::File(content) }
+    Protected {
+        name,
+        reason,
+        stub: Stub::File(content),
+    }
 }
 
 /// Every protected name; those in `.git` apply where `.git` is a folder with something in it, `HEAD` where there
 /// is no `.git` (beside one, `git diff HEAD` would ask which of them is meant).
 pub const PROTECTED: &[Protected] = &[
     folder(".git/hooks", "git runs what lies there"),
-    file(".git/config", "names programs that git runs: fsmonitor, pager, editor, filters", b""),
-    file(".git/config.worktree", "read like `.git/config` where that switches it on", b""),
+    file(
+        ".git/config",
+        "names programs that git runs: fsmonitor, pager, editor, filters",
+        b"",
+    ),
+    file(
+        ".git/config.worktree",
+        "read like `.git/config` where that switches it on",
+        b"",
+    ),
     // An empty one makes git fail; `.` says what git assumes without it.
-    file(".git/commondir", "names another folder whose config and hooks git takes", b".\n"),
+    file(
+        ".git/commondir",
+        "names another folder whose config and hooks git takes",
+        b".\n",
+    ),
     folder(".git/modules", "configs and hooks of submodules"),
-    folder(".git/worktrees", "`commondir` and configs of linked worktrees"),
-    folder(HEAD, "makes a repository of a workspace that has none, and git obeys the `config` beside it"),
+    folder(
+        ".git/worktrees",
+        "`commondir` and configs of linked worktrees",
+    ),
+    folder(
+        HEAD,
+        "makes a repository of a workspace that has none, and git obeys the `config` beside it",
+    ),
     folder(".envrc", "direnv runs it on entering the folder"),
     folder(".vscode", "tasks that run on opening, paths of tools"),
     folder(".idea", "run configurations and startup tasks"),
     folder(".zed", "tasks, paths of language servers"),
     folder(".cursor", "hooks and tool servers that the editor starts"),
     folder(".claude", "hooks and permissions of an agent"),
-    folder(".codex", "settings of an agent, tool servers that it starts"),
-    folder(".gemini", "settings of an agent, tool servers that it starts"),
+    folder(
+        ".codex",
+        "settings of an agent, tool servers that it starts",
+    ),
+    folder(
+        ".gemini",
+        "settings of an agent, tool servers that it starts",
+    ),
     folder(".mcp.json", "tool servers that agents start"),
     folder(".husky", "hooks that `core.hooksPath` often names"),
     folder(".githooks", "hooks that `core.hooksPath` often names"),
@@ -75,8 +107,10 @@ pub const PROTECTED: &[Protected] = &[
 ];
 
 /// What `.git` is where there is no repository yet.
-const REPOSITORY: Protected =
-    folder(GIT, "makes a repository of the workspace, whose hooks and config git obeys");
+const REPOSITORY: Protected = folder(
+    GIT,
+    "makes a repository of the workspace, whose hooks and config git obeys",
+);
 /// Never lifted: in the box something is mounted there.
 const OF_PROGRAM: Protected = folder(HOME, "the program's home is mounted there");
 
@@ -88,7 +122,11 @@ pub fn touched(
     has_repository: bool,
     down: bool,
 ) -> Option<&'static Protected> {
-    let lifted = |name: &Path| allowed.iter().any(|allowed| name.starts_with(allowed.as_path()));
+    let lifted = |name: &Path| {
+        allowed
+            .iter()
+            .any(|allowed| name.starts_with(allowed.as_path()))
+    };
     let applies = |protected: &&Protected| match protected.name {
         GIT | HEAD => !has_repository,
         _ => true,
@@ -99,7 +137,11 @@ pub fn touched(
 }
 
 /// The same for whoever changes a mounted workspace from outside while a box is there.
-pub fn held(path: &Path, allowed: &[WorkspacePath], has_repository: bool) -> Option<&'static Protected> {
+pub fn held(
+    path: &Path,
+    allowed: &[WorkspacePath],
+    has_repository: bool,
+) -> Option<&'static Protected> {
     let of_program = path.starts_with(HOME).then_some(&OF_PROGRAM);
     of_program.or_else(|| touched(path, allowed, has_repository, true))
 }
@@ -108,7 +150,10 @@ pub fn held(path: &Path, allowed: &[WorkspacePath], has_repository: bool) -> Opt
 pub(super) fn stub(name: &str) -> Option<Stub> {
     match name {
         HOME | GIT => Some(Stub::Folder),
-        _ => PROTECTED.iter().find(|protected| protected.name == name).map(|protected| protected.stub),
+        _ => PROTECTED
+            .iter()
+            .find(|protected| protected.name == name)
+            .map(|protected| protected.stub),
     }
 }
 
@@ -119,5 +164,9 @@ pub fn may_stand_in(name: &Path) -> bool {
 
 /// Below `.git`: the name within it.
 pub(super) fn within_git(name: &str) -> Option<&str> {
-    Path::new(name).strip_prefix(GIT).ok().and_then(Path::to_str).filter(|rest| !rest.is_empty())
+    Path::new(name)
+        .strip_prefix(GIT)
+        .ok()
+        .and_then(Path::to_str)
+        .filter(|rest| !rest.is_empty())
 }

@@ -54,7 +54,10 @@ struct Line {
 impl Records {
     pub(super) fn open(state: &Path) -> io::Result<Records> {
         let folder = state.join("stubs");
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Records(rustix::fs::open(&folder, flags, Mode::empty())?))
     }
@@ -69,8 +72,12 @@ impl Records {
     pub(super) fn each(&self, mut act: impl FnMut(&str, io::Result<Record<'_>>)) -> io::Result<()> {
         for entry in rustix::fs::Dir::read_from(&self.0)? {
             let entry = entry?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            let Some(inode) = inode_in(name) else { continue };
+            let Ok(name) = entry.file_name().to_str() else {
+                continue;
+            };
+            let Some(inode) = inode_in(name) else {
+                continue;
+            };
             act(name, self.named(name.to_owned(), inode));
         }
         Ok(())
@@ -80,7 +87,11 @@ impl Records {
         let lock = format!("lock-{:02}", inode % LOCKS);
         let lock = beneath::open(&self.0, lock, OFlags::RDWR | OFlags::CREATE)?;
         take(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Record { records: self, name, _lock: lock })
+        Ok(Record {
+            records: self,
+            name,
+            _lock: lock,
+        })
     }
 }
 
@@ -96,7 +107,9 @@ pub(super) fn take(lock: impl AsFd, how: FlockOperation) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
         match rustix::fs::flock(&lock, how) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1))
+            }
             Err(Errno::INTR) => {}
             taken => return Ok(taken?),
         }
@@ -118,7 +131,12 @@ impl Record<'_> {
         let mut text = String::new();
         if self.read()?.is_none() {
             let path = fs::read_link(format!("/proc/self/fd/{}", workspace.as_raw_fd()))?;
-            let hex: String = path.as_os_str().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+            let hex: String = path
+                .as_os_str()
+                .as_bytes()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
             text = format!("workspace {hex}\n");
         }
         self.append(&format!("{text}intend {name}\n"))
@@ -134,23 +152,34 @@ impl Record<'_> {
         let lines = match self.read() {
             Ok(Some((_, lines))) => lines,
             Ok(None) => return Vec::new(),
-            Err(source) => return vec![format!("the record of stand-ins `{}`: {source}", self.name)],
+            Err(source) => {
+                return vec![format!("the record of stand-ins `{}`: {source}", self.name)];
+            }
         };
         let mut problems = Vec::new();
         for line in lines.iter().rev() {
             if let Err(source) = remove(workspace, line) {
-                problems.push(format!("the stand-in `{}` cannot be removed: {source}", line.name));
+                problems.push(format!(
+                    "the stand-in `{}` cannot be removed: {source}",
+                    line.name
+                ));
             }
         }
         if problems.is_empty() {
-            problems.extend(self.forget().err().map(|source| format!("a record of stand-ins: {source}")));
+            problems.extend(
+                self.forget()
+                    .err()
+                    .map(|source| format!("a record of stand-ins: {source}")),
+            );
         }
         problems
     }
 
     /// The workspace by the path it had, if it is still the same folder.
     pub(super) fn workspace(&self) -> io::Result<Option<(PathBuf, Option<OwnedFd>)>> {
-        let Some((path, _)) = self.read()? else { return Ok(None) };
+        let Some((path, _)) = self.read()? else {
+            return Ok(None);
+        };
         let folder = match beneath::open_absolute(&path) {
             Ok(folder) => folder,
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(Some((path, None))),
@@ -188,21 +217,25 @@ impl Record<'_> {
             self.forget()?;
             return Ok(None);
         }
-        parse(&text).map(Some).ok_or_else(|| io::Error::other("it is damaged"))
+        parse(&text)
+            .map(Some)
+            .ok_or_else(|| io::Error::other("it is damaged"))
     }
 }
 
 /// A last line without its end was cut by a crash: what it announces was not done yet.
 fn parse(text: &str) -> Option<(PathBuf, Vec<Line>)> {
-    let mut rows = text.split_inclusive('\n').filter_map(|row| row.strip_suffix('\n'));
+    let mut rows = text
+        .split_inclusive('\n')
+        .filter_map(|row| row.strip_suffix('\n'));
     let path = from_hex(rows.next()?.strip_prefix("workspace ")?)?;
     let mut lines: Vec<Line> = Vec::new();
     for row in rows {
         let (name, inode) = match row.split_once(' ')? {
             ("intend", name) => (name, None),
-            ("made", rest) => {
-                rest.split_once(' ').and_then(|(n, name)| Some((name, Some(n.parse().ok()?))))?
-            }
+            ("made", rest) => rest
+                .split_once(' ')
+                .and_then(|(n, name)| Some((name, Some(n.parse().ok()?))))?,
             _ => return None,
         };
         // Whatever a record says, nothing but a stand-in is ever removed.
@@ -210,14 +243,19 @@ fn parse(text: &str) -> Option<(PathBuf, Vec<Line>)> {
         if inode.is_some() {
             lines.pop_if(|last| last.name == name && last.inode.is_none());
         }
-        lines.push(Line { name: name.to_owned(), inode });
+        lines.push(Line {
+            name: name.to_owned(),
+            inode,
+        });
     }
     Some((path, lines))
 }
 
 fn from_hex(text: &str) -> Option<PathBuf> {
     let digits = text.as_bytes().chunks(2).map(|pair| {
-        let pair = std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2)?;
+        let pair = std::str::from_utf8(pair)
+            .ok()
+            .filter(|pair| pair.len() == 2)?;
         u8::from_str_radix(pair, 16).ok()
     });
     let bytes: Vec<u8> = digits.collect::<Option<_>>()?;
@@ -226,8 +264,13 @@ fn from_hex(text: &str) -> Option<PathBuf> {
 
 /// Removes a stand-in if it is still ours: the same inode, and as bare as we made it.
 fn remove(workspace: BorrowedFd<'_>, line: &Line) -> io::Result<()> {
-    let Some(stub) = names::stub(&line.name) else { return Ok(()) };
-    let git = match names::within_git(&line.name).map(|_| open_git(workspace)).transpose() {
+    let Some(stub) = names::stub(&line.name) else {
+        return Ok(());
+    };
+    let git = match names::within_git(&line.name)
+        .map(|_| open_git(workspace))
+        .transpose()
+    {
         Ok(git) => git,
         // The repository was removed or replaced meanwhile: nothing in there is ours.
         Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => return Ok(()),
@@ -235,12 +278,16 @@ fn remove(workspace: BorrowedFd<'_>, line: &Line) -> io::Result<()> {
     };
     let folder = git.as_ref().map_or(workspace, |git| git.as_fd());
     let name = names::within_git(&line.name).unwrap_or(&line.name);
-    let Some(found) = beneath::look(folder, name)? else { return Ok(()) };
+    let Some(found) = beneath::look(folder, name)? else {
+        return Ok(());
+    };
     if line.inode.is_some_and(|inode| inode != found.st_ino) {
         return Ok(());
     }
     let removed = match (stub, beneath::kind(&found)) {
-        (Stub::Folder, FileType::Directory) => rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR),
+        (Stub::Folder, FileType::Directory) => {
+            rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)
+        }
         (Stub::File(content), FileType::RegularFile) if is_bare(folder, name, content, line)? => {
             rustix::fs::unlinkat(folder, name, AtFlags::empty())
         }
@@ -259,9 +306,14 @@ fn open_git(workspace: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 }
 
 fn is_bare(folder: BorrowedFd<'_>, name: &str, content: &[u8], line: &Line) -> io::Result<bool> {
-    let file = File::from(beneath::open(folder, name, OFlags::RDONLY | OFlags::NONBLOCK)?);
+    let file = File::from(beneath::open(
+        folder,
+        name,
+        OFlags::RDONLY | OFlags::NONBLOCK,
+    )?);
     let mut found = Vec::new();
-    file.take(content.len() as u64 + 1).read_to_end(&mut found)?;
+    file.take(content.len() as u64 + 1)
+        .read_to_end(&mut found)?;
     // A crash may have come between making and filling it.
     Ok(found == content || (line.inode.is_none() && found.is_empty()))
 }

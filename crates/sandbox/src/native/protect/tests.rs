@@ -19,7 +19,8 @@ impl Place {
     fn new() -> Place {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let root = std::env::temp_dir().join(format!("airlock-protect-{}-{count}", std::process::id()));
+        let root =
+            std::env::temp_dir().join(format!("airlock-protect-{}-{count}", std::process::id()));
         fs::create_dir_all(root.join("work")).unwrap();
         let workspace = File::open(root.join("work")).unwrap().into();
         Place { root, workspace }
@@ -45,8 +46,10 @@ impl Place {
     }
 
     fn put_up(&self, allowed: &[&str]) -> Result<Protection, ProtectError> {
-        let allowed: Vec<_> =
-            allowed.iter().map(|name| WorkspacePath::new(Path::new(name)).unwrap()).collect();
+        let allowed: Vec<_> = allowed
+            .iter()
+            .map(|name| WorkspacePath::new(Path::new(name)).unwrap())
+            .collect();
         Protection::put_up(&self.state(), self.workspace.as_fd(), &allowed)
     }
 
@@ -68,7 +71,16 @@ impl Place {
 
     fn records(&self) -> usize {
         let names = fs::read_dir(self.state().join("stubs")).unwrap();
-        names.filter(|name| !name.as_ref().unwrap().file_name().to_string_lossy().starts_with("lock")).count()
+        names
+            .filter(|name| {
+                !name
+                    .as_ref()
+                    .unwrap()
+                    .file_name()
+                    .to_string_lossy()
+                    .starts_with("lock")
+            })
+            .count()
     }
 }
 
@@ -87,11 +99,17 @@ fn nothing() -> Vec<String> {
 }
 
 fn binds(protection: &Protection) -> Vec<(&str, BindKind)> {
-    protection.binds().iter().map(|bind| (bind.path.to_str().unwrap(), bind.kind)).collect()
+    protection
+        .binds()
+        .iter()
+        .map(|bind| (bind.path.to_str().unwrap(), bind.kind))
+        .collect()
 }
 
 fn read_only_at_the_top() -> impl Iterator<Item = (&'static str, BindKind)> {
-    let top = PROTECTED.iter().filter(|protected| !protected.name.contains('/') && protected.name != HEAD);
+    let top = PROTECTED
+        .iter()
+        .filter(|protected| !protected.name.contains('/') && protected.name != HEAD);
     top.map(|protected| (protected.name, BindKind::ReadOnly))
 }
 
@@ -103,7 +121,10 @@ fn absent_names_get_stand_ins_that_are_gone_afterwards() {
     wanted.extend(read_only_at_the_top());
     wanted.push((".home", BindKind::Home));
     assert_eq!(binds(&protection), wanted);
-    assert_eq!(place.tree(), wanted.iter().map(|(name, _)| PathBuf::from(name)).collect());
+    assert_eq!(
+        place.tree(),
+        wanted.iter().map(|(name, _)| PathBuf::from(name)).collect()
+    );
     assert_eq!(place.records(), 1);
     assert_eq!(protection.take_down(), all_is_well());
     assert_eq!((place.tree(), place.records()), (BTreeSet::new(), 0));
@@ -127,7 +148,12 @@ fn a_repository_is_guarded_and_its_switches_are_read_only() {
             (".envrc", BindKind::ReadOnly),
         ]
     );
-    assert!(protection.binds().iter().all(|bind| place.at(bind.path.to_str().unwrap()).exists()));
+    assert!(
+        protection
+            .binds()
+            .iter()
+            .all(|bind| place.at(bind.path.to_str().unwrap()).exists())
+    );
     assert_eq!(protection.take_down(), all_is_well());
     assert_eq!(place.tree(), before);
     assert_eq!(fs::read(place.at(".git/config")).unwrap(), b".git/config");
@@ -138,7 +164,10 @@ fn git_of_a_linked_worktree_is_a_read_only_file() {
     let place = Place::new();
     fs::write(place.at(".git"), "gitdir: /elsewhere").unwrap();
     let protection = place.put_up(&[]).unwrap();
-    assert_eq!(binds(&protection)[..2], [(".git", BindKind::ReadOnly), (".envrc", BindKind::ReadOnly)]);
+    assert_eq!(
+        binds(&protection)[..2],
+        [(".git", BindKind::ReadOnly), (".envrc", BindKind::ReadOnly)]
+    );
     assert_eq!(protection.take_down(), all_is_well());
     assert_eq!(place.tree(), [PathBuf::from(".git")].into());
 }
@@ -148,18 +177,37 @@ fn what_is_allowed_has_neither_bind_nor_stand_in() {
     let place = Place::with_repository();
     let before = place.tree();
     let protection = place.put_up(&[".git/hooks", ".vscode"]).unwrap();
-    let names: Vec<_> = binds(&protection).into_iter().map(|(name, _)| name).collect();
-    assert!(!names.contains(&".git/hooks") && !names.contains(&".vscode") && names.contains(&".git/config"));
+    let names: Vec<_> = binds(&protection)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert!(
+        !names.contains(&".git/hooks")
+            && !names.contains(&".vscode")
+            && names.contains(&".git/config")
+    );
     assert_eq!(protection.take_down(), all_is_well());
     let protection = place.put_up(&[".git"]).unwrap();
-    assert!(protection.binds().iter().all(|bind| !bind.path.starts_with(".git")));
+    assert!(
+        protection
+            .binds()
+            .iter()
+            .all(|bind| !bind.path.starts_with(".git"))
+    );
     assert_eq!(protection.take_down(), all_is_well());
     assert_eq!(place.tree(), before);
 }
 
 #[test]
 fn a_symbolic_link_at_a_protected_name_refuses_the_run_and_leaves_nothing() {
-    for name in [".git", ".git/hooks", ".git/config", ".vscode", ".bashrc", ".zlogin"] {
+    for name in [
+        ".git",
+        ".git/hooks",
+        ".git/config",
+        ".vscode",
+        ".bashrc",
+        ".zlogin",
+    ] {
         let place = Place::new();
         if name.contains('/') {
             fs::create_dir(place.at(".git")).unwrap();
@@ -168,11 +216,26 @@ fn a_symbolic_link_at_a_protected_name_refuses_the_run_and_leaves_nothing() {
         symlink("../outside", place.at(name)).unwrap();
         let before = place.tree();
         let error = place.put_up(&[]).unwrap_err();
-        assert!(matches!(&error, ProtectError::Link { name: told } if told == name), "{error:?}");
-        assert!(error.hint().contains(&format!("--allow-protected {name}")), "{}", error.hint());
-        assert_eq!((place.tree(), place.records()), (before.clone(), 0), "{name}");
+        assert!(
+            matches!(&error, ProtectError::Link { name: told } if told == name),
+            "{error:?}"
+        );
+        assert!(
+            error.hint().contains(&format!("--allow-protected {name}")),
+            "{}",
+            error.hint()
+        );
+        assert_eq!(
+            (place.tree(), place.records()),
+            (before.clone(), 0),
+            "{name}"
+        );
         assert_eq!(fs::read_dir(place.root.join("outside")).unwrap().count(), 0);
-        assert_eq!(place.put_up(&[name]).unwrap().take_down(), all_is_well(), "{name}");
+        assert_eq!(
+            place.put_up(&[name]).unwrap().take_down(),
+            all_is_well(),
+            "{name}"
+        );
         assert_eq!(place.tree(), before);
     }
 }
@@ -226,7 +289,10 @@ fn a_stand_in_for_git_stays_read_only_for_a_second_run() {
     let place = Place::new();
     let (one, two) = (place.put_up(&[]).unwrap(), place.put_up(&[]).unwrap());
     assert_eq!(binds(&two)[0], (".git", BindKind::ReadOnly));
-    assert_eq!((one.take_down(), two.take_down()), (all_is_well(), all_is_well()));
+    assert_eq!(
+        (one.take_down(), two.take_down()),
+        (all_is_well(), all_is_well())
+    );
     assert_eq!(place.tree(), BTreeSet::new());
 }
 
@@ -255,7 +321,8 @@ fn many_runs_at_once_always_have_their_stand_ins_and_leave_none() {
             scope.spawn(move || {
                 let state = place.root.join(format!("state-{}", worker % 2));
                 for _ in 0..40 {
-                    let protection = Protection::put_up(&state, place.workspace.as_fd(), &[]).unwrap();
+                    let protection =
+                        Protection::put_up(&state, place.workspace.as_fd(), &[]).unwrap();
                     for bind in protection.binds() {
                         assert!(place.at(bind.path.to_str().unwrap()).exists(), "{bind:?}");
                     }
@@ -285,12 +352,18 @@ fn child_protects_until_it_is_killed() {
 
 fn child(place: &Place) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--nocapture", "child_protects_until_it_is_killed"])
+        .args([
+            "--ignored",
+            "--nocapture",
+            "child_protects_until_it_is_killed",
+        ])
         .env("AIRLOCK_TEST_FOLDER", &place.root)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut lines = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map_while(Result::ok);
     assert!(lines.any(|line| line == "protected"));
     child
 }
@@ -321,7 +394,10 @@ fn the_next_run_mends_what_a_killed_one_left() {
     kill(child(&place));
     assert!(place.at(".git").exists());
     let protection = place.put_up(&[".git"]).unwrap();
-    assert!(!place.at(".git").exists(), "an allowed name is not left as a stand-in");
+    assert!(
+        !place.at(".git").exists(),
+        "an allowed name is not left as a stand-in"
+    );
     assert_eq!(protection.take_down(), all_is_well());
     assert_eq!((place.tree(), place.records()), (BTreeSet::new(), 0));
 }
@@ -341,9 +417,18 @@ fn a_killed_run_does_not_take_the_stand_ins_of_a_living_one() {
 /// Leaves a record as a crash at that point would.
 fn crashed_after(place: &Place, rows: &str) {
     let found = rustix::fs::fstat(&place.workspace).unwrap();
-    let path: String = place.at("").to_str().unwrap().bytes().map(|byte| format!("{byte:02x}")).collect();
+    let path: String = place
+        .at("")
+        .to_str()
+        .unwrap()
+        .bytes()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     fs::create_dir_all(place.state().join("stubs")).unwrap();
-    let record = place.state().join("stubs").join(format!("{}-{}", found.st_dev, found.st_ino));
+    let record = place
+        .state()
+        .join("stubs")
+        .join(format!("{}-{}", found.st_dev, found.st_ino));
     fs::write(record, format!("workspace {path}\n{rows}")).unwrap();
 }
 
@@ -372,7 +457,10 @@ fn a_crash_before_the_first_line_of_a_record_is_no_damage() {
     let place = Place::new();
     let found = rustix::fs::fstat(&place.workspace).unwrap();
     fs::create_dir_all(place.state().join("stubs")).unwrap();
-    let record = place.state().join("stubs").join(format!("{}-{}", found.st_dev, found.st_ino));
+    let record = place
+        .state()
+        .join("stubs")
+        .join(format!("{}-{}", found.st_dev, found.st_ino));
     fs::write(&record, "").unwrap();
     assert_eq!(sweep(&place.state()), nothing());
     assert_eq!(place.records(), 0);
@@ -400,9 +488,17 @@ fn what_the_user_put_into_or_instead_of_a_stand_in_stays_and_is_told() {
     fs::remove_dir(place.at(".idea")).unwrap();
     fs::write(place.at(".idea"), "").unwrap();
     let taken = protection.take_down();
-    assert_eq!(taken.changed, [PathBuf::from(".vscode"), PathBuf::from(".idea")]);
+    assert_eq!(
+        taken.changed,
+        [PathBuf::from(".vscode"), PathBuf::from(".idea")]
+    );
     assert_eq!(taken.problems, nothing());
-    assert_eq!(place.tree(), [".idea", ".vscode", ".vscode/settings.json"].map(PathBuf::from).into());
+    assert_eq!(
+        place.tree(),
+        [".idea", ".vscode", ".vscode/settings.json"]
+            .map(PathBuf::from)
+            .into()
+    );
     assert_eq!(place.records(), 0);
 }
 
@@ -412,7 +508,10 @@ fn a_protected_file_that_changed_during_the_run_is_told() {
     let protection = place.put_up(&[]).unwrap();
     fs::write(place.at(".git/config.lock"), "other").unwrap();
     fs::rename(place.at(".git/config.lock"), place.at(".git/config")).unwrap();
-    assert_eq!(protection.take_down().changed, [PathBuf::from(".git/config")]);
+    assert_eq!(
+        protection.take_down().changed,
+        [PathBuf::from(".git/config")]
+    );
 }
 
 #[test]
@@ -439,9 +538,15 @@ fn a_workspace_that_was_moved_is_told_once() {
     fs::create_dir(place.at("")).unwrap();
     fs::create_dir(place.at(".envrc")).unwrap();
     let problems = sweep(&place.state());
-    assert!(problems.len() == 1 && problems[0].contains("moved"), "{problems:?}");
+    assert!(
+        problems.len() == 1 && problems[0].contains("moved"),
+        "{problems:?}"
+    );
     assert_eq!((sweep(&place.state()), place.records()), (nothing(), 0));
-    assert!(place.at(".envrc").exists(), "another folder at the same path is nobody's");
+    assert!(
+        place.at(".envrc").exists(),
+        "another folder at the same path is nobody's"
+    );
 }
 
 #[test]
@@ -458,9 +563,12 @@ fn a_folder_that_another_program_locks_is_refused_in_time() {
 #[test]
 fn a_handle_for_paths_only_is_enough() {
     let place = Place::new();
-    let handle =
-        rustix::fs::open(place.at(""), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .unwrap();
+    let handle = rustix::fs::open(
+        place.at(""),
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .unwrap();
     let protection = Protection::put_up(&place.state(), handle.as_fd(), &[]).unwrap();
     assert!(place.at(".home").is_dir());
     assert_eq!(protection.take_down(), all_is_well());
@@ -479,7 +587,11 @@ fn stand_ins_belong_to_the_owner_of_the_workspace() {
     let protection = place.put_up(&[]).unwrap();
     for name in [".home", ".envrc", ".git/commondir", ".git/modules"] {
         let made = fs::metadata(place.at(name)).unwrap();
-        assert_eq!((made.uid(), made.gid()), (owner.uid(), owner.gid()), "{name}");
+        assert_eq!(
+            (made.uid(), made.gid()),
+            (owner.uid(), owner.gid()),
+            "{name}"
+        );
     }
     assert_eq!(protection.take_down(), all_is_well());
     if !root {
@@ -498,11 +610,18 @@ fn git_works_beside_the_stand_ins_and_does_not_see_them() {
             .args(arguments)
             .output()
             .unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     };
     if Command::new("git").arg("--version").output().is_err() {
-        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "prerequisite: git");
+        assert!(
+            std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
+            "prerequisite: git"
+        );
         eprintln!("skipped: no git here");
         return;
     }
@@ -528,15 +647,35 @@ fn a_git_file_that_names_a_folder_in_the_workspace_is_refused() {
     symlink(place.at("bare"), place.root.join("link")).unwrap();
     let absolute = format!("gitdir: {}\n", place.at("bare").display());
     let through_link = format!("gitdir: {}\n", place.root.join("link").display());
-    for text in ["gitdir: bare\n", "gitdir: ./absent", "gitdir: ../work/bare", &absolute, &through_link] {
+    for text in [
+        "gitdir: bare\n",
+        "gitdir: ./absent",
+        "gitdir: ../work/bare",
+        &absolute,
+        &through_link,
+    ] {
         fs::write(place.at(".git"), text).unwrap();
-        assert!(matches!(place.put_up(&[]), Err(ProtectError::Inside)), "{text}");
-        assert_eq!(place.put_up(&[".git"]).unwrap().take_down(), all_is_well(), "{text}");
+        assert!(
+            matches!(place.put_up(&[]), Err(ProtectError::Inside)),
+            "{text}"
+        );
+        assert_eq!(
+            place.put_up(&[".git"]).unwrap().take_down(),
+            all_is_well(),
+            "{text}"
+        );
     }
-    for text in ["gitdir: /elsewhere/.git/worktrees/x\n", "gitdir: ../main/.git\n", "no repository"] {
+    for text in [
+        "gitdir: /elsewhere/.git/worktrees/x\n",
+        "gitdir: ../main/.git\n",
+        "no repository",
+    ] {
         fs::write(place.at(".git"), text).unwrap();
         let protection = place.put_up(&[]).unwrap();
-        assert!(binds(&protection).contains(&(".git", BindKind::ReadOnly)), "{text}");
+        assert!(
+            binds(&protection).contains(&(".git", BindKind::ReadOnly)),
+            "{text}"
+        );
         assert_eq!(protection.take_down(), all_is_well());
     }
 }

@@ -60,7 +60,12 @@ struct Message {
 
 impl Broker {
     pub(super) fn new(has_receipts: bool, releases: bool) -> Broker {
-        Broker(Arc::new(State { inner: Mutex::default(), woken: Notify::new(), has_receipts, releases }))
+        Broker(Arc::new(State {
+            inner: Mutex::default(),
+            woken: Notify::new(),
+            has_receipts,
+            releases,
+        }))
     }
 
     fn change<T>(&self, how: impl FnOnce(&mut Inner) -> T) -> T {
@@ -77,7 +82,11 @@ impl Broker {
     pub(super) fn deliver_bytes(&self, topic: &str, payload: Bytes, properties: Properties) {
         self.change(|inner| {
             inner.last += 1;
-            let message = Message { topic: topic.to_owned(), payload, properties };
+            let message = Message {
+                topic: topic.to_owned(),
+                payload,
+                properties,
+            };
             inner.queue.insert(inner.last, message);
         });
     }
@@ -85,7 +94,9 @@ impl Broker {
     pub(super) fn published(&self, topic: &str) -> Vec<Value> {
         let inner = locked(&self.0.inner);
         let meant = inner.log.iter().filter(|message| message.topic == topic);
-        meant.map(|message| serde_json::from_slice(&message.payload).unwrap()).collect()
+        meant
+            .map(|message| serde_json::from_slice(&message.payload).unwrap())
+            .collect()
     }
 
     pub(super) fn log(&self) -> Vec<Outgoing> {
@@ -93,7 +104,10 @@ impl Broker {
     }
 
     pub(super) fn topics(&self) -> Vec<String> {
-        self.log().into_iter().map(|message| message.topic).collect()
+        self.log()
+            .into_iter()
+            .map(|message| message.topic)
+            .collect()
     }
 
     pub(super) fn unsettled(&self) -> usize {
@@ -103,7 +117,11 @@ impl Broker {
     /// Whether it still has a request with this address.
     pub(super) fn has_for(&self, reply_to: &str) -> bool {
         let inner = locked(&self.0.inner);
-        inner.queue.values().any(|one| one.properties.get("replyTo").is_some_and(|to| to == reply_to))
+        inner.queue.values().any(|one| {
+            one.properties
+                .get("replyTo")
+                .is_some_and(|to| to == reply_to)
+        })
     }
 
     pub(super) fn settled(&self) -> usize {
@@ -115,7 +133,11 @@ impl Broker {
     }
 
     pub(super) fn patterns(&self) -> Vec<String> {
-        locked(&self.0.inner).patterns.iter().map(|subscription| subscription.pattern.clone()).collect()
+        locked(&self.0.inner)
+            .patterns
+            .iter()
+            .map(|subscription| subscription.pattern.clone())
+            .collect()
     }
 
     /// Ends the connection.
@@ -207,7 +229,10 @@ impl Connector for Broker {
             inner.patterns.clear();
             Ok(inner.connection)
         })
-        .map(|number| Connected { broker: self.clone(), number })
+        .map(|number| Connected {
+            broker: self.clone(),
+            number,
+        })
     }
 }
 
@@ -217,7 +242,11 @@ pub(super) struct Connected {
 }
 
 fn trouble(message: &str) -> Trouble {
-    Trouble { message: message.to_owned(), is_final: false, is_silence: false }
+    Trouble {
+        message: message.to_owned(),
+        is_final: false,
+        is_silence: false,
+    }
 }
 
 impl Connected {
@@ -233,7 +262,10 @@ impl Connected {
         if let Some(number) = inner.not_now.pop() {
             return Some(Ok(Event::NotNow(number, "quota exceeded".to_owned())));
         }
-        if inner.overdue.front().is_some_and(|(due, _)| *due <= Instant::now())
+        if inner
+            .overdue
+            .front()
+            .is_some_and(|(due, _)| *due <= Instant::now())
             && let Some((_, number)) = inner.overdue.pop_front()
         {
             return Some(Ok(Event::Unanswered(number, "no word".to_owned())));
@@ -241,23 +273,45 @@ impl Connected {
         if !inner.is_silent && !inner.confirms.is_empty() {
             return Some(Ok(Event::Confirmed(inner.confirms.remove(0))));
         }
-        let unsettled = || inner.given.iter().filter(|tag| inner.queue.contains_key(tag)).count();
+        let unsettled = || {
+            inner
+                .given
+                .iter()
+                .filter(|tag| inner.queue.contains_key(tag))
+                .count()
+        };
         if inner.window.is_some_and(|most| unsettled() >= most) {
             return None;
         }
         let is_meant = |topic: &str| {
-            inner.patterns.iter().any(|wanted| matches(&wanted.pattern, topic, Rest::OneLevelOrMore))
+            inner
+                .patterns
+                .iter()
+                .any(|wanted| matches(&wanted.pattern, topic, Rest::OneLevelOrMore))
         };
-        let is_next =
-            |(tag, message): &(&u64, &Message)| !inner.given.contains(tag) && is_meant(&message.topic);
-        let (tag, message) =
-            inner.queue.iter().find(is_next).map(|(tag, message)| (*tag, message.clone()))?;
+        let is_next = |(tag, message): &(&u64, &Message)| {
+            !inner.given.contains(tag) && is_meant(&message.topic)
+        };
+        let (tag, message) = inner
+            .queue
+            .iter()
+            .find(is_next)
+            .map(|(tag, message)| (*tag, message.clone()))?;
         inner.given.insert(tag);
         if !has_receipts {
             inner.queue.remove(&tag);
         }
-        let Message { topic, payload, properties } = message;
-        Some(Ok(Event::Message { tag: has_receipts.then_some(tag), topic, payload, properties }))
+        let Message {
+            topic,
+            payload,
+            properties,
+        } = message;
+        Some(Ok(Event::Message {
+            tag: has_receipts.then_some(tag),
+            topic,
+            payload,
+            properties,
+        }))
     }
 }
 
@@ -280,7 +334,8 @@ impl Connection for Connected {
     }
 
     async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
-        self.broker.change(|inner| inner.patterns.insert(to.clone()));
+        self.broker
+            .change(|inner| inner.patterns.insert(to.clone()));
         Ok(())
     }
 
@@ -294,11 +349,16 @@ impl Connection for Connected {
             if inner.connection != self.number {
                 return;
             }
-            if inner.refuses_larger.is_some_and(|most| message.payload.len() > most) {
+            if inner
+                .refuses_larger
+                .is_some_and(|most| message.payload.len() > most)
+            {
                 inner.refused.push(number);
                 return;
             }
-            let is_larger = inner.hates_larger.is_some_and(|most| message.payload.len() > most);
+            let is_larger = inner
+                .hates_larger
+                .is_some_and(|most| message.payload.len() > most);
             if is_larger || inner.hated.contains(&message.topic) {
                 inner.connection += 1;
                 return;
@@ -320,8 +380,14 @@ impl Connection for Connected {
 
     async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
         self.broker.change(|inner| {
-            assert!(inner.queue.remove(&tag).is_some(), "settled twice, or never given");
-            assert!(!inner.released.contains(&tag), "settled though it is for others");
+            assert!(
+                inner.queue.remove(&tag).is_some(),
+                "settled twice, or never given"
+            );
+            assert!(
+                !inner.released.contains(&tag),
+                "settled though it is for others"
+            );
             inner.settled += 1;
         });
         Ok(())
@@ -330,7 +396,10 @@ impl Connection for Connected {
     async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
         self.broker.change(|inner| {
             let is_here = inner.queue.contains_key(&tag) && inner.given.contains(&tag);
-            assert!(is_here && inner.released.insert(tag), "given back twice, or never given");
+            assert!(
+                is_here && inner.released.insert(tag),
+                "given back twice, or never given"
+            );
         });
         Ok(())
     }

@@ -43,11 +43,18 @@ impl Drop for Counted<'_> {
 
 impl FakeCalls {
     pub(super) fn begun(&self) -> Vec<String> {
-        locked(&self.0.begun).iter().map(|seen| seen.id.clone()).collect()
+        locked(&self.0.begun)
+            .iter()
+            .map(|seen| seen.id.clone())
+            .collect()
     }
 
     pub(super) fn seen(&self, id: &str) -> Seen {
-        locked(&self.0.begun).iter().find(|seen| seen.id == id).cloned().expect("it was called")
+        locked(&self.0.begun)
+            .iter()
+            .find(|seen| seen.id == id)
+            .cloned()
+            .expect("it was called")
     }
 
     /// How many run, and how many ever did at once.
@@ -79,17 +86,32 @@ impl FakeCalls {
 
 fn success(text: &str) -> Outcome {
     let result = Map::from_iter([("text".to_owned(), Value::from(text))]);
-    Outcome::Success { result, artifacts: Vec::new(), took: Duration::from_millis(7) }
+    Outcome::Success {
+        result,
+        artifacts: Vec::new(),
+        took: Duration::from_millis(7),
+    }
 }
 
 impl Calls for FakeCalls {
-    async fn describe(&self, tool: Arc<Tool>, config: Map<String, Value>) -> Result<ToolCard, Refusal> {
-        let description = config.get("description").and_then(Value::as_str).map(str::to_owned);
+    async fn describe(
+        &self,
+        tool: Arc<Tool>,
+        config: Map<String, Value>,
+    ) -> Result<ToolCard, Refusal> {
+        let description = config
+            .get("description")
+            .and_then(Value::as_str)
+            .map(str::to_owned);
         match description.as_deref() {
-            Some("unknown") => {
-                Err(Refusal::new(crate::wire::code::Code::InitError, "it does not say what it is"))
-            }
-            _ => Ok(ToolCard { description, ..tool.card.clone() }),
+            Some("unknown") => Err(Refusal::new(
+                crate::wire::code::Code::InitError,
+                "it does not say what it is",
+            )),
+            _ => Ok(ToolCard {
+                description,
+                ..tool.card.clone()
+            }),
         }
     }
 
@@ -102,7 +124,11 @@ impl Calls for FakeCalls {
         statuses: mpsc::Sender<String>,
     ) -> Called {
         let id = order.invoke.id.clone();
-        locked(&self.0.begun).push(Seen { id: id.clone(), time: order.time, profile: order.profile });
+        locked(&self.0.begun).push(Seen {
+            id: id.clone(),
+            time: order.time,
+            profile: order.profile,
+        });
         let _counted = Counted::new(&self.0);
         let outcome = match order.invoke.tool.as_str() {
             "panic" => panic!("a tool's call panics, as a test wants"),

@@ -60,10 +60,14 @@ async fn take(world: &World, steps: Vec<Step>) -> BTreeSet<u8> {
             Step::Cut => world.broker.cut(),
             Step::Down(is_down) => world.broker.down(is_down),
             Step::Silent(is_silent) => world.broker.silent(is_silent),
-            Step::Full(number, is_full) => world.broker.full(&reply_topic(&number.to_string()), is_full),
+            Step::Full(number, is_full) => world
+                .broker
+                .full(&reply_topic(&number.to_string()), is_full),
             Step::Wait(milliseconds) => sleep(Duration::from_millis(milliseconds.into())).await,
             Step::Reload(has_all) => {
-                world.catalog.send_replace(catalog(if has_all { &TOOLS } else { &TOOLS[..4] }));
+                world
+                    .catalog
+                    .send_replace(catalog(if has_all { &TOOLS } else { &TOOLS[..4] }));
             }
         }
     }
@@ -71,13 +75,16 @@ async fn take(world: &World, steps: Vec<Step>) -> BTreeSet<u8> {
 }
 
 fn was_not_taken(noted: &Mutex<Vec<Noted>>, id: &str) -> bool {
-    let is_it =
-        |noted: &Noted| matches!(noted, Noted::PublishFailed { topic, .. } if *topic == reply_topic(id));
+    let is_it = |noted: &Noted| matches!(noted, Noted::PublishFailed { topic, .. } if *topic == reply_topic(id));
     locked(noted).iter().any(is_it)
 }
 
 async fn walk(steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let world = World::new(Setup { tools: TOOLS.to_vec(), ..Setup::default() }).await;
+    let world = World::new(Setup {
+        tools: TOOLS.to_vec(),
+        ..Setup::default()
+    })
+    .await;
     let asked = take(&world, steps).await;
     world.broker.down(false);
     world.broker.silent(false);
@@ -90,9 +97,21 @@ async fn walk(steps: Vec<Step>) -> Result<(), TestCaseError> {
     for number in &asked {
         let id = number.to_string();
         let answers = world.answers(&id);
-        prop_assert!(!answers.is_empty() || was_not_taken(&world.noted, &id), "{} has no answer", id);
-        prop_assert!(answers.iter().all(|answer| *answer == answers[0]), "{:?}", answers);
-        prop_assert!(begun.iter().filter(|other| **other == id).count() <= 1, "{} ran twice", id);
+        prop_assert!(
+            !answers.is_empty() || was_not_taken(&world.noted, &id),
+            "{} has no answer",
+            id
+        );
+        prop_assert!(
+            answers.iter().all(|answer| *answer == answers[0]),
+            "{:?}",
+            answers
+        );
+        prop_assert!(
+            begun.iter().filter(|other| **other == id).count() <= 1,
+            "{} ran twice",
+            id
+        );
     }
     world.stop.send_replace(Stop::Drain);
     prop_assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
@@ -101,17 +120,29 @@ async fn walk(steps: Vec<Step>) -> Result<(), TestCaseError> {
 
 /// It is told to end in the midst of it, once or twice.
 async fn walk_and_end(steps: Vec<Step>, setup: Setup, is_hasty: bool) -> Result<(), TestCaseError> {
-    let world = World::new(Setup { tools: TOOLS.to_vec(), ..setup }).await;
+    let world = World::new(Setup {
+        tools: TOOLS.to_vec(),
+        ..setup
+    })
+    .await;
     let asked = take(&world, steps).await;
     world.stop.send_replace(Stop::Drain);
     world.idle().await;
     if is_hasty {
         world.stop.send_replace(Stop::Now);
     }
-    let (broker, calls, noted) = (world.broker.clone(), world.calls.clone(), world.noted.clone());
+    let (broker, calls, noted) = (
+        world.broker.clone(),
+        world.calls.clone(),
+        world.noted.clone(),
+    );
     let began = tokio::time::Instant::now();
     let ended = world.ends().await;
-    prop_assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    prop_assert!(
+        began.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        began.elapsed()
+    );
     prop_assert_eq!((calls.running().0, calls.is_closed()), (0, true));
     let is_whole = ended == Ok(Ended { cut: 0 });
     for number in asked {
@@ -120,16 +151,30 @@ async fn walk_and_end(steps: Vec<Step>, setup: Setup, is_hasty: bool) -> Result<
         let is_known = !broker.published(&reply_to).is_empty()
             || broker.has_for(&reply_to)
             || was_not_taken(&noted, &id);
-        prop_assert!(is_known || !is_whole, "{} was lost, and nobody says so: {:?}", number, ended);
+        prop_assert!(
+            is_known || !is_whole,
+            "{} was lost, and nobody says so: {:?}",
+            number,
+            ended
+        );
     }
     Ok(())
 }
 
 fn check<S: Strategy>(strategy: S, walk: impl AsyncFn(S::Value) -> Result<(), TestCaseError>) {
-    let settings = ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() };
+    let settings = ProptestConfig {
+        cases: 200,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
     let walked = TestRunner::new(settings).run(&strategy, |value| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        runtime.map_err(|error| TestCaseError::fail(error.to_string()))?.block_on(walk(value))
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build();
+        runtime
+            .map_err(|error| TestCaseError::fail(error.to_string()))?
+            .block_on(walk(value))
     });
     if let Err(error) = walked {
         panic!("{error}");
@@ -144,9 +189,10 @@ fn one_that_is_told_to_end_loses_no_request_without_saying_so() {
         releases,
         ..Setup::default()
     });
-    check((steps(), setups, any::<bool>()), async |(steps, setup, is_hasty)| {
-        walk_and_end(steps, setup, is_hasty).await
-    });
+    check(
+        (steps(), setups, any::<bool>()),
+        async |(steps, setup, is_hasty)| walk_and_end(steps, setup, is_hasty).await,
+    );
 }
 
 #[test]

@@ -4,7 +4,11 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_run_are_let_finish_and_those_that_wait_are_left_to_others() {
-    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    let world = World::new(Setup {
+        slots: 1,
+        ..Setup::default()
+    })
+    .await;
     world.invoke("hang", "runs");
     world.invoke("hang", "waits");
     world.idle().await;
@@ -16,14 +20,26 @@ async fn calls_that_run_are_let_finish_and_those_that_wait_are_left_to_others() 
     assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
     assert_eq!(broker.published(&reply_topic("runs")).len(), 1);
     assert_eq!(broker.published(&reply_topic("waits")), Vec::<Value>::new());
-    assert_eq!((broker.unsettled(), calls.is_closed()), (1, true), "it comes to somebody else");
+    assert_eq!(
+        (broker.unsettled(), calls.is_closed()),
+        (1, true),
+        "it comes to somebody else"
+    );
     assert_eq!(calls.begun(), ["runs"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_others_can_have_is_not_listened_to_any_more() {
-    let shared = Setup { is_kept: false, gone: vec!["gone"], ..Setup::default() };
-    let queue = Setup { releases: true, gone: vec!["gone"], ..Setup::default() };
+    let shared = Setup {
+        is_kept: false,
+        gone: vec!["gone"],
+        ..Setup::default()
+    };
+    let queue = Setup {
+        releases: true,
+        gone: vec!["gone"],
+        ..Setup::default()
+    };
     for setup in [shared, queue] {
         let world = World::new(setup).await;
         world.invoke("hang", "runs");
@@ -39,13 +55,21 @@ async fn what_others_can_have_is_not_listened_to_any_more() {
 
 #[tokio::test(start_paused = true)]
 async fn what_only_the_next_worker_can_have_is_gathered_for_it_and_touched_by_nobody() {
-    let world = World::new(Setup { gone: vec!["gone"], ..Setup::default() }).await;
+    let world = World::new(Setup {
+        gone: vec!["gone"],
+        ..Setup::default()
+    })
+    .await;
     world.invoke("hang", "runs");
     world.idle().await;
     let listened = world.broker.patterns();
     world.stop.send_replace(Stop::Drain);
     world.idle().await;
-    assert_eq!(world.broker.patterns(), listened, "whatever is not listened to is lost");
+    assert_eq!(
+        world.broker.patterns(),
+        listened,
+        "whatever is not listened to is lost"
+    );
     for (tool, id) in [("echo", "later"), ("gone", "stray")] {
         world.invoke(tool, id);
         world.idle().await;
@@ -65,19 +89,37 @@ async fn what_only_the_next_worker_can_have_is_gathered_for_it_and_touched_by_no
         unreachable!()
     });
     assert_eq!(asks.await.unwrap(), Ok(Ended { cut: 0 }));
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
     for id in ["later", "stray", "n0"] {
-        assert!(broker.has_for(&reply_topic(id)) && broker.published(&reply_topic(id)).is_empty(), "{id}");
+        assert!(
+            broker.has_for(&reply_topic(id)) && broker.published(&reply_topic(id)).is_empty(),
+            "{id}"
+        );
     }
-    assert_eq!((calls.begun(), broker.settled()), (vec!["runs".to_owned()], 1));
+    assert_eq!(
+        (calls.begun(), broker.settled()),
+        (vec!["runs".to_owned()], 1)
+    );
     assert_eq!(broker.patterns(), listened);
 }
 
 #[tokio::test(start_paused = true)]
 async fn where_nothing_comes_again_those_that_wait_are_told_to_ask_others() {
     for setup in [
-        Setup { slots: 1, has_receipts: false, ..Setup::default() },
-        Setup { slots: 1, is_kept: false, ..Setup::default() },
+        Setup {
+            slots: 1,
+            has_receipts: false,
+            ..Setup::default()
+        },
+        Setup {
+            slots: 1,
+            is_kept: false,
+            ..Setup::default()
+        },
     ] {
         let world = World::new(setup).await;
         world.invoke("hang", "runs");
@@ -96,7 +138,12 @@ async fn where_nothing_comes_again_those_that_wait_are_told_to_ask_others() {
 
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_given_back_at_once_where_that_can_be_done() {
-    let world = World::new(Setup { slots: 1, releases: true, ..Setup::default() }).await;
+    let world = World::new(Setup {
+        slots: 1,
+        releases: true,
+        ..Setup::default()
+    })
+    .await;
     for id in ["runs", "waits", "waits", "waits too"] {
         world.invoke("hang", id);
     }
@@ -104,13 +151,27 @@ async fn what_waits_is_given_back_at_once_where_that_can_be_done() {
     assert_eq!((world.broker.unsettled(), world.broker.released()), (4, 0));
     world.stop.send_replace(Stop::Drain);
     world.idle().await;
-    assert_eq!((world.broker.unsettled(), world.broker.released()), (4, 3), "copies, too");
+    assert_eq!(
+        (world.broker.unsettled(), world.broker.released()),
+        (4, 3),
+        "copies, too"
+    );
     world.cancel("waits");
     world.calls.let_go("runs");
     let broker = world.broker.clone();
     assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
-    assert_eq!((broker.unsettled(), broker.published(&reply_topic("runs")).len()), (3, 1));
-    assert_eq!(broker.published(&reply_topic("waits")), Vec::<Value>::new(), "that is for others to say");
+    assert_eq!(
+        (
+            broker.unsettled(),
+            broker.published(&reply_topic("runs")).len()
+        ),
+        (3, 1)
+    );
+    assert_eq!(
+        broker.published(&reply_topic("waits")),
+        Vec::<Value>::new(),
+        "that is for others to say"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,7 +183,10 @@ async fn after_the_grace_calls_are_cancelled_answered_and_counted() {
     sleep(Duration::from_secs(29)).await;
     assert_eq!(world.answers("a").len(), 0);
     sleep(Duration::from_secs(2)).await;
-    let message = world.answer("a")["error"]["message"].as_str().unwrap().to_owned();
+    let message = world.answer("a")["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert!(message.contains("this worker is ending"), "{message}");
     assert_eq!(world.broker.unsettled(), 0);
     assert_eq!(world.ends().await, Ok(Ended { cut: 1 }));
@@ -130,7 +194,11 @@ async fn after_the_grace_calls_are_cancelled_answered_and_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_second_wish_to_end_waits_for_nobody() {
-    let world = World::new(Setup { tools: vec!["hang", "stuck"], ..Setup::default() }).await;
+    let world = World::new(Setup {
+        tools: vec!["hang", "stuck"],
+        ..Setup::default()
+    })
+    .await;
     world.invoke("hang", "a");
     world.invoke("stuck", "b");
     world.idle().await;
@@ -156,7 +224,11 @@ async fn one_that_has_nothing_to_do_ends_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_broker_that_is_lost_for_good_is_a_failure_after_calls_have_ended() {
-    let world = World::new(Setup { tries: 2, ..Setup::default() }).await;
+    let world = World::new(Setup {
+        tries: 2,
+        ..Setup::default()
+    })
+    .await;
     world.invoke("hang", "a");
     world.idle().await;
     world.broker.down(true);
@@ -182,7 +254,10 @@ async fn while_the_broker_is_away_answers_wait_for_it() {
     world.broker.down(false);
     sleep(Duration::from_secs(4)).await;
     assert_eq!(world.answers("a").len(), 1);
-    assert_eq!((world.calls.begun(), world.broker.unsettled()), (vec!["a".to_owned()], 0));
+    assert_eq!(
+        (world.calls.begun(), world.broker.unsettled()),
+        (vec!["a".to_owned()], 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,13 +270,21 @@ async fn it_ends_though_the_broker_is_away() {
     world.stop.send_replace(Stop::Drain);
     world.calls.let_go("a");
     let began = tokio::time::Instant::now();
-    assert_eq!(world.ends().await, Ok(Ended { cut: 1 }), "an answer that nobody has");
+    assert_eq!(
+        world.ends().await,
+        Ok(Ended { cut: 1 }),
+        "an answer that nobody has"
+    );
     assert!(began.elapsed() < Duration::from_secs(60));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_left_to_others_and_cancelled_then_is_answered_and_comes_to_nobody() {
-    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    let world = World::new(Setup {
+        slots: 1,
+        ..Setup::default()
+    })
+    .await;
     for id in ["runs", "waits", "stays"] {
         world.invoke("hang", id);
     }
@@ -214,14 +297,22 @@ async fn a_call_that_is_left_to_others_and_cancelled_then_is_answered_and_comes_
     world.calls.let_go("runs");
     let broker = world.broker.clone();
     assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
-    assert_eq!((broker.unsettled(), broker.has_for(&reply_topic("stays"))), (1, true));
+    assert_eq!(
+        (broker.unsettled(), broker.has_for(&reply_topic("stays"))),
+        (1, true)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_nobody_has_read_at_the_end_is_lost_only_where_it_does_not_come_again() {
     for has_receipts in [true, false] {
         let tools = vec!["stuck", "echo"];
-        let world = World::new(Setup { has_receipts, tools, ..Setup::default() }).await;
+        let world = World::new(Setup {
+            has_receipts,
+            tools,
+            ..Setup::default()
+        })
+        .await;
         world.invoke("stuck", "runs");
         world.idle().await;
         world.stop.send_replace(Stop::Now);
@@ -237,7 +328,11 @@ async fn what_nobody_has_read_at_the_end_is_lost_only_where_it_does_not_come_aga
 #[tokio::test(start_paused = true)]
 async fn a_call_that_was_cut_hides_no_answer_that_was_lost() {
     for has_receipts in [true, false] {
-        let world = World::new(Setup { has_receipts, ..Setup::default() }).await;
+        let world = World::new(Setup {
+            has_receipts,
+            ..Setup::default()
+        })
+        .await;
         world.broker.full(&reply_topic("a"), true);
         world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
         world.invoke("hang", "runs");
@@ -247,7 +342,12 @@ async fn a_call_that_was_cut_hides_no_answer_that_was_lost() {
         world.broker.ignores(&reply_topic("a"), true);
         world.stop.send_replace(Stop::Now);
         let broker = world.broker.clone();
-        assert_eq!(world.ends().await, Ok(Ended { cut: 1 + usize::from(!has_receipts) }));
+        assert_eq!(
+            world.ends().await,
+            Ok(Ended {
+                cut: 1 + usize::from(!has_receipts)
+            })
+        );
         assert_eq!(broker.published(&reply_topic("runs")).len(), 1);
         assert_eq!(broker.has_for(&reply_topic("a")), has_receipts);
     }
@@ -256,7 +356,11 @@ async fn a_call_that_was_cut_hides_no_answer_that_was_lost() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_was_cut_and_whose_answer_is_lost_counts_once() {
     for is_full in [true, false] {
-        let world = World::new(Setup { has_receipts: false, ..Setup::default() }).await;
+        let world = World::new(Setup {
+            has_receipts: false,
+            ..Setup::default()
+        })
+        .await;
         world.broker.full(&reply_topic("a"), is_full);
         world.invoke_with("late", "a", json!({"timeout_seconds": 3}));
         sleep(Duration::from_secs(1)).await;
@@ -264,6 +368,9 @@ async fn a_call_that_was_cut_and_whose_answer_is_lost_counts_once() {
         let broker = world.broker.clone();
         assert_eq!(world.ends().await, Ok(Ended { cut: 1 }));
         let answers = broker.published(&reply_topic("a"));
-        assert_eq!((answers.len(), broker.offered() > 0), (usize::from(!is_full), is_full));
+        assert_eq!(
+            (answers.len(), broker.offered() > 0),
+            (usize::from(!is_full), is_full)
+        );
     }
 }

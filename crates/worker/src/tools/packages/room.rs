@@ -21,14 +21,24 @@ struct Layer {
 
 /// Removes folders until all are within the bound, those first that were not used for the longest.
 pub(super) fn make_room(folder: &Path, most: u64) -> Result<(), Problem> {
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
-    let places = entries.flatten().filter(|entry| !entry.file_name().to_string_lossy().starts_with(MAKING));
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Ok(());
+    };
+    let places = entries
+        .flatten()
+        .filter(|entry| !entry.file_name().to_string_lossy().starts_with(MAKING));
     let layer = |place: PathBuf| -> io::Result<Layer> {
         let used = fs::symlink_metadata(&place)?.modified()?;
-        Ok(Layer { bytes: bytes(&place)?, used, place })
+        Ok(Layer {
+            bytes: bytes(&place)?,
+            used,
+            place,
+        })
     };
     // What is removed by another worker meanwhile takes nothing.
-    let mut layers: Vec<Layer> = places.filter_map(|entry| layer(entry.path()).ok()).collect();
+    let mut layers: Vec<Layer> = places
+        .filter_map(|entry| layer(entry.path()).ok())
+        .collect();
     layers.sort_by_key(|layer| layer.used);
     let mut sum: u64 = layers.iter().map(|layer| layer.bytes).sum();
     let is_old = |layer: &&Layer| layer.used.elapsed().is_ok_and(|age| age > SPARED);
@@ -42,7 +52,11 @@ pub(super) fn make_room(folder: &Path, most: u64) -> Result<(), Problem> {
     match sum <= most {
         true => Ok(()),
         false => {
-            let message = format!("packages take {} MiB already; they may take {}", sum >> 20, most >> 20);
+            let message = format!(
+                "packages take {} MiB already; they may take {}",
+                sum >> 20,
+                most >> 20
+            );
             let hint = "those that no tool used for two hours are removed by themselves; it is tried again";
             Err(Problem::new(message, hint).passing())
         }

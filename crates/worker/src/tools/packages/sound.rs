@@ -71,7 +71,13 @@ pub(super) struct Known {
 impl Known {
     fn new(of: Wheels) -> Known {
         let (tried, added) = (Tried::new(), Added::default());
-        Known { of, tried, added, again: Some(Instant::now()), pause: SHORTEST_PAUSE }
+        Known {
+            of,
+            tried,
+            added,
+            again: Some(Instant::now()),
+            pause: SHORTEST_PAUSE,
+        }
     }
 
     fn is_due(&self) -> bool {
@@ -105,17 +111,30 @@ impl Known {
 }
 
 fn left_out(name: &str, problem: &Problem) -> Problem {
-    let message = format!("the wheel `{}` is left out: {}", word(name), problem.message);
+    let message = format!(
+        "the wheel `{}` is left out: {}",
+        word(name),
+        problem.message
+    );
     let hint = match problem.is_passing {
         true => "tools that import it fail; it is tried again after a while",
-        false => "tools that import it fail; put one that can be installed, or what it needs, into wheels/",
+        false => {
+            "tools that import it fail; put one that can be installed, or what it needs, into wheels/"
+        }
     };
-    Problem { is_passing: problem.is_passing, ..Problem::new(message, hint) }
+    Problem {
+        is_passing: problem.is_passing,
+        ..Problem::new(message, hint)
+    }
 }
 
 /// Another wheel of its package is taken.
 fn left_out_for(name: &str, taken: &str) -> Problem {
-    let message = format!("the wheel `{}` is left out: `{}` is of the same package", word(name), word(taken));
+    let message = format!(
+        "the wheel `{}` is left out: `{}` is of the same package",
+        word(name),
+        word(taken)
+    );
     Problem::new(message, "keep one of the two in wheels/")
 }
 
@@ -163,13 +182,20 @@ struct Added {
 impl Added {
     /// Those that are to be tried with what there is. What came with another needs no try.
     fn untried(&self) -> Vec<String> {
-        let others = in_order(&self.of).into_iter().filter(|(_, package)| !self.names.contains_key(package));
+        let others = in_order(&self.of)
+            .into_iter()
+            .filter(|(_, package)| !self.names.contains_key(package));
         open(others.map(|(name, _)| name).collect(), &self.tried)
     }
 
     /// All that there is, and this.
     fn with(&self, name: &str) -> Vec<String> {
-        self.names.values().map(String::as_str).chain([name]).map(str::to_owned).collect()
+        self.names
+            .values()
+            .map(String::as_str)
+            .chain([name])
+            .map(str::to_owned)
+            .collect()
     }
 
     /// It was tried with what there is.
@@ -186,15 +212,22 @@ impl Added {
     }
 
     fn chosen(&self) -> Chosen {
-        let mut chosen = Chosen { names: self.names.clone(), problems: Vec::new() };
+        let mut chosen = Chosen {
+            names: self.names.clone(),
+            problems: Vec::new(),
+        };
         for (name, package) in in_order(&self.of) {
-            chosen.problems.extend(match (self.names.get(&package), self.tried.get(&name)) {
-                (Some(taken), _) if *taken == name => None,
-                (_, Some(Err(problem))) if !problem.is_passing => Some(left_out(&name, problem)),
-                (Some(taken), _) => Some(left_out_for(&name, taken)),
-                (None, Some(Err(problem))) => Some(left_out(&name, problem)),
-                (None, Some(Ok(())) | None) => Some(left_out(&name, &late())),
-            });
+            chosen
+                .problems
+                .extend(match (self.names.get(&package), self.tried.get(&name)) {
+                    (Some(taken), _) if *taken == name => None,
+                    (_, Some(Err(problem))) if !problem.is_passing => {
+                        Some(left_out(&name, problem))
+                    }
+                    (Some(taken), _) => Some(left_out_for(&name, taken)),
+                    (None, Some(Err(problem))) => Some(left_out(&name, problem)),
+                    (None, Some(Ok(())) | None) => Some(left_out(&name, &late())),
+                });
         }
         chosen
     }
@@ -205,7 +238,10 @@ fn in_order(wheels: &Wheels) -> Vec<(String, String)> {
     let mut by_package: BTreeMap<String, Vec<(Reverse<Version>, &String)>> = BTreeMap::new();
     for name in wheels.files.keys() {
         let (package, version) = of_wheel(name);
-        by_package.entry(package).or_default().push((Reverse(version), name));
+        by_package
+            .entry(package)
+            .or_default()
+            .push((Reverse(version), name));
     }
     let mut ranked = Vec::new();
     for (package, mut wheels) in by_package {
@@ -214,12 +250,19 @@ fn in_order(wheels: &Wheels) -> Vec<(String, String)> {
         ranked.extend(wheels.into_iter().enumerate().map(one));
     }
     ranked.sort();
-    ranked.into_iter().map(|(_, name, package)| (name, package)).collect()
+    ranked
+        .into_iter()
+        .map(|(_, name, package)| (name, package))
+        .collect()
 }
 
 impl Installer {
     /// Finds out, once for the same wheels, and again where that may lead to more. For that nobody else waits.
-    pub(crate) async fn sound(&self, wheels: &Wheels, tell: impl Fn(String) + Send + Sync) -> Sound {
+    pub(crate) async fn sound(
+        &self,
+        wheels: &Wheels,
+        tell: impl Fn(String) + Send + Sync,
+    ) -> Sound {
         if wheels.files.is_empty() {
             return Sound::default();
         }
@@ -250,7 +293,12 @@ impl Installer {
         let mut failed = Problem::default();
         if known.tried.is_empty() {
             match self.layer(None, &known.of, tell).await {
-                Ok(_) => return Sound { wheels: known.of.clone(), ..Sound::default() },
+                Ok(_) => {
+                    return Sound {
+                        wheels: known.of.clone(),
+                        ..Sound::default()
+                    };
+                }
                 Err(problem) => failed = problem,
             }
         }
@@ -268,13 +316,21 @@ impl Installer {
                     let wheels = chosen.of(&good);
                     problems.extend(chosen.problems);
                     let is_lacking = problems.iter().any(|problem| problem.is_passing);
-                    return Sound { wheels, problems, is_lacking };
+                    return Sound {
+                        wheels,
+                        problems,
+                        is_lacking,
+                    };
                 }
                 Err(problem) => failed = problem,
             }
         }
         let message = format!("{}; tools are served without", failed.message);
-        Sound { problems: vec![Problem { message, ..failed }], is_lacking: true, ..Sound::default() }
+        Sound {
+            problems: vec![Problem { message, ..failed }],
+            is_lacking: true,
+            ..Sound::default()
+        }
     }
 
     /// Installs what goes together of wheels that can be installed.
@@ -289,7 +345,12 @@ impl Installer {
             match self.layer(None, &newest.of(good), tell).await {
                 Ok(_) => return Ok(newest),
                 Err(problem) if problem.is_passing => return Err(problem),
-                Err(_) => *added = Added { of: good.clone(), ..Added::default() },
+                Err(_) => {
+                    *added = Added {
+                        of: good.clone(),
+                        ..Added::default()
+                    }
+                }
             }
         }
         self.add_up(added, tell).await?;
@@ -305,14 +366,27 @@ impl Installer {
 
     /// Adds one after the other, in one box that has them all, each with what it takes from the others, and leaves out what
     /// cannot be installed with those before it. However slow, it comes one further each time.
-    async fn add_up(&self, added: &mut Added, tell: &(impl Fn(String) + Send + Sync)) -> Result<(), Problem> {
+    async fn add_up(
+        &self,
+        added: &mut Added,
+        tell: &(impl Fn(String) + Send + Sync),
+    ) -> Result<(), Problem> {
         let (names, until) = (added.untried(), Instant::now() + self.0.patience);
         if names.is_empty() {
             return Ok(());
         }
-        tell(format!("wheels do not go together: {} are added one after the other", names.len()));
+        tell(format!(
+            "wheels do not go together: {} are added one after the other",
+            names.len()
+        ));
         let good = added.of.clone();
-        let session = self.open_box(&Wanted { requirement: None, wheels: &good, only: None }).await?;
+        let session = self
+            .open_box(&Wanted {
+                requirement: None,
+                wheels: &good,
+                only: None,
+            })
+            .await?;
         for name in names {
             if added.names.contains_key(&of_wheel(&name).0) {
                 continue;
@@ -333,9 +407,19 @@ impl Installer {
         if names.is_empty() {
             return late();
         }
-        tell(format!("wheels cannot be installed together: {} are tried alone", names.len()));
+        tell(format!(
+            "wheels cannot be installed together: {} are tried alone",
+            names.len()
+        ));
         let all = known.of.clone();
-        let session = match self.open_box(&Wanted { requirement: None, wheels: &all, only: None }).await {
+        let session = match self
+            .open_box(&Wanted {
+                requirement: None,
+                wheels: &all,
+                only: None,
+            })
+            .await
+        {
             Ok(session) => session,
             Err(problem) => return problem.passing(),
         };
@@ -357,9 +441,21 @@ impl Installer {
         wheels: &Wheels,
         only: &[String],
     ) -> Result<Vec<(String, Version)>, Problem> {
-        let place = self.0.folder.join(format!("{MAKING}{}", engine::fresh_id()));
-        let made =
-            self.make_in(session, &Wanted { requirement: None, wheels, only: Some(only) }, &place).await;
+        let place = self
+            .0
+            .folder
+            .join(format!("{MAKING}{}", engine::fresh_id()));
+        let made = self
+            .make_in(
+                session,
+                &Wanted {
+                    requirement: None,
+                    wheels,
+                    only: Some(only),
+                },
+                &place,
+            )
+            .await;
         let installed = blocking(move || {
             let found = packages_in(&place);
             _ = fs::remove_dir_all(place);
@@ -370,7 +466,9 @@ impl Installer {
         blocking(move || {
             // Pip leaves none where it found at once that it cannot; what stays would be taken for the next one's.
             match tree.stat(Path::new(LAYER)).is_ok() {
-                true => tree.remove(Path::new(LAYER), true).map_err(|error| not_begun(&error.to_string())),
+                true => tree
+                    .remove(Path::new(LAYER), true)
+                    .map_err(|error| not_begun(&error.to_string())),
                 false => Ok(()),
             }
         })
@@ -381,12 +479,18 @@ impl Installer {
 
 /// What is in a folder, by pip's own notes there: `NAME-VERSION.dist-info`.
 fn packages_in(folder: &Path) -> Result<Vec<(String, Version)>, Problem> {
-    let failed = |error: io::Error| not_begun(&format!("what was installed cannot be read: {error}"));
+    let failed =
+        |error: io::Error| not_begun(&format!("what was installed cannot be read: {error}"));
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        if let Some((name, version)) =
-            name.strip_suffix(".dist-info").and_then(|package| package.rsplit_once('-'))
+        let name = entry
+            .map_err(failed)?
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        if let Some((name, version)) = name
+            .strip_suffix(".dist-info")
+            .and_then(|package| package.rsplit_once('-'))
         {
             // Some write a name with the sign that parts names of wheels.
             found.push(of_wheel(&format!("{}-{version}", name.replace('-', "_"))));
@@ -405,15 +509,28 @@ mod tests {
 
     #[test]
     fn the_newest_of_each_package_come_first() {
-        let files = ["b-1.0-py3-none-any.whl", "A-1.10-py3-none-any.whl", "a-1.9-py3-none-any.whl"];
+        let files = [
+            "b-1.0-py3-none-any.whl",
+            "A-1.10-py3-none-any.whl",
+            "a-1.9-py3-none-any.whl",
+        ];
         let mut wheels = Wheels::default();
         wheels.files = files.map(|name| (name.to_owned(), String::new())).into();
-        let names: Vec<String> = in_order(&wheels).into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = in_order(&wheels)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
         assert_eq!(names, [files[1], files[0], files[2]]);
         let newest = Chosen::newest(&wheels);
-        assert_eq!(newest.of(&wheels).files.into_keys().collect::<Vec<_>>(), [files[1], files[0]]);
+        assert_eq!(
+            newest.of(&wheels).files.into_keys().collect::<Vec<_>>(),
+            [files[1], files[0]]
+        );
         let told: Vec<String> = newest.problems.iter().map(ToString::to_string).collect();
-        assert!(told.len() == 1 && told[0].contains(files[2]) && told[0].contains(files[1]), "{told:?}");
+        assert!(
+            told.len() == 1 && told[0].contains(files[2]) && told[0].contains(files[1]),
+            "{told:?}"
+        );
     }
 
     #[test]
@@ -423,13 +540,20 @@ mod tests {
         wheels.files = files.into();
         let mut known = Known::new(wheels);
         assert!(known.is_due() && known.untried() == ["a", "b", "c", "d"]);
-        known.tried.insert("a".to_owned(), Err(Problem::new("too slow", "").passing()));
-        known.tried.insert("b".to_owned(), Err(Problem::new("no zip", "")));
+        known
+            .tried
+            .insert("a".to_owned(), Err(Problem::new("too slow", "").passing()));
+        known
+            .tried
+            .insert("b".to_owned(), Err(Problem::new("no zip", "")));
         known.tried.insert("c".to_owned(), Ok(()));
         assert_eq!(known.untried(), ["d", "a"]);
         let (good, problems) = known.parted(&Problem::new("no time", "").passing());
         assert_eq!(good.files.into_keys().collect::<Vec<_>>(), ["c"]);
-        let told = problems.iter().map(|problem| (&*problem.message, problem.is_passing)).collect::<Vec<_>>();
+        let told = problems
+            .iter()
+            .map(|problem| (&*problem.message, problem.is_passing))
+            .collect::<Vec<_>>();
         let expected = [
             ("the wheel `a` is left out: too slow", true),
             ("the wheel `b` is left out: no zip", false),

@@ -7,8 +7,14 @@ use std::iter::Peekable;
 pub(super) fn of_wheel(file: &str) -> (String, Version) {
     let mut parts = file.split('-');
     let name = parts.next().unwrap_or_default().to_ascii_lowercase();
-    let name: Vec<&str> = name.split(['_', '.']).filter(|part| !part.is_empty()).collect();
-    (name.join("-"), Version::new(parts.next().unwrap_or_default()))
+    let name: Vec<&str> = name
+        .split(['_', '.'])
+        .filter(|part| !part.is_empty())
+        .collect();
+    (
+        name.join("-"),
+        Version::new(parts.next().unwrap_or_default()),
+    )
 }
 
 /// A version that can be compared. The fields count in this order.
@@ -52,7 +58,8 @@ impl Version {
         let (epoch, rest) = public.split_once('!').unwrap_or(("0", public));
         let mut rest = parts(rest).into_iter().peekable();
         let mut release = Vec::new();
-        while let Some(Part::Number(number)) = rest.next_if(|part| matches!(part, Part::Number(_))) {
+        while let Some(Part::Number(number)) = rest.next_if(|part| matches!(part, Part::Number(_)))
+        {
             release.push(number);
         }
         while release.last() == Some(&0) {
@@ -71,9 +78,20 @@ impl Version {
                 _ => {}
             }
         }
-        let without = if post.is_none() && dev != Dev::No { Stage::Dev } else { Stage::Release };
+        let without = if post.is_none() && dev != Dev::No {
+            Stage::Dev
+        } else {
+            Stage::Release
+        };
         let (epoch, stage) = (epoch.parse().unwrap_or(0), stage.unwrap_or(without));
-        Version { epoch, release, stage, post, dev, local: parts(local) }
+        Version {
+            epoch,
+            release,
+            stage,
+            post,
+            dev,
+            local: parts(local),
+        }
     }
 }
 
@@ -90,7 +108,9 @@ fn parts(text: &str) -> Vec<Part> {
     let mut parts = Vec::new();
     for piece in text.split(|letter: char| !letter.is_ascii_alphanumeric()) {
         let is_digit = |byte: &u8| byte.is_ascii_digit();
-        let runs = piece.as_bytes().chunk_by(|one, other| is_digit(one) == is_digit(other));
+        let runs = piece
+            .as_bytes()
+            .chunk_by(|one, other| is_digit(one) == is_digit(other));
         parts.extend(runs.map(|run| {
             let run = String::from_utf8_lossy(run);
             match run.starts_with(|letter: char| letter.is_ascii_digit()) {
@@ -138,7 +158,11 @@ mod tests {
         for pair in ascending.windows(2) {
             assert!(Version::new(pair[0]) < Version::new(pair[1]), "{pair:?}");
         }
-        for (one, other) in [("1", "1.0.0"), ("1.0RC1", "1.0-c.1"), ("1.0_post2", "1.0.post2")] {
+        for (one, other) in [
+            ("1", "1.0.0"),
+            ("1.0RC1", "1.0-c.1"),
+            ("1.0_post2", "1.0.post2"),
+        ] {
             assert_eq!(Version::new(one), Version::new(other), "{one} {other}");
         }
     }
@@ -146,8 +170,14 @@ mod tests {
     #[test]
     fn one_package_has_one_name_however_it_is_written() {
         let name = |file: &str| of_wheel(file).0;
-        assert_eq!(name("Zope.Interface-1.0-py3-none-any.whl"), name("zope__interface-2-1-cp311-x-y.whl"));
-        assert_ne!(name("zope-1.0-py3-none-any.whl"), name("zope_interface-1.0-py3-none-any.whl"));
+        assert_eq!(
+            name("Zope.Interface-1.0-py3-none-any.whl"),
+            name("zope__interface-2-1-cp311-x-y.whl")
+        );
+        assert_ne!(
+            name("zope-1.0-py3-none-any.whl"),
+            name("zope_interface-1.0-py3-none-any.whl")
+        );
         assert_eq!(of_wheel("a-1.5-7-py3-none-any.whl").1, Version::new("1.5"));
         assert_eq!(of_wheel("odd.whl").1, Version::new(""));
     }

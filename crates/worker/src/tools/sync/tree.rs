@@ -105,14 +105,22 @@ impl Tree {
         }
         sweep(&own)?;
         let table = Table::read(&own);
-        Ok(Tree { base, own, lock, table })
+        Ok(Tree {
+            base,
+            own,
+            lock,
+            table,
+        })
     }
 
     /// What of it is not here, or not as it is wanted.
     pub(super) fn changes(&self, wanted: &BTreeMap<String, Wanted>) -> Changes {
         let mut changes = Changes::default();
         for (path, object) in wanted {
-            let entry = Entry { mark: object.mark.clone(), size: object.size };
+            let entry = Entry {
+                mark: object.mark.clone(),
+                size: object.size,
+            };
             match self.table.files.get(path) {
                 Some(known) if *known == entry && self.size(path) == Some(object.size) => {}
                 None if self.is_known_to_differ(path, object) => changes.foreign.push(path.clone()),
@@ -146,19 +154,40 @@ impl Tree {
         Ok(foreign)
     }
 
-    fn remember(&mut self, foreign: &[String], wanted: &BTreeMap<String, Wanted>) -> io::Result<()> {
+    fn remember(
+        &mut self,
+        foreign: &[String],
+        wanted: &BTreeMap<String, Wanted>,
+    ) -> io::Result<()> {
         for path in foreign {
             if let (Some(object), Some(stamp)) = (wanted.get(path), self.foreign(path)) {
-                self.table.foreign.insert(path.clone(), Differing { mark: object.mark.clone(), stamp });
+                self.table.foreign.insert(
+                    path.clone(),
+                    Differing {
+                        mark: object.mark.clone(),
+                        stamp,
+                    },
+                );
             }
         }
-        self.table.foreign.retain(|path, _| wanted.contains_key(path));
+        self.table
+            .foreign
+            .retain(|path, _| wanted.contains_key(path));
         self.table.write(&self.own)
     }
 
-    fn change_all(&mut self, wanted: &BTreeMap<String, Wanted>, fetched: Vec<Fetched>) -> io::Result<()> {
-        let vanished: Vec<String> =
-            self.table.files.keys().filter(|path| !wanted.contains_key(*path)).cloned().collect();
+    fn change_all(
+        &mut self,
+        wanted: &BTreeMap<String, Wanted>,
+        fetched: Vec<Fetched>,
+    ) -> io::Result<()> {
+        let vanished: Vec<String> = self
+            .table
+            .files
+            .keys()
+            .filter(|path| !wanted.contains_key(*path))
+            .cloned()
+            .collect();
         if fetched.is_empty() && vanished.is_empty() {
             return Ok(());
         }
@@ -180,16 +209,21 @@ impl Tree {
     ) -> io::Result<()> {
         let folders: BTreeSet<&str> = wanted.keys().flat_map(|path| ancestors(path)).collect();
         let in_the_way = |path: &String| {
-            folders.contains(path.as_str()) || ancestors(path).any(|folder| wanted.contains_key(folder))
+            folders.contains(path.as_str())
+                || ancestors(path).any(|folder| wanted.contains_key(folder))
         };
-        let (first, mut last): (Vec<String>, Vec<String>) = vanished.into_iter().partition(in_the_way);
+        let (first, mut last): (Vec<String>, Vec<String>) =
+            vanished.into_iter().partition(in_the_way);
         first.iter().try_for_each(|path| self.take_away(path))?;
         fetched.sort_by_key(|file| is_manifest(&file.path));
         for file in &fetched {
             let named = |error| io::Error::other(format!("{}: {error}", names::shown(&file.path)));
             self.put(file).map_err(named)?;
             if let Some(object) = wanted.get(&file.path) {
-                let entry = Entry { mark: object.mark.clone(), size: object.size };
+                let entry = Entry {
+                    mark: object.mark.clone(),
+                    size: object.size,
+                };
                 self.table.files.insert(file.path.clone(), entry);
             }
         }
@@ -227,8 +261,13 @@ impl Tree {
 
     /// Whether something is there that is not the object. One of the same size is looked at more closely when that is here.
     fn is_known_to_differ(&self, path: &str, object: &Wanted) -> bool {
-        let Some(stamp) = self.foreign(path) else { return false };
-        let now = Differing { mark: object.mark.clone(), stamp };
+        let Some(stamp) = self.foreign(path) else {
+            return false;
+        };
+        let now = Differing {
+            mark: object.mark.clone(),
+            stamp,
+        };
         self.size(path) != Some(object.size) || self.table.foreign.get(path) == Some(&now)
     }
 
@@ -242,7 +281,10 @@ impl Tree {
         };
         let found = rustix::fs::statat(folder.ok()?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         (FileType::from_raw_mode(found.st_mode) != FileType::Directory).then(|| {
-            format!("{} {} {}.{:09}", found.st_ino, found.st_size, found.st_ctime, found.st_ctime_nsec)
+            format!(
+                "{} {} {}.{:09}",
+                found.st_ino, found.st_size, found.st_ctime, found.st_ctime_nsec
+            )
         })
     }
 
@@ -253,7 +295,9 @@ impl Tree {
     }
 
     fn size(&self, path: &str) -> Option<u64> {
-        let found = File::from(beneath::read(&self.base, path).ok()?).metadata().ok()?;
+        let found = File::from(beneath::read(&self.base, path).ok()?)
+            .metadata()
+            .ok()?;
         found.is_file().then_some(found.len())
     }
 }
@@ -264,7 +308,10 @@ impl Table {
         let mut text = Vec::new();
         let read = beneath::read(own, TABLE)
             .and_then(|file| File::from(file).take(LONGEST_TABLE).read_to_end(&mut text));
-        let mut table: Table = read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        let mut table: Table = read
+            .ok()
+            .and_then(|_| serde_json::from_slice(&text).ok())
+            .unwrap_or_default();
         // Whoever wrote it: no path in it may lead elsewhere.
         table.files.retain(|path, _| refusal(path).is_none());
         table
@@ -314,7 +361,9 @@ fn remove(base: &OwnedFd, path: &str) -> io::Result<()> {
         };
         let Ok(folder) = folder else { return Ok(()) };
         match (rustix::fs::unlinkat(&folder, name, how), folders) {
-            (Ok(()) | Err(Errno::NOENT), Some(folders)) => (rest, how) = (folders, AtFlags::REMOVEDIR),
+            (Ok(()) | Err(Errno::NOENT), Some(folders)) => {
+                (rest, how) = (folders, AtFlags::REMOVEDIR)
+            }
             (Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST), _) => return Ok(()),
             (Err(Errno::ISDIR | Errno::NOTDIR), _) => return Ok(()),
             (Err(source), _) => return Err(source.into()),
@@ -338,5 +387,9 @@ fn is_manifest(path: &str) -> bool {
 fn mode(file: &File) -> io::Result<u32> {
     let mut start = Vec::new();
     file.take(4).read_to_end(&mut start)?;
-    Ok(if start.starts_with(b"#!") || start == b"\x7fELF" { 0o755 } else { 0o644 })
+    Ok(if start.starts_with(b"#!") || start == b"\x7fELF" {
+        0o755
+    } else {
+        0o644
+    })
 }

@@ -21,8 +21,12 @@ impl Addresses {
     pub fn named(name: &str) -> Result<Addresses, String> {
         match name {
             "solace" => Ok(Addresses::Solace),
-            "rabbitmq" => Ok(Addresses::Rabbit { exchange: "amq.topic".to_owned() }),
-            other => Err(format!("`{other}` is no scheme of addresses: use `solace` or `rabbitmq`")),
+            "rabbitmq" => Ok(Addresses::Rabbit {
+                exchange: "amq.topic".to_owned(),
+            }),
+            other => Err(format!(
+                "`{other}` is no scheme of addresses: use `solace` or `rabbitmq`"
+            )),
         }
     }
 
@@ -64,7 +68,11 @@ impl Addresses {
         match self {
             Addresses::Solace => format!("topic://{topic}"),
             Addresses::Rabbit { exchange } => {
-                format!("/exchange/{}/{}", escaped(exchange), escaped(&swapped(topic)))
+                format!(
+                    "/exchange/{}/{}",
+                    escaped(exchange),
+                    escaped(&swapped(topic))
+                )
             }
         }
     }
@@ -87,8 +95,12 @@ impl Addresses {
                 None => Some(address.to_owned()),
             },
             Addresses::Rabbit { .. } => {
-                let rest = address.strip_prefix("/exchange/").and_then(|rest| rest.split_once('/'));
-                let key = rest.map(|(_, key)| key).or_else(|| address.strip_prefix("/topic/"))?;
+                let rest = address
+                    .strip_prefix("/exchange/")
+                    .and_then(|rest| rest.split_once('/'));
+                let key = rest
+                    .map(|(_, key)| key)
+                    .or_else(|| address.strip_prefix("/topic/"))?;
                 Some(swapped(&key.replace("%2F", "/")))
             }
         }
@@ -123,10 +135,16 @@ mod tests {
 
     #[test]
     fn topics_come_back_as_they_went() {
-        let schemes = [Addresses::named("solace").unwrap(), Addresses::named("rabbitmq").unwrap()];
+        let schemes = [
+            Addresses::named("solace").unwrap(),
+            Addresses::named("rabbitmq").unwrap(),
+        ];
         for addresses in &schemes {
             for topic in ["a/b", "my.org/dev/a2a/v1/sam_remote_tool/invoke/x.y"] {
-                assert_eq!(addresses.topic_of(&addresses.topic(topic)).as_deref(), Some(topic));
+                assert_eq!(
+                    addresses.topic_of(&addresses.topic(topic)).as_deref(),
+                    Some(topic)
+                );
                 if let Some(key) = addresses.key(topic) {
                     assert_eq!(addresses.topic_of_key(&key).as_deref(), Some(topic));
                 }
@@ -134,8 +152,14 @@ mod tests {
             assert_eq!(addresses.topic_of("queue://a"), None);
             assert!(addresses.pattern("a/b*").is_err() && addresses.pattern("a/+").is_err());
         }
-        assert_eq!(schemes[0].pattern("n/cancel/>").unwrap(), "topic://n/cancel/>");
-        assert_eq!(schemes[1].pattern("n.m/*/>").unwrap(), "/exchange/amq.topic/n%2Fm.*.#");
+        assert_eq!(
+            schemes[0].pattern("n/cancel/>").unwrap(),
+            "topic://n/cancel/>"
+        );
+        assert_eq!(
+            schemes[1].pattern("n.m/*/>").unwrap(),
+            "/exchange/amq.topic/n%2Fm.*.#"
+        );
         assert_eq!(schemes[1].queue("n/q/str/w"), "/amq/queue/n%2Fq%2Fstr%2Fw");
         assert!(Addresses::named("other").is_err());
     }

@@ -66,7 +66,9 @@ pub(super) struct Named {
 
 impl Named {
     pub(super) fn of(value: Value) -> Option<Named> {
-        let Value::Described(name, value) = value else { return None };
+        let Value::Described(name, value) = value else {
+            return None;
+        };
         let name = match *name {
             Value::Symbol(word) => name::WORDS.iter().find(|(known, _)| *known == word)?.1,
             name => name.number()?,
@@ -86,7 +88,8 @@ impl Named {
     }
 
     pub(super) fn uint(&self, at: usize) -> Option<u32> {
-        self.number(at).and_then(|number| u32::try_from(number).ok())
+        self.number(at)
+            .and_then(|number| u32::try_from(number).ok())
     }
 
     pub(super) fn flag(&self, at: usize) -> bool {
@@ -127,7 +130,9 @@ pub(super) enum Bad {
 
 /// Takes a frame from the beginning of `bytes`; none if there is not all of it yet.
 pub(super) fn read(bytes: &mut BytesMut, largest: usize) -> Result<Option<Frame>, Bad> {
-    let Some((mut head, _)) = bytes.split_at_checked(HEADER) else { return Ok(None) };
+    let Some((mut head, _)) = bytes.split_at_checked(HEADER) else {
+        return Ok(None);
+    };
     let size = usize::try_from(head.get_u32()).unwrap_or(usize::MAX);
     let offset = usize::from(head.get_u8()) * 4;
     if size > largest || offset < HEADER || offset > size {
@@ -148,11 +153,22 @@ pub(super) fn read(bytes: &mut BytesMut, largest: usize) -> Result<Option<Frame>
         return Ok(Some(Frame::Empty));
     }
     let what = Named::of(Value::read(&mut payload)?).ok_or(Bad::Performative)?;
-    Ok(Some(Frame::Said { kind, channel, what, payload }))
+    Ok(Some(Frame::Said {
+        kind,
+        channel,
+        what,
+        payload,
+    }))
 }
 
 /// Writes a frame; gives its size.
-pub(super) fn write(out: &mut BytesMut, kind: Kind, name: u64, fields: Vec<Value>, payload: &[u8]) -> usize {
+pub(super) fn write(
+    out: &mut BytesMut,
+    kind: Kind,
+    name: u64,
+    fields: Vec<Value>,
+    payload: &[u8],
+) -> usize {
     let at = out.len();
     out.put_u32(0);
     out.put_slice(&[2, u8::from(kind == Kind::Sasl), 0, 0]);
@@ -175,7 +191,10 @@ pub(super) fn error(of: Option<&Named>) -> String {
     };
     let condition = error.get(0).words().unwrap_or("no condition");
     let text = error.get(1).words().unwrap_or_default();
-    let told: String =
-        format!("{condition} {text}").chars().filter(|letter| !letter.is_control()).take(300).collect();
+    let told: String = format!("{condition} {text}")
+        .chars()
+        .filter(|letter| !letter.is_control())
+        .take(300)
+        .collect();
     told.trim_end().to_owned()
 }

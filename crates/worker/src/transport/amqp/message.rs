@@ -46,10 +46,15 @@ pub(super) fn write(message: &Outgoing, addresses: &Addresses) -> Bytes {
     Value::named(section::HEADER, vec![Value::Bool(true)]).write(&mut out);
     let null = || Value::Null;
     let to = Value::Text(addresses.topic(&message.topic));
-    let subject = addresses.key(&message.topic).map_or(Value::Null, Value::Text);
+    let subject = addresses
+        .key(&message.topic)
+        .map_or(Value::Null, Value::Text);
     Value::named(section::PROPERTIES, vec![null(), null(), to, subject]).write(&mut out);
     if !message.properties.is_empty() {
-        let pairs = message.properties.iter().map(|(key, value)| (Value::text(key), typed(key, value)));
+        let pairs = message
+            .properties
+            .iter()
+            .map(|(key, value)| (Value::text(key), typed(key, value)));
         described(&mut out, section::APPLICATION);
         Value::Map(pairs.collect()).write(&mut out);
     }
@@ -82,8 +87,12 @@ pub(super) fn read(mut bytes: Bytes, addresses: &Addresses) -> Result<Incoming, 
             section::DATA | section::VALUE => data.push(body(name, one)?),
             section::PROPERTIES => {
                 if let Value::List(fields) = beside(one)? {
-                    let words =
-                        |at: usize| fields.get(at).and_then(Value::words).filter(|text| !text.is_empty());
+                    let words = |at: usize| {
+                        fields
+                            .get(at)
+                            .and_then(Value::words)
+                            .filter(|text| !text.is_empty())
+                    };
                     named = words(2)
                         .and_then(|to| addresses.topic_of(to))
                         .or_else(|| words(3).and_then(|key| addresses.topic_of_key(key)));
@@ -102,7 +111,10 @@ pub(super) fn read(mut bytes: Bytes, addresses: &Addresses) -> Result<Incoming, 
     // Where the broker does not say it, the sender's word counts: then whoever may write to the queue may ask for any tool.
     incoming.topic = annotated.or(named);
     if let Some(reply_to) = reply_to {
-        incoming.properties.entry("replyTo".to_owned()).or_insert(reply_to);
+        incoming
+            .properties
+            .entry("replyTo".to_owned())
+            .or_insert(reply_to);
     }
     incoming.payload = match <[Bytes; 1]>::try_from(data) {
         Ok([one]) => one,
@@ -124,7 +136,9 @@ fn section_name(section: &mut Bytes) -> Result<u64, Unclear> {
             "amqp:application-properties:map" => section::APPLICATION,
             "amqp:data:binary" => section::DATA,
             "amqp:amqp-value:*" => section::VALUE,
-            "amqp:header:list" | "amqp:delivery-annotations:map" | "amqp:footer:map" => section::HEADER,
+            "amqp:header:list" | "amqp:delivery-annotations:map" | "amqp:footer:map" => {
+                section::HEADER
+            }
             _ => return Err(Unclear::Body),
         }),
         name => name.number().ok_or(Unclear::Flaw(Flaw::Type)),
@@ -140,7 +154,9 @@ fn beside(mut section: Bytes) -> Result<Value, Unclear> {
 
 fn body(name: u64, mut section: Bytes) -> Result<Bytes, Unclear> {
     // Only these are read: a list of millions is not even looked at.
-    let is_flat = section.first().is_some_and(|code| matches!(code, 0xa0 | 0xb0 | 0xa1 | 0xb1));
+    let is_flat = section
+        .first()
+        .is_some_and(|code| matches!(code, 0xa0 | 0xb0 | 0xa1 | 0xb1));
     match (is_flat, name) {
         (true, _) => match Value::read(&mut section)? {
             Value::Binary(bytes) => Ok(bytes),
@@ -153,16 +169,23 @@ fn body(name: u64, mut section: Bytes) -> Result<Bytes, Unclear> {
 
 /// The broker's own word on where it went; newer versions of RabbitMQ give it.
 fn routing_key(annotations: &Value) -> Option<String> {
-    let Value::Map(pairs) = annotations else { return None };
-    let mut known =
-        pairs.iter().filter(|(key, _)| matches!(key.words(), Some("x-routing-key" | "x-opt-routing-key")));
-    known.next().and_then(|(_, value)| value.words().map(str::to_owned))
+    let Value::Map(pairs) = annotations else {
+        return None;
+    };
+    let mut known = pairs
+        .iter()
+        .filter(|(key, _)| matches!(key.words(), Some("x-routing-key" | "x-opt-routing-key")));
+    known
+        .next()
+        .and_then(|(_, value)| value.words().map(str::to_owned))
 }
 
 /// Of two with one name the first counts.
 fn properties(value: Value) -> Properties {
     let mut properties = Properties::new();
-    let Value::Map(pairs) = value else { return properties };
+    let Value::Map(pairs) = value else {
+        return properties;
+    };
     for (key, value) in pairs {
         if let (Some(key), Some(value)) = (key.words(), value.plain()) {
             properties.entry(key.to_owned()).or_insert(value);

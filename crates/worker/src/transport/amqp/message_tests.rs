@@ -16,12 +16,18 @@ fn sections(parts: &[(u64, Value)]) -> Bytes {
 #[test]
 fn what_is_sent_comes_as_it_was() {
     let properties = Properties::from([
-        ("replyTo".to_owned(), "n/a2a/v1/sam_remote_tool/response/a/1".to_owned()),
+        (
+            "replyTo".to_owned(),
+            "n/a2a/v1/sam_remote_tool/response/a/1".to_owned(),
+        ),
         ("timestamp".to_owned(), "1700000000000".to_owned()),
     ]);
     let payload = Bytes::from(vec![7; 100_000]);
-    let message =
-        Outgoing { topic: "n/a.b/c".to_owned(), payload: payload.clone(), properties: properties.clone() };
+    let message = Outgoing {
+        topic: "n/a.b/c".to_owned(),
+        payload: payload.clone(),
+        properties: properties.clone(),
+    };
     for addresses in [Addresses::Solace, rabbit()] {
         let read = read(write(&message, &addresses), &addresses);
         let expected = Incoming {
@@ -47,11 +53,25 @@ fn every_single_value_is_a_text_and_the_reply_address_counts_where_no_property_s
         ("i", Value::List(vec![Value::Null])),
         ("j", Value::Null),
     ];
-    let application = Value::Map(pairs.into_iter().map(|(key, value)| (Value::text(key), value)).collect());
+    let application = Value::Map(
+        pairs
+            .into_iter()
+            .map(|(key, value)| (Value::text(key), value))
+            .collect(),
+    );
     let null = || Value::Null;
     let reply = Value::text("topic://n/r");
     let bytes = sections(&[
-        (section::PROPERTIES, Value::List(vec![null(), null(), Value::text("topic://n/t"), null(), reply])),
+        (
+            section::PROPERTIES,
+            Value::List(vec![
+                null(),
+                null(),
+                Value::text("topic://n/t"),
+                null(),
+                reply,
+            ]),
+        ),
         (section::APPLICATION, application),
         (section::VALUE, Value::text("hello")),
     ]);
@@ -69,7 +89,10 @@ fn every_single_value_is_a_text_and_the_reply_address_counts_where_no_property_s
     ];
     let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
     assert_eq!(read.properties, Properties::from(expected));
-    assert_eq!((read.topic.as_deref(), &read.payload[..]), (Some("n/t"), &b"hello"[..]));
+    assert_eq!(
+        (read.topic.as_deref(), &read.payload[..]),
+        (Some("n/t"), &b"hello"[..])
+    );
 }
 
 #[test]
@@ -77,22 +100,48 @@ fn a_topic_is_found_where_brokers_put_it() {
     let body = (section::DATA, Value::Binary(Bytes::from_static(b"x")));
     let null = || Value::Null;
     let subject = Value::List(vec![null(), null(), null(), Value::text("n.a/b.c")]);
-    let key = Value::Map(vec![(Value::Symbol("x-routing-key".to_owned()), Value::text("other.key"))]);
+    let key = Value::Map(vec![(
+        Value::Symbol("x-routing-key".to_owned()),
+        Value::text("other.key"),
+    )]);
     let topic = |parts: &[(u64, Value)]| read(sections(parts), &rabbit()).unwrap().topic;
-    assert_eq!(topic(&[(section::PROPERTIES, subject.clone()), body.clone()]).as_deref(), Some("n/a.b/c"));
-    let both = [(section::ANNOTATIONS, key), (section::PROPERTIES, subject), body.clone()];
-    assert_eq!(topic(&both).as_deref(), Some("other/key"), "the broker knows better than the sender");
+    assert_eq!(
+        topic(&[(section::PROPERTIES, subject.clone()), body.clone()]).as_deref(),
+        Some("n/a.b/c")
+    );
+    let both = [
+        (section::ANNOTATIONS, key),
+        (section::PROPERTIES, subject),
+        body.clone(),
+    ];
+    assert_eq!(
+        topic(&both).as_deref(),
+        Some("other/key"),
+        "the broker knows better than the sender"
+    );
     assert_eq!(topic(&[body]), None);
 }
 
 #[test]
 fn what_cannot_be_taken_is_said() {
     let list = Value::List(vec![Value::Null]);
-    assert_eq!(read(sections(&[(section::VALUE, list.clone())]), &rabbit()), Err(Unclear::Body));
-    assert_eq!(read(sections(&[(0x76, list.clone())]), &rabbit()), Err(Unclear::Body));
-    let large = Value::Map(vec![(Value::text("a"), Value::Text("b".repeat(MOST_BESIDE)))]);
+    assert_eq!(
+        read(sections(&[(section::VALUE, list.clone())]), &rabbit()),
+        Err(Unclear::Body)
+    );
+    assert_eq!(
+        read(sections(&[(0x76, list.clone())]), &rabbit()),
+        Err(Unclear::Body)
+    );
+    let large = Value::Map(vec![(
+        Value::text("a"),
+        Value::Text("b".repeat(MOST_BESIDE)),
+    )]);
     let read_large = read(sections(&[(section::APPLICATION, large)]), &rabbit());
-    assert!(matches!(read_large, Err(Unclear::Beside(size)) if size > MOST_BESIDE), "{read_large:?}");
+    assert!(
+        matches!(read_large, Err(Unclear::Beside(size)) if size > MOST_BESIDE),
+        "{read_large:?}"
+    );
     let mut deep = list;
     for _ in 0..100 {
         deep = Value::List(vec![deep]);

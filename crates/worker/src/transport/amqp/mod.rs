@@ -120,22 +120,35 @@ impl Amqp {
         if settings.queue.is_empty() || settings.container.is_empty() {
             return Err(never("the queue or the client has no name"));
         }
-        if settings.queue.len() > 200 || settings.queue.contains(|letter: char| letter.is_control()) {
-            return Err(never(format!("`{}` cannot be the name of a queue", settings.queue.escape_debug())));
+        if settings.queue.len() > 200 || settings.queue.contains(|letter: char| letter.is_control())
+        {
+            return Err(never(format!(
+                "`{}` cannot be the name of a queue",
+                settings.queue.escape_debug()
+            )));
         }
         if let Some(tls) = &settings.tls {
             tls.name(&settings.host).map_err(never)?;
             tls.config().map_err(never)?;
         }
         let largest_frame = settings.largest_frame.max(SMALLEST_FRAME);
-        Ok(Amqp { settings: Settings { largest_frame, ..settings } })
+        Ok(Amqp {
+            settings: Settings {
+                largest_frame,
+                ..settings
+            },
+        })
     }
 
     async fn greet(&self) -> Result<Client, Trouble> {
         let settings = &self.settings;
         let stream = stream::open(&settings.host, settings.port, settings.tls.as_ref()).await?;
         let largest = usize::try_from(settings.largest_frame).unwrap_or(usize::MAX);
-        let mut greeting = Greeting { stream, incoming: BytesMut::new(), largest };
+        let mut greeting = Greeting {
+            stream,
+            incoming: BytesMut::new(),
+            largest,
+        };
         greeting.headers(SASL).await?;
         self.introduce(&mut greeting).await?;
         greeting.headers(AMQP).await?;
@@ -155,7 +168,12 @@ impl Amqp {
             first: begin.uint(1).unwrap_or(0),
         };
         let session = Session::new(agreed, Instant::now());
-        Ok(Driver::new(greeting.stream, greeting.incoming, session, self.times(&open)))
+        Ok(Driver::new(
+            greeting.stream,
+            greeting.incoming,
+            session,
+            self.times(&open),
+        ))
     }
 
     /// Says who we are. A broker that does not let us in may do so later: passwords change, and not everywhere at once.
@@ -168,27 +186,44 @@ impl Amqp {
         let (mechanism, words) = self.mechanism();
         if !offered.contains(&mechanism) {
             let offered = offered.join(", ").chars().take(200).collect::<String>();
-            return Err(again(format!("the broker does not let us in by {mechanism}, only by: {offered}")));
+            return Err(again(format!(
+                "the broker does not let us in by {mechanism}, only by: {offered}"
+            )));
         }
         let host = Value::text(&self.settings.host);
-        let fields = vec![Value::Symbol(mechanism.to_owned()), Value::Binary(words), host];
+        let fields = vec![
+            Value::Symbol(mechanism.to_owned()),
+            Value::Binary(words),
+            host,
+        ];
         greeting.say(Kind::Sasl, name::INIT, fields).await?;
         let outcome = greeting.hear(Kind::Sasl, name::OUTCOME).await?;
         match outcome.number(0) {
             Some(0) => Ok(()),
-            Some(1) => Err(again("the broker does not know us: user name or password is wrong")),
+            Some(1) => Err(again(
+                "the broker does not know us: user name or password is wrong",
+            )),
             Some(4) => Err(again("the broker cannot check for now who we are")),
-            Some(code) => Err(again(format!("the broker does not let us in (code {code})"))),
+            Some(code) => Err(again(format!(
+                "the broker does not let us in (code {code})"
+            ))),
             None => Err(again("the broker does not say whether it lets us in")),
         }
     }
 
     fn mechanism(&self) -> (&'static str, Bytes) {
-        let has_certificate = self.settings.tls.as_ref().is_some_and(|tls| tls.certificate.is_some());
+        let has_certificate = self
+            .settings
+            .tls
+            .as_ref()
+            .is_some_and(|tls| tls.certificate.is_some());
         match &self.settings.credentials {
             Some(Credentials { user, password }) => {
                 let password = password.as_deref().unwrap_or_default();
-                ("PLAIN", [b"\0", user.as_bytes(), b"\0", password].concat().into())
+                (
+                    "PLAIN",
+                    [b"\0", user.as_bytes(), b"\0", password].concat().into(),
+                )
             }
             None if has_certificate => ("EXTERNAL", Bytes::new()),
             None => ("ANONYMOUS", Bytes::new()),
@@ -209,7 +244,10 @@ impl Amqp {
 
     fn times(&self, open: &Named) -> Times {
         let ours = self.settings.keep_alive;
-        let theirs = open.number(4).filter(|millis| *millis > 0).map(Duration::from_millis);
+        let theirs = open
+            .number(4)
+            .filter(|millis| *millis > 0)
+            .map(Duration::from_millis);
         // Half of it, so that a word that is late is still in time.
         let speak = theirs.map_or(ours, |theirs| theirs.min(ours)) / 2;
         Times {
@@ -221,7 +259,12 @@ impl Amqp {
 }
 
 fn begin() -> Vec<Value> {
-    vec![Value::Null, Value::Uint(0), Value::Uint(0x7fff_ffff), Value::Uint(0x7fff_ffff)]
+    vec![
+        Value::Null,
+        Value::Uint(0),
+        Value::Uint(0x7fff_ffff),
+        Value::Uint(0x7fff_ffff),
+    ]
 }
 
 impl Greeting {
@@ -233,7 +276,9 @@ impl Greeting {
 
     async fn more(&mut self) -> Result<(), Trouble> {
         match self.stream.read_buf(&mut self.incoming).await {
-            Ok(0) => Err(again("the broker closed the connection in the middle of the greeting")),
+            Ok(0) => Err(again(
+                "the broker closed the connection in the middle of the greeting",
+            )),
             Ok(_) => Ok(()),
             Err(error) => Err(again(format!("the greeting broke: {error}"))),
         }
@@ -247,7 +292,9 @@ impl Greeting {
         }
         match self.incoming.split_to(header.len()) == header[..] {
             true => Ok(()),
-            false => Err(again("what is at this address does not speak AMQP 1.0, or wants another greeting")),
+            false => Err(again(
+                "what is at this address does not speak AMQP 1.0, or wants another greeting",
+            )),
         }
     }
 
@@ -266,8 +313,14 @@ impl Greeting {
     async fn hear(&mut self, kind: Kind, name: u64) -> Result<Named, Trouble> {
         loop {
             let read = frame::read(&mut self.incoming, self.largest);
-            match read.map_err(|bad| again(format!("the broker does not speak AMQP as it should: {bad}")))? {
-                Some(Frame::Said { kind: said, what, .. }) if said == kind && what.name == name => {
+            match read.map_err(|bad| {
+                again(format!(
+                    "the broker does not speak AMQP as it should: {bad}"
+                ))
+            })? {
+                Some(Frame::Said {
+                    kind: said, what, ..
+                }) if said == kind && what.name == name => {
                     return Ok(what);
                 }
                 Some(Frame::Said { what, .. }) if what.name == name::CLOSE => {
@@ -275,7 +328,9 @@ impl Greeting {
                     return Err(again(format!("the broker ends the connection: {why}")));
                 }
                 Some(Frame::Empty) => {}
-                Some(_) => return Err(again("the broker answers the greeting with something else")),
+                Some(_) => {
+                    return Err(again("the broker answers the greeting with something else"));
+                }
                 None => self.more().await?,
             }
         }
@@ -286,7 +341,11 @@ impl Connector for Amqp {
     type Connection = Client;
 
     fn address(&self) -> String {
-        let scheme = if self.settings.tls.is_some() { "amqps" } else { "amqp" };
+        let scheme = if self.settings.tls.is_some() {
+            "amqps"
+        } else {
+            "amqp"
+        };
         stream::address(scheme, &self.settings.host, self.settings.port)
     }
 

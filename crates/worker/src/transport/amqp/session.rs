@@ -101,7 +101,11 @@ pub struct Session {
 impl Speaker for Session {
     fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, Trouble> {
         let read = frame::read(incoming, self.agreed.largest_taken);
-        match read.map_err(|bad| again(format!("the broker does not speak AMQP as it should: {bad}")))? {
+        match read.map_err(|bad| {
+            again(format!(
+                "the broker does not speak AMQP as it should: {bad}"
+            ))
+        })? {
             Some(frame) => self.received(frame).map(|()| true),
             None => Ok(false),
         }
@@ -133,7 +137,13 @@ impl Speaker for Session {
         let sent = self.in_flight.values().map(|(_, since)| *since);
         let answers = sent.chain(self.asked.values().copied());
         let answers = answers.map(|since| (since, "has left us unanswered"));
-        answers.chain(self.sender.starved.map(|since| (since, "has given us no credit to send"))).min()
+        answers
+            .chain(
+                self.sender
+                    .starved
+                    .map(|since| (since, "has given us no credit to send")),
+            )
+            .min()
     }
 
     fn give_up(&mut self, sent_by: Instant, why: &str) -> bool {
@@ -144,13 +154,16 @@ impl Speaker for Session {
             is_late.then(|| late.push(*number));
             !is_late
         });
-        late.iter().for_each(|number| self.tell(Event::Unanswered(*number, why.to_owned())));
+        late.iter()
+            .for_each(|number| self.tell(Event::Unanswered(*number, why.to_owned())));
         !late.is_empty()
     }
 
     fn forgive(&mut self, lost: Duration, now: Instant) {
         let sent = self.in_flight.values_mut().map(|(_, since)| since);
-        let all = sent.chain(self.asked.values_mut()).chain(&mut self.sender.starved);
+        let all = sent
+            .chain(self.asked.values_mut())
+            .chain(&mut self.sender.starved);
         all.for_each(|since| *since = (*since + lost).min(now));
     }
 
@@ -163,18 +176,23 @@ impl Speaker for Session {
             return Ok(handle);
         }
         if self.receivers.len() >= MOST_LINKS {
-            return Err(again(format!("more than {MOST_LINKS} things would be listened to")));
+            return Err(again(format!(
+                "more than {MOST_LINKS} things would be listened to"
+            )));
         }
         self.last_handle += 1;
         let handle = self.last_handle;
         self.attach(handle, Some(&address), now);
-        self.receivers.insert(handle, Receiver::new(address, to.clone()));
+        self.receivers
+            .insert(handle, Receiver::new(address, to.clone()));
         Ok(handle)
     }
 
     fn unsubscribe(&mut self, from: &Subscription, _now: Instant) -> Result<(), Trouble> {
         let address = self.address(from)?;
-        let Some((handle, receiver)) = self.listening(&address) else { return Ok(()) };
+        let Some((handle, receiver)) = self.listening(&address) else {
+            return Ok(());
+        };
         receiver.wanted.remove(from);
         if receiver.wanted.is_empty() {
             receiver.listens = Listens::Stopped;
@@ -184,7 +202,9 @@ impl Speaker for Session {
                 0 => self.end_if_settled(handle),
                 _ => self.grant(handle, count, 0),
             }
-            given_back.into_iter().for_each(|delivery| self.give_back(handle, delivery));
+            given_back
+                .into_iter()
+                .for_each(|delivery| self.give_back(handle, delivery));
         }
         Ok(())
     }
@@ -195,10 +215,14 @@ impl Speaker for Session {
 
     fn fill(&mut self, now: Instant) -> Result<(), Trouble> {
         while self.window > 0 && self.outgoing.len() < MOST_BUFFERED {
-            let Some((delivery, mut rest)) = self.sender.current.take().or_else(|| self.begin(now)) else {
+            let Some((delivery, mut rest)) = self.sender.current.take().or_else(|| self.begin(now))
+            else {
                 break;
             };
-            let chunk = rest.split_to(rest.len().min(self.agreed.largest_frame.saturating_sub(OVERHEAD)));
+            let chunk = rest.split_to(
+                rest.len()
+                    .min(self.agreed.largest_frame.saturating_sub(OVERHEAD)),
+            );
             let has_more = !rest.is_empty();
             let fields = vec![
                 Value::Uint(SENDER),
@@ -208,11 +232,19 @@ impl Speaker for Session {
                 Value::Bool(false),
                 Value::Bool(has_more),
             ];
-            frame::write(&mut self.outgoing, Kind::Amqp, name::TRANSFER, fields, &chunk);
+            frame::write(
+                &mut self.outgoing,
+                Kind::Amqp,
+                name::TRANSFER,
+                fields,
+                &chunk,
+            );
             self.next_outgoing = self.next_outgoing.wrapping_add(1);
             self.window -= 1;
             // An answer is owed from the last piece on.
-            self.in_flight.entry(delivery).and_modify(|(_, since)| *since = now);
+            self.in_flight
+                .entry(delivery)
+                .and_modify(|(_, since)| *since = now);
             self.sender.current = has_more.then_some((delivery, rest));
         }
         let waits = self.sender.current.is_some() || !self.queue.is_empty();
@@ -223,7 +255,9 @@ impl Speaker for Session {
     }
 
     fn settle(&mut self, tag: u64) {
-        let Ok(delivery) = u32::try_from(tag) else { return };
+        let Ok(delivery) = u32::try_from(tag) else {
+            return;
+        };
         if let Some(handle) = self.unsettled.remove(&delivery) {
             self.dispose(handle, delivery, Value::named(name::ACCEPTED, Vec::new()));
         }
@@ -231,10 +265,16 @@ impl Speaker for Session {
 
     /// A message is for others. While we listen it would come back to us.
     fn release(&mut self, tag: u64) {
-        let Ok(delivery) = u32::try_from(tag) else { return };
-        let Some(handle) = self.unsettled.remove(&delivery) else { return };
+        let Ok(delivery) = u32::try_from(tag) else {
+            return;
+        };
+        let Some(handle) = self.unsettled.remove(&delivery) else {
+            return;
+        };
         match self.receivers.get_mut(&handle) {
-            Some(receiver) if receiver.listens == Listens::Yes => receiver.given_back.push(delivery),
+            Some(receiver) if receiver.listens == Listens::Yes => {
+                receiver.given_back.push(delivery)
+            }
             Some(_) | None => self.give_back(handle, delivery),
         }
     }
@@ -255,7 +295,10 @@ impl Session {
             agreed,
             outgoing: BytesMut::new(),
             queue: VecDeque::new(),
-            sender: Sender { starved: Some(now), ..Sender::default() },
+            sender: Sender {
+                starved: Some(now),
+                ..Sender::default()
+            },
             in_flight: BTreeMap::new(),
             receivers: BTreeMap::new(),
             handles: BTreeMap::new(),
@@ -283,10 +326,15 @@ impl Session {
     }
 
     fn attach(&mut self, handle: u32, source: Option<&str>, now: Instant) {
-        let address =
-            |name, address: Option<&str>| Value::named(name, vec![address.map_or(Value::Null, Value::text)]);
+        let address = |name, address: Option<&str>| {
+            Value::named(name, vec![address.map_or(Value::Null, Value::text)])
+        };
         let is_receiver = source.is_some();
-        let target = if is_receiver { None } else { self.agreed.addresses.target() };
+        let target = if is_receiver {
+            None
+        } else {
+            self.agreed.addresses.target()
+        };
         // Sent unsettled: the other side tells what became of it, and with that it is settled.
         let (unsettled, first) = (Value::Ubyte(0), Value::Ubyte(0));
         let mut fields = vec![
@@ -320,7 +368,8 @@ impl Session {
             let largest = self.sender.largest.unwrap_or(u64::MAX);
             if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > largest {
                 let size = bytes.len();
-                let why = format!("a message of {size} bytes is too large: the broker takes {largest}");
+                let why =
+                    format!("a message of {size} bytes is too large: the broker takes {largest}");
                 self.tell(Event::Refused(number, why));
                 continue;
             }
@@ -339,7 +388,15 @@ impl Session {
     }
 
     fn received(&mut self, frame: Frame) -> Result<(), Trouble> {
-        let Frame::Said { kind: Kind::Amqp, what, payload, .. } = frame else { return Ok(()) };
+        let Frame::Said {
+            kind: Kind::Amqp,
+            what,
+            payload,
+            ..
+        } = frame
+        else {
+            return Ok(());
+        };
         match what.name {
             name::ATTACH => self.attached(&what),
             name::FLOW => self.flowed(&what),
@@ -358,10 +415,14 @@ impl Session {
     fn attached(&mut self, what: &Named) -> Result<(), Trouble> {
         let strange = || again("the broker attaches what nobody asked for");
         let ours = what.get(0).words().and_then(|name| {
-            let number = name.strip_prefix(self.agreed.container.as_str())?.strip_prefix('-')?;
+            let number = name
+                .strip_prefix(self.agreed.container.as_str())?
+                .strip_prefix('-')?;
             number.parse::<u32>().ok()
         });
-        let ours = ours.filter(|handle| self.asked.contains_key(handle)).ok_or_else(strange)?;
+        let ours = ours
+            .filter(|handle| self.asked.contains_key(handle))
+            .ok_or_else(strange)?;
         let theirs = what.uint(1).ok_or_else(strange)?;
         self.handles.insert(theirs, ours);
         let is_refused = match ours {
@@ -383,7 +444,9 @@ impl Session {
     }
 
     fn flowed(&mut self, what: &Named) -> Result<(), Trouble> {
-        let window = what.uint(1).ok_or_else(|| again("the broker tells of a flow without a window"))?;
+        let window = what
+            .uint(1)
+            .ok_or_else(|| again("the broker tells of a flow without a window"))?;
         let seen = what.uint(0).unwrap_or(0);
         self.window = window.saturating_sub(self.next_outgoing.wrapping_sub(seen));
         let ours = what.uint(4).and_then(|theirs| self.handles.get(&theirs));
@@ -404,24 +467,35 @@ impl Session {
     fn disposed(&mut self, what: &Named) {
         // What the broker says as a sender is about what it takes back: nothing that we could change.
         let is_receiver = what.flag(0);
-        let (Some(first), true) = (what.uint(1), is_receiver) else { return };
+        let (Some(first), true) = (what.uint(1), is_receiver) else {
+            return;
+        };
         let last = what.uint(2).unwrap_or(first);
         let state = what.inner(4);
         let is_settled = what.flag(3);
         if first > last || (state.is_none() && !is_settled) {
             return;
         }
-        let meant: Vec<u32> = self.in_flight.range(first..=last).map(|(delivery, _)| *delivery).collect();
+        let meant: Vec<u32> = self
+            .in_flight
+            .range(first..=last)
+            .map(|(delivery, _)| *delivery)
+            .collect();
         for delivery in meant {
-            let Some(outcome) = outcome(state.as_ref()) else { continue };
-            let Some((number, _)) = self.in_flight.remove(&delivery) else { continue };
+            let Some(outcome) = outcome(state.as_ref()) else {
+                continue;
+            };
+            let Some((number, _)) = self.in_flight.remove(&delivery) else {
+                continue;
+            };
             self.tell(match outcome {
                 Outcome::Taken => Event::Confirmed(number),
                 Outcome::Refused(why) => Event::Refused(number, why),
                 Outcome::NotNow(why) => Event::NotNow(number, why),
             });
             if !is_settled {
-                let (sender, id, settled) = (Value::Bool(false), Value::Uint(delivery), Value::Bool(true));
+                let (sender, id, settled) =
+                    (Value::Bool(false), Value::Uint(delivery), Value::Bool(true));
                 self.say(name::DISPOSITION, vec![sender, id.clone(), id, settled]);
             }
         }
@@ -441,7 +515,9 @@ impl Session {
             }
             Some(receiver) => {
                 let address = receiver.address;
-                Err(again(format!("the broker lets us not listen to `{address}`, or not any more: {why}")))
+                Err(again(format!(
+                    "the broker lets us not listen to `{address}`, or not any more: {why}"
+                )))
             }
             None => Err(again(format!("the broker lets us not send: {why}"))),
         }

@@ -57,7 +57,10 @@ fn attach(session: &mut Session, handle: u32) {
 fn listening(credit: u32, largest: usize) -> Session {
     let mut session = session(credit, largest);
     attach(&mut session, 0);
-    let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
+    let pool = Subscription {
+        pattern: "n/invoke/>".to_owned(),
+        is_shared: true,
+    };
     let handle = session.subscribe(&pool, Instant::now()).unwrap();
     assert!(session.is_asked(handle));
     attach(&mut session, handle);
@@ -67,14 +70,24 @@ fn listening(credit: u32, largest: usize) -> Session {
 
 fn transfer(delivery: u32, has_more: bool, payload: &[u8]) -> Frame {
     let (handle, settled) = (Value::Uint(11), Value::Bool(false));
-    let fields =
-        vec![handle, Value::Uint(delivery), Value::Null, Value::Null, settled, Value::Bool(has_more)];
+    let fields = vec![
+        handle,
+        Value::Uint(delivery),
+        Value::Null,
+        Value::Null,
+        settled,
+        Value::Bool(has_more),
+    ];
     said(name::TRANSFER, fields, payload)
 }
 
 fn message(size: usize) -> Bytes {
     let payload = Bytes::from(vec![b'x'; size]);
-    let message = Outgoing { topic: "n/invoke/t".to_owned(), payload, properties: Default::default() };
+    let message = Outgoing {
+        topic: "n/invoke/t".to_owned(),
+        payload,
+        properties: Default::default(),
+    };
     message::write(&message, &Addresses::Solace)
 }
 
@@ -82,16 +95,28 @@ fn message(size: usize) -> Bytes {
 fn credit_is_what_is_not_unsettled() {
     let mut session = listening(4, 1000);
     let flow = heard(&mut session).pop().unwrap();
-    assert_eq!((flow.name, flow.uint(4), flow.uint(6)), (name::FLOW, Some(1), Some(4)));
+    assert_eq!(
+        (flow.name, flow.uint(4), flow.uint(6)),
+        (name::FLOW, Some(1), Some(4))
+    );
     for delivery in 0..4 {
-        session.received(transfer(delivery, false, &message(1))).unwrap();
+        session
+            .received(transfer(delivery, false, &message(1)))
+            .unwrap();
     }
     assert!(heard(&mut session).is_empty(), "nothing is settled");
     session.settle(2);
     let said = heard(&mut session);
     assert_eq!(names(&said), [name::DISPOSITION, name::FLOW]);
-    assert_eq!((said[0].uint(1), said[0].inner(4).unwrap().name), (Some(2), name::ACCEPTED));
-    assert_eq!((said[1].uint(5), said[1].uint(6)), (Some(4), Some(1)), "one, after four");
+    assert_eq!(
+        (said[0].uint(1), said[0].inner(4).unwrap().name),
+        (Some(2), name::ACCEPTED)
+    );
+    assert_eq!(
+        (said[1].uint(5), said[1].uint(6)),
+        (Some(4), Some(1)),
+        "one, after four"
+    );
     session.settle(2);
     session.settle(77);
     assert!(heard(&mut session).is_empty(), "once is enough");
@@ -121,25 +146,48 @@ fn a_message_in_pieces_is_one_and_a_large_one_is_rejected_and_not_kept() {
         assert!(part.bytes.len() <= 1000, "no more is kept than may come");
     }
     session.received(transfer(1, false, &bytes)).unwrap();
-    assert!(matches!(session.event(), Some(Event::Notice(Notice::PassedOver(_)))));
+    assert!(matches!(
+        session.event(),
+        Some(Event::Notice(Notice::PassedOver(_)))
+    ));
     let said = heard(&mut session);
     assert_eq!(said[0].inner(4).unwrap().name, name::REJECTED);
     session.received(transfer(2, false, &message(1))).unwrap();
-    assert!(matches!(session.event(), Some(Event::Message { .. })), "the next is served");
+    assert!(
+        matches!(session.event(), Some(Event::Message { .. })),
+        "the next is served"
+    );
 }
 
 #[test]
 fn without_a_topic_it_is_passed_over_unless_only_one_is_possible() {
     let mut session = listening(4, 1000);
     let mut bytes = BytesMut::new();
-    Value::Described(Box::new(Value::Ulong(0x75)), Box::new(Value::Binary(Bytes::new()))).write(&mut bytes);
+    Value::Described(
+        Box::new(Value::Ulong(0x75)),
+        Box::new(Value::Binary(Bytes::new())),
+    )
+    .write(&mut bytes);
     session.received(transfer(0, false, &bytes)).unwrap();
-    assert!(matches!(session.event(), Some(Event::Notice(Notice::PassedOver(why))) if why.contains("topic")));
-    let only = Subscription { pattern: "n/exactly".to_owned(), is_shared: false };
+    assert!(
+        matches!(session.event(), Some(Event::Notice(Notice::PassedOver(why))) if why.contains("topic"))
+    );
+    let only = Subscription {
+        pattern: "n/exactly".to_owned(),
+        is_shared: false,
+    };
     let handle = session.subscribe(&only, Instant::now()).unwrap();
     attach(&mut session, handle);
-    let fields = vec![Value::Uint(12), Value::Uint(1), Value::Null, Value::Null, Value::Bool(true)];
-    session.received(said(name::TRANSFER, fields, &bytes)).unwrap();
+    let fields = vec![
+        Value::Uint(12),
+        Value::Uint(1),
+        Value::Null,
+        Value::Null,
+        Value::Bool(true),
+    ];
+    session
+        .received(said(name::TRANSFER, fields, &bytes))
+        .unwrap();
     let event = session.event();
     assert!(matches!(event, Some(Event::Message { tag: None, topic, .. }) if topic == "n/exactly"));
 }
@@ -150,8 +198,14 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
     _ = heard(&mut session);
     for number in 10..14 {
         let payload = Bytes::from(vec![0; if number == 10 { 1000 } else { 1 }]);
-        session
-            .publish(number, &Outgoing { topic: "n/r".to_owned(), payload, properties: Default::default() });
+        session.publish(
+            number,
+            &Outgoing {
+                topic: "n/r".to_owned(),
+                payload,
+                properties: Default::default(),
+            },
+        );
     }
     session.fill(Instant::now()).unwrap();
     assert!(heard(&mut session).is_empty(), "there is no credit");
@@ -166,18 +220,35 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
     session.fill(Instant::now()).unwrap();
     let said_now = heard(&mut session);
     let last = said_now.last().unwrap();
-    assert_eq!((last.uint(1), last.flag(5)), (Some(2), false), "three deliveries, and no more credit");
+    assert_eq!(
+        (last.uint(1), last.flag(5)),
+        (Some(2), false),
+        "three deliveries, and no more credit"
+    );
     let outcome = |first, last, state| {
-        let fields = vec![Value::Bool(true), Value::Uint(first), Value::Uint(last), Value::Bool(true), state];
+        let fields = vec![
+            Value::Bool(true),
+            Value::Uint(first),
+            Value::Uint(last),
+            Value::Bool(true),
+            state,
+        ];
         said(name::DISPOSITION, fields, &[])
     };
-    let error = vec![Value::Symbol("amqp:not-allowed".to_owned()), Value::text("no")];
+    let error = vec![
+        Value::Symbol("amqp:not-allowed".to_owned()),
+        Value::text("no"),
+    ];
     let rejected = Value::named(name::REJECTED, vec![Value::named(name::ERROR, error)]);
-    session.received(outcome(0, 1, Value::named(name::ACCEPTED, vec![]))).unwrap();
+    session
+        .received(outcome(0, 1, Value::named(name::ACCEPTED, vec![])))
+        .unwrap();
     session.received(outcome(2, u32::MAX, rejected)).unwrap();
     assert!(matches!(session.event(), Some(Event::Confirmed(10))));
     assert!(matches!(session.event(), Some(Event::Confirmed(11))));
-    assert!(matches!(session.event(), Some(Event::Refused(12, why)) if why.contains("amqp:not-allowed no")));
+    assert!(
+        matches!(session.event(), Some(Event::Refused(12, why)) if why.contains("amqp:not-allowed no"))
+    );
     assert!(session.event().is_none() && session.in_flight.is_empty());
     assert!(session.is_mute(), "the fourth waits for credit");
 }
@@ -186,31 +257,57 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
 fn a_refused_link_is_trouble_with_the_reason() {
     let mut session = session(4, 1000);
     attach(&mut session, 0);
-    let to = Subscription { pattern: "n/>".to_owned(), is_shared: false };
+    let to = Subscription {
+        pattern: "n/>".to_owned(),
+        is_shared: false,
+    };
     let handle = session.subscribe(&to, Instant::now()).unwrap();
     let fields = vec![Value::text("me-1"), Value::Uint(3), Value::Bool(false)];
     session.received(said(name::ATTACH, fields, &[])).unwrap();
     assert!(session.is_asked(handle));
-    let error = vec![Value::Symbol("amqp:not-found".to_owned()), Value::text("none such")];
-    let fields = vec![Value::Uint(3), Value::Bool(true), Value::named(name::ERROR, error)];
-    let trouble = session.received(said(name::DETACH, fields, &[])).unwrap_err();
-    assert!(trouble.message.contains("topic://n/>") && trouble.message.contains("none such"), "{trouble}");
+    let error = vec![
+        Value::Symbol("amqp:not-found".to_owned()),
+        Value::text("none such"),
+    ];
+    let fields = vec![
+        Value::Uint(3),
+        Value::Bool(true),
+        Value::named(name::ERROR, error),
+    ];
+    let trouble = session
+        .received(said(name::DETACH, fields, &[]))
+        .unwrap_err();
+    assert!(
+        trouble.message.contains("topic://n/>") && trouble.message.contains("none such"),
+        "{trouble}"
+    );
 }
 
 #[test]
 fn the_queue_is_listened_to_once_and_left_with_the_last() {
     let mut session = listening(4, 1000);
     _ = heard(&mut session);
-    let [first, second] = ["n/invoke/>", "n/other"]
-        .map(|pattern| Subscription { pattern: pattern.to_owned(), is_shared: true });
+    let [first, second] = ["n/invoke/>", "n/other"].map(|pattern| Subscription {
+        pattern: pattern.to_owned(),
+        is_shared: true,
+    });
     session.subscribe(&second, Instant::now()).unwrap();
     session.unsubscribe(&first, Instant::now()).unwrap();
     assert!(heard(&mut session).is_empty());
     session.unsubscribe(&second, Instant::now()).unwrap();
     assert_eq!(names(&heard(&mut session)), [name::DETACH]);
     session.received(transfer(0, false, &message(1))).unwrap();
-    assert!(session.event().is_none(), "what was on its way is not ours any more");
-    session.received(said(name::DETACH, vec![Value::Uint(11), Value::Bool(true)], &[])).unwrap();
+    assert!(
+        session.event().is_none(),
+        "what was on its way is not ours any more"
+    );
+    session
+        .received(said(
+            name::DETACH,
+            vec![Value::Uint(11), Value::Bool(true)],
+            &[],
+        ))
+        .unwrap();
     session.subscribe(&first, Instant::now()).unwrap();
     assert_eq!(names(&heard(&mut session)), [name::ATTACH]);
 }
@@ -221,26 +318,47 @@ fn what_came_before_it_stopped_to_listen_is_settled_and_then_the_link_ends() {
     session.received(transfer(0, false, &message(1))).unwrap();
     session.received(transfer(1, false, &message(1))).unwrap();
     _ = heard(&mut session);
-    let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
+    let pool = Subscription {
+        pattern: "n/invoke/>".to_owned(),
+        is_shared: true,
+    };
     session.unsubscribe(&pool, Instant::now()).unwrap();
     let stop = heard(&mut session);
     assert_eq!((names(&stop), stop[0].uint(6)), (vec![name::FLOW], Some(0)));
     session.settle(0);
     session.received(transfer(2, false, &message(1))).unwrap();
     let said_now = heard(&mut session);
-    let states: Vec<_> = said_now.iter().map(|said| (said.uint(1), said.inner(4).unwrap().name)).collect();
-    assert_eq!(states, [(Some(0), name::ACCEPTED), (Some(2), name::RELEASED)], "what is late is for others");
+    let states: Vec<_> = said_now
+        .iter()
+        .map(|said| (said.uint(1), said.inner(4).unwrap().name))
+        .collect();
+    assert_eq!(
+        states,
+        [(Some(0), name::ACCEPTED), (Some(2), name::RELEASED)],
+        "what is late is for others"
+    );
     let tags: Vec<_> = std::iter::from_fn(|| session.event()).collect();
-    assert!(matches!(tags[..], [Event::Message { tag: Some(0), .. }, Event::Message { tag: Some(1), .. }]));
+    assert!(matches!(
+        tags[..],
+        [
+            Event::Message { tag: Some(0), .. },
+            Event::Message { tag: Some(1), .. }
+        ]
+    ));
     session.settle(1);
-    assert_eq!(names(&heard(&mut session)), [name::DISPOSITION, name::DETACH]);
+    assert_eq!(
+        names(&heard(&mut session)),
+        [name::DISPOSITION, name::DETACH]
+    );
 }
 
 #[test]
 fn what_is_given_back_goes_when_it_would_not_come_back_to_us() {
     let mut session = listening(4, 1000);
     for delivery in 0..3 {
-        session.received(transfer(delivery, false, &message(1))).unwrap();
+        session
+            .received(transfer(delivery, false, &message(1)))
+            .unwrap();
     }
     _ = heard(&mut session);
     session.release(0);
@@ -249,14 +367,27 @@ fn what_is_given_back_goes_when_it_would_not_come_back_to_us() {
     assert!(heard(&mut session).is_empty(), "we still listen");
     session.settle(0);
     assert!(heard(&mut session).is_empty(), "it is not ours any more");
-    let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
+    let pool = Subscription {
+        pattern: "n/invoke/>".to_owned(),
+        is_shared: true,
+    };
     session.unsubscribe(&pool, Instant::now()).unwrap();
     session.release(1);
     session.settle(2);
     let said = heard(&mut session);
     assert_eq!((said[0].name, said[0].uint(6)), (name::FLOW, Some(0)));
-    let states: Vec<_> = said[1..4].iter().map(|said| (said.uint(1), said.inner(4).unwrap().name)).collect();
-    assert_eq!(states, [(Some(0), name::RELEASED), (Some(1), name::RELEASED), (Some(2), name::ACCEPTED)]);
+    let states: Vec<_> = said[1..4]
+        .iter()
+        .map(|said| (said.uint(1), said.inner(4).unwrap().name))
+        .collect();
+    assert_eq!(
+        states,
+        [
+            (Some(0), name::RELEASED),
+            (Some(1), name::RELEASED),
+            (Some(2), name::ACCEPTED)
+        ]
+    );
     assert_eq!(names(&said[4..]), [name::DETACH]);
 }
 
@@ -269,30 +400,62 @@ fn it_is_known_since_when_nothing_can_be_sent() {
     assert!(session.is_mute(), "until there was credit once");
     session.forgive(Duration::from_secs(1), later(1));
     assert_eq!(session.owed(), Some((later(1), credit)));
-    let flow = |credit| said(name::FLOW, [0, 100, 0, 100, 10, 0, credit].map(Value::Uint).to_vec(), &[]);
+    let flow = |credit| {
+        said(
+            name::FLOW,
+            [0, 100, 0, 100, 10, 0, credit].map(Value::Uint).to_vec(),
+            &[],
+        )
+    };
     session.received(flow(1)).unwrap();
     assert_eq!(session.owed(), None);
-    let message = Outgoing { topic: "n/r".to_owned(), payload: Bytes::new(), properties: Default::default() };
+    let message = Outgoing {
+        topic: "n/r".to_owned(),
+        payload: Bytes::new(),
+        properties: Default::default(),
+    };
     session.publish(1, &message);
     session.fill(later(2)).unwrap();
     assert!(!session.is_mute(), "nothing waits");
     session.publish(2, &message);
     session.fill(later(3)).unwrap();
     session.fill(later(4)).unwrap();
-    let accepted = vec![Value::Bool(true), Value::Uint(0), Value::Null, Value::Bool(true)];
-    session.received(said(name::DISPOSITION, accepted, &[])).unwrap();
+    let accepted = vec![
+        Value::Bool(true),
+        Value::Uint(0),
+        Value::Null,
+        Value::Bool(true),
+    ];
+    session
+        .received(said(name::DISPOSITION, accepted, &[]))
+        .unwrap();
     assert_eq!(session.owed(), Some((later(3), credit)));
     session.received(flow(2)).unwrap();
     session.fill(later(5)).unwrap();
-    assert_eq!(session.owed(), Some((later(5), "has left us unanswered")), "it has gone");
+    assert_eq!(
+        session.owed(),
+        Some((later(5), "has left us unanswered")),
+        "it has gone"
+    );
 }
 
 #[test]
 fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
-    let error = |condition: &str| vec![Value::named(name::ERROR, vec![Value::Symbol(condition.to_owned())])];
+    let error = |condition: &str| {
+        vec![Value::named(
+            name::ERROR,
+            vec![Value::Symbol(condition.to_owned())],
+        )]
+    };
     for (state, is_for_ever) in [
-        (Value::named(name::REJECTED, error("amqp:not-allowed")), true),
-        (Value::named(name::REJECTED, error("amqp:resource-limit-exceeded")), false),
+        (
+            Value::named(name::REJECTED, error("amqp:not-allowed")),
+            true,
+        ),
+        (
+            Value::named(name::REJECTED, error("amqp:resource-limit-exceeded")),
+            false,
+        ),
         (Value::named(name::REJECTED, vec![]), false),
         (Value::named(name::REJECTED, vec![Value::Null]), false),
         (Value::named(name::RELEASED, vec![]), false),
@@ -301,12 +464,23 @@ fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
         let mut session = listening(4, 1000);
         let fields = [0, 100, 0, 100, 10, 0, 1].map(Value::Uint).to_vec();
         session.received(said(name::FLOW, fields, &[])).unwrap();
-        let message =
-            Outgoing { topic: "n/r".to_owned(), payload: Bytes::new(), properties: Default::default() };
+        let message = Outgoing {
+            topic: "n/r".to_owned(),
+            payload: Bytes::new(),
+            properties: Default::default(),
+        };
         session.publish(7, &message);
         session.fill(Instant::now()).unwrap();
-        let fields = vec![Value::Bool(true), Value::Uint(0), Value::Uint(0), Value::Bool(true), state];
-        session.received(said(name::DISPOSITION, fields, &[])).unwrap();
+        let fields = vec![
+            Value::Bool(true),
+            Value::Uint(0),
+            Value::Uint(0),
+            Value::Bool(true),
+            state,
+        ];
+        session
+            .received(said(name::DISPOSITION, fields, &[]))
+            .unwrap();
         match session.event() {
             Some(Event::Refused(7, _)) => assert!(is_for_ever),
             Some(Event::NotNow(7, _)) => assert!(!is_for_ever),
@@ -324,7 +498,11 @@ fn what_is_left_unanswered_is_given_up_when_all_of_it_was_sent() {
     session.received(said(name::FLOW, fields(2), &[])).unwrap();
     let of_size = |size| {
         let payload = Bytes::from(vec![b'x'; size]);
-        Outgoing { topic: "n/r".to_owned(), payload, properties: Default::default() }
+        Outgoing {
+            topic: "n/r".to_owned(),
+            payload,
+            properties: Default::default(),
+        }
     };
     session.publish(7, &of_size(0));
     session.publish(8, &of_size(600));
@@ -332,15 +510,31 @@ fn what_is_left_unanswered_is_given_up_when_all_of_it_was_sent() {
     assert!(!session.give_up(begun, "no word"));
     assert!(session.give_up(later(1), "no word"));
     assert!(matches!(session.event(), Some(Event::Unanswered(7, why)) if why == "no word"));
-    assert!(session.event().is_none() && session.sender.current.is_some(), "half of the other is sent");
-    session.received(said(name::FLOW, fields(100), &[])).unwrap();
+    assert!(
+        session.event().is_none() && session.sender.current.is_some(),
+        "half of the other is sent"
+    );
+    session
+        .received(said(name::FLOW, fields(100), &[]))
+        .unwrap();
     session.fill(later(2)).unwrap();
     assert!(!session.give_up(later(1), "no word") && session.give_up(later(2), "no word"));
     assert!(matches!(session.event(), Some(Event::Unanswered(8, _))));
     let accepted = Value::named(name::ACCEPTED, vec![]);
-    let fields = vec![Value::Bool(true), Value::Uint(0), Value::Uint(1), Value::Bool(true), accepted];
-    session.received(said(name::DISPOSITION, fields, &[])).unwrap();
-    assert!(session.event().is_none() && session.owed().is_none(), "it comes too late");
+    let fields = vec![
+        Value::Bool(true),
+        Value::Uint(0),
+        Value::Uint(1),
+        Value::Bool(true),
+        accepted,
+    ];
+    session
+        .received(said(name::DISPOSITION, fields, &[]))
+        .unwrap();
+    assert!(
+        session.event().is_none() && session.owed().is_none(),
+        "it comes too late"
+    );
 }
 
 fn any_field() -> impl Strategy<Value = Value> {

@@ -89,7 +89,14 @@ impl Value {
             Value::Char(value) => value.to_string(),
             Value::Uuid(value) => {
                 let hex = format!("{value:032x}");
-                [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+                [
+                    &hex[..8],
+                    &hex[8..12],
+                    &hex[12..16],
+                    &hex[16..20],
+                    &hex[20..],
+                ]
+                .join("-")
             }
             Value::Binary(bytes) => String::from_utf8(bytes.to_vec()).ok()?,
             Value::Text(text) | Value::Symbol(text) => text.clone(),
@@ -124,9 +131,11 @@ impl Value {
             Value::Text(text) => sized(out, 0xa1, text.as_bytes()),
             Value::Symbol(text) => sized(out, 0xa3, text.as_bytes()),
             Value::List(members) if members.is_empty() => out.put_u8(0x45),
-            Value::List(members) | Value::Array(members) => compound(out, 0xd0, members.len(), |out| {
-                members.iter().for_each(|member| member.write(out));
-            }),
+            Value::List(members) | Value::Array(members) => {
+                compound(out, 0xd0, members.len(), |out| {
+                    members.iter().for_each(|member| member.write(out));
+                })
+            }
             Value::Map(pairs) => compound(out, 0xd1, pairs.len() * 2, |out| {
                 for (key, value) in pairs {
                     key.write(out);
@@ -182,7 +191,10 @@ fn read(bytes: &mut Bytes, depth: usize) -> Result<Value, Flaw> {
     match byte(bytes)? {
         0 => {
             let name = read(bytes, depth)?;
-            Ok(Value::Described(Box::new(name), Box::new(read(bytes, depth)?)))
+            Ok(Value::Described(
+                Box::new(name),
+                Box::new(read(bytes, depth)?),
+            ))
         }
         code => read_as(code, bytes, depth),
     }
@@ -236,9 +248,8 @@ fn body(code: u8, bytes: &mut Bytes) -> Result<Bytes, Flaw> {
         0x8 => 8,
         0x9 => 16,
         0xa | 0xc | 0xe => usize::from(byte(bytes)?),
-        0xb | 0xd | 0xf => {
-            usize::try_from(bytes.try_get_u32().map_err(|_| Flaw::Short)?).map_err(|_| Flaw::Size)?
-        }
+        0xb | 0xd | 0xf => usize::try_from(bytes.try_get_u32().map_err(|_| Flaw::Short)?)
+            .map_err(|_| Flaw::Size)?,
         _ => return Err(Flaw::Type),
     };
     if size > bytes.len() {
@@ -291,7 +302,9 @@ fn number<N: Number>(bytes: &[u8]) -> Result<N, Flaw> {
 }
 
 fn utf8(bytes: &[u8]) -> Result<String, Flaw> {
-    std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Flaw::Text)
+    std::str::from_utf8(bytes)
+        .map(str::to_owned)
+        .map_err(|_| Flaw::Text)
 }
 
 /// How many there are, as they say.
@@ -308,8 +321,14 @@ fn list(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, Flaw> {
     if count > body.len() {
         return Err(Flaw::Size);
     }
-    let members = (0..count).map(|_| read(&mut body, depth)).collect::<Result<_, _>>()?;
-    if body.is_empty() { Ok(members) } else { Err(Flaw::Size) }
+    let members = (0..count)
+        .map(|_| read(&mut body, depth))
+        .collect::<Result<_, _>>()?;
+    if body.is_empty() {
+        Ok(members)
+    } else {
+        Err(Flaw::Size)
+    }
 }
 
 fn map(code: u8, body: Bytes, depth: usize) -> Result<Vec<(Value, Value)>, Flaw> {
@@ -334,8 +353,14 @@ fn array(code: u8, mut body: Bytes, depth: usize) -> Result<Vec<Value>, Flaw> {
     if count > body.len().max(MOST_EMPTY) {
         return Err(Flaw::Size);
     }
-    let members = (0..count).map(|_| read_as(of, &mut body, depth)).collect::<Result<_, _>>()?;
-    if body.is_empty() { Ok(members) } else { Err(Flaw::Size) }
+    let members = (0..count)
+        .map(|_| read_as(of, &mut body, depth))
+        .collect::<Result<_, _>>()?;
+    if body.is_empty() {
+        Ok(members)
+    } else {
+        Err(Flaw::Size)
+    }
 }
 
 #[cfg(test)]
@@ -362,13 +387,17 @@ mod tests {
             any::<char>().prop_map(Value::Char),
             ".{0,300}".prop_map(Value::Text),
             "[a-z:]{0,20}".prop_map(Value::Symbol),
-            prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| Value::Binary(bytes.into())),
+            prop::collection::vec(any::<u8>(), 0..300)
+                .prop_map(|bytes| Value::Binary(bytes.into())),
         ];
         leaf.prop_recursive(4, 64, 8, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..8).prop_map(Value::List),
                 prop::collection::vec((inner.clone(), inner.clone()), 0..4).prop_map(Value::Map),
-                inner.prop_map(|value| Value::Described(Box::new(Value::Ulong(0x10)), Box::new(value))),
+                inner.prop_map(|value| Value::Described(
+                    Box::new(Value::Ulong(0x10)),
+                    Box::new(value)
+                )),
             ]
         })
     }
@@ -396,7 +425,10 @@ mod tests {
         for _ in 0..10 {
             deep = Value::List(vec![deep]);
         }
-        assert!(Value::read(&mut written(&deep)).is_ok(), "the positive control");
+        assert!(
+            Value::read(&mut written(&deep)).is_ok(),
+            "the positive control"
+        );
         // A million lists, each of which is the only member of the one before.
         let mut bytes = BytesMut::new();
         for level in 0..1_000_000_u32 {
@@ -405,7 +437,10 @@ mod tests {
             bytes.put_u32(1);
         }
         assert_eq!(Value::read(&mut bytes.freeze()), Err(Flaw::Deep));
-        assert_eq!(Value::read(&mut Bytes::from(vec![0; 1000])), Err(Flaw::Deep));
+        assert_eq!(
+            Value::read(&mut Bytes::from(vec![0; 1000])),
+            Err(Flaw::Deep)
+        );
         assert_eq!(skip(&mut Bytes::from(vec![0; 1000])), Err(Flaw::Deep));
         // Four thousand million times nothing.
         let nothings = [&[0xf0, 0, 0, 0, 5][..], &[0xff; 4], &[0x40]].concat();

@@ -30,11 +30,20 @@ pub struct Speaking {
 
 impl Speaking {
     pub(super) fn new(reader: Reader, session: Session, forgets: bool) -> Speaking {
-        Speaking { reader, session, forgets, stay: None }
+        Speaking {
+            reader,
+            session,
+            forgets,
+            stay: None,
+        }
     }
 
     fn sent_away(&self, how: SentAway, message: &str) -> Trouble {
-        match self.stay.as_ref().and_then(|stay| stay.sent_away(how, Instant::now())) {
+        match self
+            .stay
+            .as_ref()
+            .and_then(|stay| stay.sent_away(how, Instant::now()))
+        {
             Some(more) => again(format!("{message}: {more}")),
             None => again(message),
         }
@@ -57,9 +66,14 @@ impl Client {
 impl Speaker for Speaking {
     fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, Trouble> {
         let read = self.reader.read(incoming);
-        match read.map_err(|flaw| again(format!("the broker does not speak MQTT as it should: {flaw}")))? {
+        match read.map_err(|flaw| {
+            again(format!(
+                "the broker does not speak MQTT as it should: {flaw}"
+            ))
+        })? {
             Read::Packet(packet) => {
-                let is_rival = matches!(&packet, Packet::Disconnect(end) if end.reason == reason::TAKEN_OVER);
+                let is_rival =
+                    matches!(&packet, Packet::Disconnect(end) if end.reason == reason::TAKEN_OVER);
                 let received = self.session.received(packet);
                 received.map_err(|trouble| match is_rival {
                     true => self.sent_away(SentAway::ForAnother, &trouble.message),
@@ -89,7 +103,9 @@ impl Speaker for Speaking {
     }
 
     fn owed(&self) -> Option<(Instant, &'static str)> {
-        self.session.owed_since().map(|since| (since, "has left us unanswered"))
+        self.session
+            .owed_since()
+            .map(|since| (since, "has left us unanswered"))
     }
 
     fn give_up(&mut self, sent_by: Instant, why: &str) -> bool {

@@ -24,7 +24,11 @@ use tokio::{
 };
 
 const ANSWER: Duration = Duration::from_secs(30);
-const TIMES: Times = Times { speak: Duration::from_secs(15), hear: ANSWER, answer: ANSWER };
+const TIMES: Times = Times {
+    speak: Duration::from_secs(15),
+    hear: ANSWER,
+    answer: ANSWER,
+};
 
 struct Broker {
     stream: DuplexStream,
@@ -49,7 +53,14 @@ fn pair_of(agreed: Agreed, room: usize) -> (Client, Broker) {
     let reader = || Reader::new(version, 10_000);
     let speaking = Speaking::new(reader(), session, true);
     let client = Driver::new(Box::new(near), BytesMut::new(), speaking, TIMES);
-    (client, Broker { stream: far, incoming: BytesMut::new(), reader: reader() })
+    (
+        client,
+        Broker {
+            stream: far,
+            incoming: BytesMut::new(),
+            reader: reader(),
+        },
+    )
 }
 
 fn pair() -> (Client, Broker) {
@@ -77,7 +88,10 @@ impl Broker {
             match self.hears().await {
                 Packet::Ping => self.says(&Packet::PingAnswer).await,
                 Packet::Publish(publish) if publish.topic == topic => {}
-                Packet::Publish(publish) => self.says(&published(publish.packet_id.unwrap(), 0, "")).await,
+                Packet::Publish(publish) => {
+                    self.says(&published(publish.packet_id.unwrap(), 0, ""))
+                        .await
+                }
                 other => panic!("{other:?}"),
             }
         }
@@ -102,21 +116,40 @@ fn written(packet: &Packet) -> BytesMut {
 fn message(topic: &str, packet_id: Option<u16>) -> Packet {
     let (extras, payload) = (Extras::default(), Bytes::from_static(b"!"));
     let (is_duplicate, is_retained, topic) = (false, false, topic.to_owned());
-    Packet::Publish(Publish { is_duplicate, is_retained, topic, packet_id, extras, payload })
+    Packet::Publish(Publish {
+        is_duplicate,
+        is_retained,
+        topic,
+        packet_id,
+        extras,
+        payload,
+    })
 }
 
 fn outgoing(topic: &str) -> Outgoing {
-    Outgoing { topic: topic.to_owned(), payload: Bytes::new(), properties: Default::default() }
+    Outgoing {
+        topic: topic.to_owned(),
+        payload: Bytes::new(),
+        properties: Default::default(),
+    }
 }
 
 fn published(packet_id: u16, reason: u8, said: &str) -> Packet {
     let said = (!said.is_empty()).then(|| (name::REASON, Value::Text(said.to_owned())));
-    Packet::PublishAnswer(PublishAnswer { packet_id, reason, extras: Extras(said.into_iter().collect()) })
+    Packet::PublishAnswer(PublishAnswer {
+        packet_id,
+        reason,
+        extras: Extras(said.into_iter().collect()),
+    })
 }
 
 fn subscribed(packet_id: u16, reason: u8) -> Packet {
     let (reasons, extras) = (vec![reason], Extras::default());
-    Packet::SubscribeAnswer(SubscribeAnswer { packet_id, reasons, extras })
+    Packet::SubscribeAnswer(SubscribeAnswer {
+        packet_id,
+        reasons,
+        extras,
+    })
 }
 
 fn topic_of(event: &Event) -> &str {
@@ -133,7 +166,10 @@ fn topic_of(event: &Event) -> &str {
 }
 
 fn subscription() -> Subscription {
-    Subscription { pattern: "a/>".to_owned(), is_shared: false }
+    Subscription {
+        pattern: "a/>".to_owned(),
+        is_shared: false,
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,8 +185,12 @@ async fn silence_is_answered_with_a_ping_and_more_silence_is_the_end() {
         assert_eq!(broker.hears().await, Packet::Ping);
         std::future::pending::<()>().await;
     };
-    let trouble = tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
-    assert_eq!(trouble, silence("the broker has not been heard for 30 seconds"));
+    let trouble =
+        tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
+    assert_eq!(
+        trouble,
+        silence("the broker has not been heard for 30 seconds")
+    );
     assert_eq!(begun.elapsed(), TIMES.speak * 4 + TIMES.answer);
 }
 
@@ -171,7 +211,8 @@ async fn one_that_is_not_read_is_kept_alive_and_its_silence_is_not_held_against_
         broker.says(&published(1, 0, "")).await;
         std::future::pending::<()>().await;
     };
-    let event = tokio::select! { event = client.next() => event.unwrap(), () = late => unreachable!() };
+    let event =
+        tokio::select! { event = client.next() => event.unwrap(), () = late => unreachable!() };
     assert!(matches!(event, Event::Confirmed(1)));
 }
 
@@ -190,7 +231,8 @@ async fn only_the_time_in_which_nothing_is_read_is_not_held_against_it() {
         }
         panic!("each short while puts it off");
     };
-    let event = tokio::select! { event = told => event, () = broker.ignores("silent") => unreachable!() };
+    let event =
+        tokio::select! { event = told => event, () = broker.ignores("silent") => unreachable!() };
     assert!(matches!(event, Event::Unanswered(1, _)), "{event:?}");
     assert_eq!(begun.elapsed(), TIMES.answer + second * 4);
 }
@@ -203,17 +245,31 @@ async fn a_broker_that_takes_nothing_is_given_up() {
     }
     let begun = Instant::now();
     let trouble = client.next().await.unwrap_err();
-    assert_eq!(trouble, silence("the broker takes nothing of what is written for 30 seconds"));
+    assert_eq!(
+        trouble,
+        silence("the broker takes nothing of what is written for 30 seconds")
+    );
     assert_eq!(begun.elapsed(), TIMES.answer);
     let (mut client, _broker) = pair_of(agreed(), 1);
     client.publish(1, &outgoing("topic")).await.unwrap();
-    assert_eq!(client.idle().await, trouble, "also by those who do not listen");
+    assert_eq!(
+        client.idle().await,
+        trouble,
+        "also by those who do not listen"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_while_there_is_room() {
+async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_while_there_is_room()
+ {
     for comes_late in [false, true] {
-        let (mut client, mut broker) = pair_of(Agreed { window: 2, ..agreed() }, 1 << 16);
+        let (mut client, mut broker) = pair_of(
+            Agreed {
+                window: 2,
+                ..agreed()
+            },
+            1 << 16,
+        );
         for (number, topic) in [(1, "silent"), (2, "good"), (3, "silent")] {
             client.publish(number, &outgoing(topic)).await.unwrap();
             let begun = Instant::now();
@@ -248,11 +304,20 @@ async fn a_message_that_a_living_broker_leaves_unanswered_is_told_and_others_go_
 
 #[tokio::test(start_paused = true)]
 async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
-    let (mut client, mut broker) = pair_of(Agreed { window: 2, ..agreed() }, 1 << 16);
+    let (mut client, mut broker) = pair_of(
+        Agreed {
+            window: 2,
+            ..agreed()
+        },
+        1 << 16,
+    );
     for (number, topic) in [(11, "a"), (12, "b"), (13, "wild/+"), (14, "c")] {
         client.publish(number, &outgoing(topic)).await.unwrap();
     }
-    let large = Outgoing { payload: vec![0; 10_000].into(), ..outgoing("d") };
+    let large = Outgoing {
+        payload: vec![0; 10_000].into(),
+        ..outgoing("d")
+    };
     client.publish(15, &large).await.unwrap();
     let talk = async {
         let (first, second) = (broker.hears().await, broker.hears().await);
@@ -288,25 +353,38 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
         (12, ""),
         (13, "it has no topic, or one with wildcards"),
         (14, ""),
-        (15, "a packet of 10009 bytes is too large: the broker takes 10000"),
+        (
+            15,
+            "a packet of 10009 bytes is too large: the broker takes 10000",
+        ),
     ];
     assert_eq!(told, expected.map(|(number, why)| (number, why.to_owned())));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_broker_without_confirmations_is_believed_at_once() {
-    let (mut client, mut broker) = pair_of(Agreed { confirms: false, ..agreed() }, 1 << 16);
+    let (mut client, mut broker) = pair_of(
+        Agreed {
+            confirms: false,
+            ..agreed()
+        },
+        1 << 16,
+    );
     client.publish(1, &outgoing("x")).await.unwrap();
     assert!(matches!(client.next().await.unwrap(), Event::Confirmed(1)));
     client.close().await;
-    assert!(matches!(broker.hears().await, Packet::Publish(publish) if publish.packet_id.is_none()));
+    assert!(
+        matches!(broker.hears().await, Packet::Publish(publish) if publish.packet_id.is_none())
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_comes_while_a_subscription_is_waited_for_is_kept_in_its_order() {
     let (mut client, mut broker) = pair();
     let talk = async {
-        let Packet::Subscribe(question) = broker.hears().await else { panic!() };
+        let Packet::Subscribe(question) = broker.hears().await else {
+            panic!()
+        };
         // At QoS 1, and nothing that was retained.
         assert_eq!(question.filters, [("a/#".to_owned(), 0x21)]);
         broker.says(&message("a/1", Some(1))).await;
@@ -321,7 +399,9 @@ async fn what_comes_while_a_subscription_is_waited_for_is_kept_in_its_order() {
         assert_eq!(topic_of(&client.next().await.unwrap()), expected);
     }
     let refuses = async {
-        let Packet::Subscribe(question) = broker.hears().await else { panic!() };
+        let Packet::Subscribe(question) = broker.hears().await else {
+            panic!()
+        };
         broker.says(&subscribed(question.packet_id, 0x87)).await;
     };
     let to = subscription();
@@ -346,7 +426,10 @@ async fn only_what_is_wrong_with_a_message_refuses_it_for_ever() {
     let (mut client, mut broker) = pair();
     let of_message = [0x87, 0x90, 0x95, 0x99];
     for (number, code) in (1_u16..).zip([0x80, 0x83, 0x91, 0x97].into_iter().chain(of_message)) {
-        client.publish(u64::from(number), &outgoing("x")).await.unwrap();
+        client
+            .publish(u64::from(number), &outgoing("x"))
+            .await
+            .unwrap();
         broker.says(&published(number, code, "")).await;
         let is_for_ever = match client.next().await.unwrap() {
             Event::Refused(told, _) if told == u64::from(number) => true,
@@ -391,11 +474,22 @@ fn small_messages_fill_what_is_kept_too() {
 
 #[tokio::test(start_paused = true)]
 async fn in_the_older_version_what_is_for_each_does_not_wait_behind_what_is_unsettled() {
-    let (mut client, mut broker) = pair_of(Agreed { version: Version::Three, ..agreed() }, 1 << 16);
+    let (mut client, mut broker) = pair_of(
+        Agreed {
+            version: Version::Three,
+            ..agreed()
+        },
+        1 << 16,
+    );
     for (is_shared, quality) in [(false, 0), (true, 1)] {
-        let to = Subscription { is_shared, ..subscription() };
+        let to = Subscription {
+            is_shared,
+            ..subscription()
+        };
         let talk = async {
-            let Packet::Subscribe(question) = broker.hears().await else { panic!() };
+            let Packet::Subscribe(question) = broker.hears().await else {
+                panic!()
+            };
             assert_eq!(question.filters, [("a/#".to_owned(), quality)]);
             broker
                 .stream
@@ -409,18 +503,30 @@ async fn in_the_older_version_what_is_for_each_does_not_wait_behind_what_is_unse
     // Only the second was asked for more than it got.
     let told = client.next().await.unwrap();
     assert!(matches!(told, Event::Notice(Notice::Weaker(_))), "{told:?}");
-    broker.stream.write_all(b"\x30\x04\x00\x01a!").await.unwrap();
+    broker
+        .stream
+        .write_all(b"\x30\x04\x00\x01a!")
+        .await
+        .unwrap();
     assert_eq!(topic_of(&client.next().await.unwrap()), "a");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_message_is_acknowledged_once_and_more_than_was_agreed_is_taken_and_told() {
     let (mut client, mut broker) = pair();
-    for packet in [message("a", Some(5)), message("a", Some(5)), message("b", Some(6))] {
+    for packet in [
+        message("a", Some(5)),
+        message("a", Some(5)),
+        message("b", Some(6)),
+    ] {
         broker.says(&packet).await;
     }
     assert_eq!(topic_of(&client.next().await.unwrap()), "a");
-    assert_eq!(topic_of(&client.next().await.unwrap()), "b", "what is here already is passed over");
+    assert_eq!(
+        topic_of(&client.next().await.unwrap()),
+        "b",
+        "what is here already is passed over"
+    );
     for tag in [6, 6, 7, 1 << 40, 5] {
         client.settle(tag).await.unwrap();
     }
@@ -439,7 +545,10 @@ async fn a_message_is_acknowledged_once_and_more_than_was_agreed_is_taken_and_to
     }
     assert_eq!(notices, 1, "it is told once");
     client.close().await;
-    assert_eq!([broker.hears().await, broker.hears().await], [published(6, 0, ""), published(5, 0, "")]);
+    assert_eq!(
+        [broker.hears().await, broker.hears().await],
+        [published(6, 0, ""), published(5, 0, "")]
+    );
     assert!(matches!(broker.hears().await, Packet::Disconnect(_)));
 }
 
@@ -454,17 +563,32 @@ async fn a_farewell_ends_the_session_and_does_not_wait_for_ever() {
     assert_eq!(begun.elapsed(), LONGEST_FAREWELL);
     assert_eq!(broker.hears().await, published(1, 0, ""));
     let extras = Extras(vec![(name::SESSION_EXPIRY, Value::Four(0))]);
-    assert_eq!(broker.hears().await, Packet::Disconnect(Disconnect { reason: 0, extras }));
+    assert_eq!(
+        broker.hears().await,
+        Packet::Disconnect(Disconnect { reason: 0, extras })
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_broker_says_of_the_end_is_told() {
     for (last, expected, is_final) in [
-        (b"\xe0\x01\x8e".as_slice(), "another client came with the same identifier (0x8e)", false),
+        (
+            b"\xe0\x01\x8e".as_slice(),
+            "another client came with the same identifier (0x8e)",
+            false,
+        ),
         (b"\xe0\x01\x8b", "it shuts down (0x8b)", false),
-        (b"\xc0\x00", "the broker says what only a client says, or says it again", false),
+        (
+            b"\xc0\x00",
+            "the broker says what only a client says, or says it again",
+            false,
+        ),
         (b"\xff\xff", "the broker closed the connection", false),
-        (b"\xf0\x00", "an exchange of authentication was not asked for", false),
+        (
+            b"\xf0\x00",
+            "an exchange of authentication was not asked for",
+            false,
+        ),
         (b"", "the broker closed the connection", false),
     ] {
         let (mut client, mut broker) = pair();
@@ -481,7 +605,9 @@ async fn what_the_broker_says_of_the_end_is_told() {
 async fn a_close_while_something_is_unanswered_is_no_sign_of_another_of_its_name() {
     let mut rivals = super::super::rival::Rivals::default();
     for (is_unanswered, seconds) in
-        [(true, 0); 5].into_iter().chain([(false, 0), (true, 0), (false, 0), (false, 20)])
+        [(true, 0); 5]
+            .into_iter()
+            .chain([(false, 0), (true, 0), (false, 0), (false, 20)])
     {
         let (client, mut broker) = pair();
         let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
@@ -512,7 +638,11 @@ async fn nor_is_a_close_after_something_was_waited_for_in_vain() {
                 event = client.next() => event.unwrap(),
                 () = broker.ignores("silent") => unreachable!(),
             };
-            assert_eq!(matches!(told, Event::Unanswered(..)), topic == "silent", "{told:?}");
+            assert_eq!(
+                matches!(told, Event::Unanswered(..)),
+                topic == "silent",
+                "{told:?}"
+            );
             // With nothing left to write it is the broker's close that is seen.
             tokio::select! {
                 event = client.next() => panic!("{event:?}"),
@@ -530,8 +660,11 @@ async fn nor_is_a_close_after_something_was_waited_for_in_vain() {
 #[tokio::test(start_paused = true)]
 async fn who_is_sent_away_for_another_of_its_name_is_told_so_and_rests_before_it_comes_again() {
     let mut rivals = super::super::rival::Rivals::default();
-    for (last, seconds) in [(b"\xe0\x01\x8e".as_slice(), 20), (b"\xe0\x02\x8e\x00", 40), (b"\xe0\x01\x8b", 0)]
-    {
+    for (last, seconds) in [
+        (b"\xe0\x01\x8e".as_slice(), 20),
+        (b"\xe0\x02\x8e\x00", 40),
+        (b"\xe0\x01\x8b", 0),
+    ] {
         let (client, mut broker) = pair();
         let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
         broker.stream.write_all(last).await.unwrap();
@@ -539,7 +672,11 @@ async fn who_is_sent_away_for_another_of_its_name_is_told_so_and_rests_before_it
         let ended = Instant::now();
         rivals.rest().await;
         assert_eq!(ended.elapsed().as_secs(), seconds);
-        assert_eq!(trouble.message.contains("connected as `me`"), seconds > 0, "{trouble}");
+        assert_eq!(
+            trouble.message.contains("connected as `me`"),
+            seconds > 0,
+            "{trouble}"
+        );
         assert!(!trouble.is_final);
     }
 }
@@ -553,7 +690,11 @@ fn identifiers_go_round_and_leave_out_those_in_use() {
     for _ in 0..u16::MAX - 1 {
         let id = session.ask(&about, true, now).unwrap();
         assert!(id != 0 && id != first);
-        let answered = SubscribeAnswer { packet_id: id, reasons: vec![0], extras: Extras::default() };
+        let answered = SubscribeAnswer {
+            packet_id: id,
+            reasons: vec![0],
+            extras: Extras::default(),
+        };
         session.received(Packet::SubscribeAnswer(answered)).unwrap();
     }
     assert_eq!(session.ask(&about, true, now).unwrap(), first + 1);
@@ -567,16 +708,26 @@ fn identifiers_go_round_and_leave_out_those_in_use() {
 async fn a_broker_that_sends_and_does_not_read_is_soon_not_read_either() {
     let (mut client, mut broker) = pair();
     // Such are acknowledged at once, and nobody hears of them.
-    let Packet::Publish(kept) = message("a", Some(1)) else { panic!() };
-    let flood = written(&Packet::Publish(Publish { is_retained: true, ..kept })).repeat(1000);
+    let Packet::Publish(kept) = message("a", Some(1)) else {
+        panic!()
+    };
+    let flood = written(&Packet::Publish(Publish {
+        is_retained: true,
+        ..kept
+    }))
+    .repeat(1000);
     let floods = async {
         for _ in 0..1000 {
             broker.stream.write_all(&flood).await.unwrap();
         }
         std::future::pending::<()>().await;
     };
-    let trouble = tokio::select! { heard = client.next() => heard.unwrap_err(), () = floods => panic!() };
-    assert_eq!(trouble.message, "the broker takes nothing of what is written for 30 seconds");
+    let trouble =
+        tokio::select! { heard = client.next() => heard.unwrap_err(), () = floods => panic!() };
+    assert_eq!(
+        trouble.message,
+        "the broker takes nothing of what is written for 30 seconds"
+    );
     let unwritten = client.speaker.outgoing().len();
     assert!((1 << 20..9 << 17).contains(&unwritten), "{unwritten}");
 }

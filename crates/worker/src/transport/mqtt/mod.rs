@@ -128,7 +128,11 @@ enum Failed {
 impl Mqtt {
     /// Checks what can be checked without the broker: names, and that the files are there.
     pub fn new(settings: Settings) -> Result<Mqtt, Trouble> {
-        if let Some(pool) = settings.pool.as_deref().filter(|pool| !topic::is_pool(pool)) {
+        if let Some(pool) = settings
+            .pool
+            .as_deref()
+            .filter(|pool| !topic::is_pool(pool))
+        {
             return Err(never(format!(
                 "`{pool}` cannot be the name of a pool: it is empty, or has one of `/+#`"
             )));
@@ -144,7 +148,11 @@ impl Mqtt {
         if client_id.is_empty() {
             return Err(never("the client has no identifier"));
         }
-        Ok(Mqtt { settings, client_id, rivals: Rivals::default() })
+        Ok(Mqtt {
+            settings,
+            client_id,
+            rivals: Rivals::default(),
+        })
     }
 
     async fn greet(&self, version: Version) -> Result<Client, Failed> {
@@ -152,10 +160,12 @@ impl Mqtt {
         let opened = stream::open(&settings.host, settings.port, settings.tls.as_ref()).await;
         let mut stream: Box<dyn Stream> = opened.map_err(Failed::Other)?;
         let largest = self.settings.largest_packet;
-        let broke = |error: std::io::Error| Failed::Other(again(format!("the greeting broke: {error}")));
+        let broke =
+            |error: std::io::Error| Failed::Other(again(format!("the greeting broke: {error}")));
         let mut hello = BytesMut::new();
-        codec::write(version, &Packet::Connect(self.hello(version)), &mut hello)
-            .map_err(|flaw| Failed::Other(never(format!("the broker cannot be greeted: {flaw}"))))?;
+        codec::write(version, &Packet::Connect(self.hello(version)), &mut hello).map_err(
+            |flaw| Failed::Other(never(format!("the broker cannot be greeted: {flaw}"))),
+        )?;
         stream.write_all_buf(&mut hello).await.map_err(broke)?;
         stream.flush().await.map_err(broke)?;
         let mut incoming = BytesMut::new();
@@ -165,10 +175,13 @@ impl Mqtt {
                 Ok(Read::Packet(Packet::ConnectAnswer(answer))) => break answer,
                 Ok(Read::More) => {}
                 Ok(_) => {
-                    return Err(Failed::Other(again("the broker answers the greeting with something else")));
+                    return Err(Failed::Other(again(
+                        "the broker answers the greeting with something else",
+                    )));
                 }
                 Err(flaw) => {
-                    let message = format!("what is at this address does not speak MQTT as it should: {flaw}");
+                    let message =
+                        format!("what is at this address does not speak MQTT as it should: {flaw}");
                     return Err(Failed::Other(again(message)));
                 }
             }
@@ -183,7 +196,8 @@ impl Mqtt {
         let mut session = Session::new(agreed);
         if !has_pool {
             session.weaker(
-                "the broker has no shared subscriptions: each member of the pool gets every call".to_owned(),
+                "the broker has no shared subscriptions: each member of the pool gets every call"
+                    .to_owned(),
             );
         }
         let reader = Reader::new(version, largest);
@@ -205,14 +219,27 @@ impl Mqtt {
             // In 3.1.1 sessions do not expire: those of clients that never come back would stay for ever.
             is_clean: expiry == 0 || (version == Version::Three && is_unique),
             keep_alive: u16::try_from(settings.keep_alive.as_secs()).unwrap_or(u16::MAX),
-            user: settings.credentials.as_ref().map(|credentials| credentials.user.clone()),
-            password: settings.credentials.as_ref().and_then(|credentials| credentials.password.clone()),
+            user: settings
+                .credentials
+                .as_ref()
+                .map(|credentials| credentials.user.clone()),
+            password: settings
+                .credentials
+                .as_ref()
+                .and_then(|credentials| credentials.password.clone()),
             extras: Extras(vec![
                 (name::SESSION_EXPIRY, Value::Four(expiry)),
-                (name::RECEIVE_MAXIMUM, Value::Two(settings.receive_maximum.get())),
+                (
+                    name::RECEIVE_MAXIMUM,
+                    Value::Two(settings.receive_maximum.get()),
+                ),
                 (
                     name::MAXIMUM_PACKET_SIZE,
-                    Value::Four(u32::try_from(settings.largest_packet).unwrap_or(u32::MAX).max(1)),
+                    Value::Four(
+                        u32::try_from(settings.largest_packet)
+                            .unwrap_or(u32::MAX)
+                            .max(1),
+                    ),
                 ),
             ]),
         }
@@ -223,10 +250,17 @@ impl Mqtt {
             return Ok(());
         }
         let (code, meaning) = reason::of_connection(answer.reason);
-        let message = format!("the broker refuses us: {}", reason::told(code, &answer.extras));
+        let message = format!(
+            "the broker refuses us: {}",
+            reason::told(code, &answer.extras)
+        );
         Err(match meaning {
             reason::Refused::Version => {
-                let spoken = if version == Version::Five { "5" } else { "3.1.1" };
+                let spoken = if version == Version::Five {
+                    "5"
+                } else {
+                    "3.1.1"
+                };
                 Failed::Version(never(format!("{message} (asked in {spoken})")))
             }
             reason::Refused::ForEver => Failed::Other(never(message)),
@@ -235,7 +269,12 @@ impl Mqtt {
     }
 
     fn agreed(&self, version: Version, answer: &ConnectAnswer) -> Agreed {
-        let number = |property| answer.extras.number(property).and_then(|value| usize::try_from(value).ok());
+        let number = |property| {
+            answer
+                .extras
+                .number(property)
+                .and_then(|value| usize::try_from(value).ok())
+        };
         let shares = version == Version::Five && number(name::SHARED_AVAILABLE) != Some(0);
         Agreed {
             version,
@@ -254,15 +293,23 @@ impl Mqtt {
     }
 
     fn times(&self, answer: &ConnectAnswer) -> Times {
-        let theirs = answer.extras.number(name::SERVER_KEEP_ALIVE).filter(|seconds| *seconds > 0);
+        let theirs = answer
+            .extras
+            .number(name::SERVER_KEEP_ALIVE)
+            .filter(|seconds| *seconds > 0);
         let theirs = theirs.map(|seconds| Duration::from_secs(u64::from(seconds)));
-        let keep_alive =
-            theirs.map_or(self.settings.keep_alive, |theirs| theirs.min(self.settings.keep_alive));
+        let keep_alive = theirs.map_or(self.settings.keep_alive, |theirs| {
+            theirs.min(self.settings.keep_alive)
+        });
         // Half of it, so that a ping that is late is still in time.
         let speak = (keep_alive / 2).clamp(Duration::from_millis(500), LONGEST_WAIT);
         // What we say then must be answered.
         let answer = self.settings.answer_within.min(LONGEST_WAIT);
-        Times { speak, hear: answer, answer }
+        Times {
+            speak,
+            hear: answer,
+            answer,
+        }
     }
 }
 
@@ -270,7 +317,11 @@ impl Connector for Mqtt {
     type Connection = Client;
 
     fn address(&self) -> String {
-        let scheme = if self.settings.tls.is_some() { "mqtts" } else { "mqtt" };
+        let scheme = if self.settings.tls.is_some() {
+            "mqtts"
+        } else {
+            "mqtt"
+        };
         stream::address(scheme, &self.settings.host, self.settings.port)
     }
 

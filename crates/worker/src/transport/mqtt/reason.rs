@@ -11,11 +11,19 @@ pub(super) const TAKEN_OVER: u8 = 0x8e;
 pub(super) fn told(code: u8, extras: &Extras) -> String {
     let said: String = extras.reason().chars().take(LONGEST).map(visible).collect();
     let name = named(code);
-    if said.is_empty() { format!("{name} (0x{code:02x})") } else { format!("{name} (0x{code:02x}): {said}") }
+    if said.is_empty() {
+        format!("{name} (0x{code:02x})")
+    } else {
+        format!("{name} (0x{code:02x}): {said}")
+    }
 }
 
 fn visible(character: char) -> char {
-    if character.is_control() { '?' } else { character }
+    if character.is_control() {
+        '?'
+    } else {
+        character
+    }
 }
 
 fn named(code: u8) -> &'static str {

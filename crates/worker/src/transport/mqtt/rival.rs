@@ -64,7 +64,13 @@ impl Stay {
         };
         let pause = beyond.map(|beyond| FIRST_PAUSE * (1 << beyond.min(MOST_DOUBLED)));
         // Once it is over it stays so.
-        _ = self.end.set((Away { times, pause: pause.unwrap_or_default() }, now));
+        _ = self.end.set((
+            Away {
+                times,
+                pause: pause.unwrap_or_default(),
+            },
+            now,
+        ));
         let (name, seconds) = (&self.name, pause?.as_secs());
         Some(format!(
             "is another worker connected as `{name}`? With `SAM_POOL=session` only one at a time can be. Sent away \
@@ -78,14 +84,21 @@ impl Rivals {
     pub(super) fn let_in(&mut self, name: &str, now: Instant) -> Stay {
         let end = Arc::default();
         self.last = Some(Arc::clone(&end));
-        Stay { name: name.to_owned(), since: now, before: self.away, end }
+        Stay {
+            name: name.to_owned(),
+            since: now,
+            before: self.away,
+            end,
+        }
     }
 
     /// Waits until it may come again.
     pub(super) async fn rest(&mut self) {
         let Some(last) = self.last.take() else { return };
         // One that ended otherwise says nothing of rivals.
-        let Some((away, at)) = last.get().copied() else { return self.away = Away::default() };
+        let Some((away, at)) = last.get().copied() else {
+            return self.away = Away::default();
+        };
         self.away = away;
         sleep_until(at + away.pause).await;
     }
@@ -104,7 +117,9 @@ mod tests {
         rivals.rest().await;
         let paused = ended.elapsed().as_secs();
         assert_eq!(told.is_some(), paused > 0);
-        assert!(told.is_none_or(|told| told.contains("as `me`") && told.contains(&format!("in {paused} s"))));
+        assert!(told.is_none_or(
+            |told| told.contains("as `me`") && told.contains(&format!("in {paused} s"))
+        ));
         paused
     }
 
@@ -120,9 +135,15 @@ mod tests {
                 assert_eq!(round(&mut rivals, brief, how).await, pause);
             }
             let as_long_as_the_other_waits = Duration::from_secs(320);
-            assert_eq!(round(&mut rivals, as_long_as_the_other_waits, how).await, 320);
+            assert_eq!(
+                round(&mut rivals, as_long_as_the_other_waits, how).await,
+                320
+            );
             let first = expected[0];
-            assert_eq!(round(&mut rivals, as_long_as_the_other_waits * 2, how).await, first);
+            assert_eq!(
+                round(&mut rivals, as_long_as_the_other_waits * 2, how).await,
+                first
+            );
         }
     }
 

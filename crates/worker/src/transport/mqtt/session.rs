@@ -12,7 +12,10 @@
 
 use super::{
     again,
-    codec::{self, Extras, Packet, Publish, PublishAnswer, Subscribe, SubscribeAnswer, Value, Version, name},
+    codec::{
+        self, Extras, Packet, Publish, PublishAnswer, Subscribe, SubscribeAnswer, Value, Version,
+        name,
+    },
     never, reason, topic,
 };
 use crate::transport::{Event, Notice, Outgoing, Properties, Subscription, Trouble};
@@ -123,13 +126,19 @@ impl Session {
         let owed = publishes.chain(self.asked.values().map(|asked| asked.since));
         // What was given up is owed when nothing else can be sent because of it.
         let is_stuck = self.given_up.len() >= self.window() && !self.queue.is_empty();
-        owed.chain(self.given_up.values().copied().filter(|_| is_stuck)).min()
+        owed.chain(self.given_up.values().copied().filter(|_| is_stuck))
+            .min()
     }
 
     /// See [`crate::transport::driver::Speaker::give_up`].
     pub(super) fn give_up(&mut self, sent_by: Instant, why: &str) -> bool {
         let is_late = |(_, (_, since)): &(&u16, &(u64, Instant))| *since <= sent_by;
-        let late: Vec<_> = self.in_flight.iter().filter(is_late).map(|(id, sent)| (*id, *sent)).collect();
+        let late: Vec<_> = self
+            .in_flight
+            .iter()
+            .filter(is_late)
+            .map(|(id, sent)| (*id, *sent))
+            .collect();
         for (id, (number, since)) in &late {
             self.in_flight.remove(id);
             self.given_up.insert(*id, *since);
@@ -171,7 +180,12 @@ impl Session {
     }
 
     /// Asks for a subscription, or for its end; gives the number of the question.
-    pub(super) fn ask(&mut self, about: &Subscription, begins: bool, now: Instant) -> Result<u16, Trouble> {
+    pub(super) fn ask(
+        &mut self,
+        about: &Subscription,
+        begins: bool,
+        now: Instant,
+    ) -> Result<u16, Trouble> {
         let pool = self.agreed.pool.as_deref().filter(|_| about.is_shared);
         let filter = topic::filter(&about.pattern, pool).map_err(never)?;
         let packet_id = self.free_id()?;
@@ -185,10 +199,26 @@ impl Session {
             Version::Five => CONFIRMED | NO_RETAINED,
         };
         let filters = vec![(filter.clone(), options)];
-        let question = Subscribe { packet_id, filters, extras: Extras::default() };
-        let packet = if begins { Packet::Subscribe(question) } else { Packet::Unsubscribe(question) };
-        self.write(&packet).map_err(|flaw| never(format!("`{filter}` cannot be subscribed to: {flaw}")))?;
-        self.asked.insert(packet_id, Asked { filter, is_confirmed: options & CONFIRMED != 0, since: now });
+        let question = Subscribe {
+            packet_id,
+            filters,
+            extras: Extras::default(),
+        };
+        let packet = if begins {
+            Packet::Subscribe(question)
+        } else {
+            Packet::Unsubscribe(question)
+        };
+        self.write(&packet)
+            .map_err(|flaw| never(format!("`{filter}` cannot be subscribed to: {flaw}")))?;
+        self.asked.insert(
+            packet_id,
+            Asked {
+                filter,
+                is_confirmed: options & CONFIRMED != 0,
+                since: now,
+            },
+        );
         Ok(packet_id)
     }
 
@@ -201,8 +231,14 @@ impl Session {
         while self.in_flight.len() + self.given_up.len() < self.window()
             && self.outgoing.len() < MOST_BUFFERED
         {
-            let Some((number, message)) = self.queue.pop_front() else { break };
-            let packet_id = if self.agreed.confirms { Some(self.free_id()?) } else { None };
+            let Some((number, message)) = self.queue.pop_front() else {
+                break;
+            };
+            let packet_id = if self.agreed.confirms {
+                Some(self.free_id()?)
+            } else {
+                None
+            };
             match (self.write_message(message, packet_id), packet_id) {
                 (Err(why), _) => self.tell(Event::Refused(number, why)),
                 (Ok(()), None) => self.tell(Event::Confirmed(number)),
@@ -213,19 +249,34 @@ impl Session {
     }
 
     fn write_message(&mut self, message: Outgoing, packet_id: Option<u16>) -> Result<(), String> {
-        let Outgoing { topic, payload, properties } = message;
+        let Outgoing {
+            topic,
+            payload,
+            properties,
+        } = message;
         let largest = self.agreed.largest;
-        let too_large =
-            |size: usize| format!("a packet of {size} bytes is too large: the broker takes {largest}");
+        let too_large = |size: usize| {
+            format!("a packet of {size} bytes is too large: the broker takes {largest}")
+        };
         if payload.len() > largest {
             return Err(too_large(payload.len()));
         }
-        let pairs = properties.into_iter().map(|(key, value)| (name::USER, Value::Pair(key, value)));
+        let pairs = properties
+            .into_iter()
+            .map(|(key, value)| (name::USER, Value::Pair(key, value)));
         let extras = Extras(pairs.collect());
         let (is_duplicate, is_retained) = (false, false);
-        let publish = Publish { is_duplicate, is_retained, topic, packet_id, extras, payload };
+        let publish = Publish {
+            is_duplicate,
+            is_retained,
+            topic,
+            packet_id,
+            extras,
+            payload,
+        };
         let before = self.outgoing.len();
-        self.write(&Packet::Publish(publish)).map_err(|flaw| flaw.to_string())?;
+        self.write(&Packet::Publish(publish))
+            .map_err(|flaw| flaw.to_string())?;
         let size = self.outgoing.len() - before;
         if size > largest {
             self.outgoing.truncate(before);
@@ -243,7 +294,11 @@ impl Session {
     }
 
     fn acknowledge(&mut self, packet_id: u16) {
-        let answer = PublishAnswer { packet_id, reason: 0, extras: Extras::default() };
+        let answer = PublishAnswer {
+            packet_id,
+            reason: 0,
+            extras: Extras::default(),
+        };
         // Four bytes: they can be written.
         _ = self.write(&Packet::PublishAnswer(answer));
     }
@@ -264,14 +319,16 @@ impl Session {
                 self.published(&answer);
                 Ok(())
             }
-            Packet::SubscribeAnswer(answer) if answer.reasons.len() != 1 => {
-                Err(again("the broker answers another question about subscriptions than it was asked"))
-            }
+            Packet::SubscribeAnswer(answer) if answer.reasons.len() != 1 => Err(again(
+                "the broker answers another question about subscriptions than it was asked",
+            )),
             Packet::SubscribeAnswer(answer) => {
                 self.granted(&answer);
                 self.answered(&answer, "lets us not listen to")
             }
-            Packet::UnsubscribeAnswer(answer) => self.answered(&answer, "lets us not stop to listen to"),
+            Packet::UnsubscribeAnswer(answer) => {
+                self.answered(&answer, "lets us not stop to listen to")
+            }
             Packet::PingAnswer => Ok(()),
             Packet::Disconnect(end) => {
                 let why = reason::told(end.reason, &end.extras);
@@ -281,12 +338,21 @@ impl Session {
             | Packet::ConnectAnswer(_)
             | Packet::Subscribe(_)
             | Packet::Unsubscribe(_)
-            | Packet::Ping => Err(again("the broker says what only a client says, or says it again")),
+            | Packet::Ping => Err(again(
+                "the broker says what only a client says, or says it again",
+            )),
         }
     }
 
     fn message(&mut self, publish: Publish) -> Result<(), Trouble> {
-        let Publish { topic, packet_id, extras, payload, is_retained, .. } = publish;
+        let Publish {
+            topic,
+            packet_id,
+            extras,
+            payload,
+            is_retained,
+            ..
+        } = publish;
         if let Some(id) = packet_id {
             if self.unsettled.contains(&id) {
                 // It is here already. Some brokers say it again when they wait long.
@@ -310,27 +376,40 @@ impl Session {
             return Ok(());
         }
         let properties = user_properties(extras);
-        self.tell(Event::Message { tag: packet_id.map(u64::from), topic, payload, properties });
+        self.tell(Event::Message {
+            tag: packet_id.map(u64::from),
+            topic,
+            payload,
+            properties,
+        });
         Ok(())
     }
 
     fn published(&mut self, answer: &PublishAnswer) {
         self.given_up.remove(&answer.packet_id);
         // One that nobody waits for comes too late, or answers what an earlier connection sent.
-        let Some((number, _)) = self.in_flight.remove(&answer.packet_id) else { return };
+        let Some((number, _)) = self.in_flight.remove(&answer.packet_id) else {
+            return;
+        };
         self.tell(match answer.reason {
             0..0x80 => Event::Confirmed(number),
-            code if reason::is_of_message(code) => Event::Refused(number, reason::told(code, &answer.extras)),
+            code if reason::is_of_message(code) => {
+                Event::Refused(number, reason::told(code, &answer.extras))
+            }
             code => Event::NotNow(number, reason::told(code, &answer.extras)),
         });
     }
 
     /// Some brokers confirm nothing to members of a pool that take turns.
     fn granted(&mut self, answer: &SubscribeAnswer) {
-        let asked = self.asked.get(&answer.packet_id).filter(|asked| asked.is_confirmed);
+        let asked = self
+            .asked
+            .get(&answer.packet_id)
+            .filter(|asked| asked.is_confirmed);
         if let (Some(Asked { filter, .. }), [0]) = (asked, &answer.reasons[..]) {
-            let what =
-                format!("what comes by `{filter}` is sent once: when it is lost, it does not come again");
+            let what = format!(
+                "what comes by `{filter}` is sent once: when it is lost, it does not come again"
+            );
             self.weaker(what);
         }
     }
@@ -340,7 +419,9 @@ impl Session {
     }
 
     fn answered(&mut self, answer: &SubscribeAnswer, verb: &str) -> Result<(), Trouble> {
-        let Some(Asked { filter, .. }) = self.asked.remove(&answer.packet_id) else { return Ok(()) };
+        let Some(Asked { filter, .. }) = self.asked.remove(&answer.packet_id) else {
+            return Ok(());
+        };
         match answer.reasons.iter().find(|reason| **reason >= 0x80) {
             None => Ok(()),
             Some(code) => {

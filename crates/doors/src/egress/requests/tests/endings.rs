@@ -1,6 +1,8 @@
 //! What is not whole does not look whole: servers that break off, limits, rules that fall, runs that end.
 
-use super::world::{Server, World, always, ask, get, head, inspect, ok, rule, says, status, tell, to_end};
+use super::world::{
+    Server, World, always, ask, get, head, inspect, ok, rule, says, status, tell, to_end,
+};
 use spec::{EgressLimits, EgressMode, Size};
 
 #[tokio::test]
@@ -9,10 +11,15 @@ async fn an_answer_that_breaks_off_is_broken_for_the_program_too() {
         ("Content-Length: 9", "hello", false),
         ("Content-Length: 5", "hello", true),
         ("Transfer-Encoding: chunked", "5\r\nhello\r\n", false),
-        ("Transfer-Encoding: chunked", "5\r\nhello\r\n0\r\n\r\n", true),
+        (
+            "Transfer-Encoding: chunked",
+            "5\r\nhello\r\n0\r\n\r\n",
+            true,
+        ),
     ] {
         let answer = format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n{rest}");
-        let server = Server::plain(says(move |_| vec![answer.clone().into_bytes(), Vec::new()])).await;
+        let server =
+            Server::plain(says(move |_| vec![answer.clone().into_bytes(), Vec::new()])).await;
         let world = World::new(&server, vec![rule(&server, EgressMode::Tunnel)]).await;
         // One that takes the end of the connection for the end of the answer is told by a reset.
         for version in ["1.0", "1.1"] {
@@ -32,8 +39,20 @@ async fn an_answer_that_breaks_off_is_broken_for_the_program_too() {
 async fn beyond_a_limit_nothing_more_comes_in_or_goes_out() {
     let large = "x".repeat(100_000);
     for (limits, named) in [
-        (EgressLimits { received: Some(Size(50_000)), ..EgressLimits::default() }, "received"),
-        (EgressLimits { sent: Some(Size(50_000)), ..EgressLimits::default() }, "sent"),
+        (
+            EgressLimits {
+                received: Some(Size(50_000)),
+                ..EgressLimits::default()
+            },
+            "received",
+        ),
+        (
+            EgressLimits {
+                sent: Some(Size(50_000)),
+                ..EgressLimits::default()
+            },
+            "sent",
+        ),
         (EgressLimits::default(), ""),
     ] {
         let server = Server::tls(always(&ok(&large))).await;
@@ -49,19 +68,34 @@ async fn beyond_a_limit_nothing_more_comes_in_or_goes_out() {
         assert_eq!(answer.len() > large.len(), named.is_empty(), "{named}");
         assert_eq!(server.heard().is_empty(), named == "sent");
         let report = world.close().await;
-        assert_eq!((report.limit_hit, report.denied > 0), (!named.is_empty(), !named.is_empty()));
-        assert!(report.denials.iter().all(|denial| denial.allow_with.contains(named)), "{report:?}");
+        assert_eq!(
+            (report.limit_hit, report.denied > 0),
+            (!named.is_empty(), !named.is_empty())
+        );
+        assert!(
+            report
+                .denials
+                .iter()
+                .all(|denial| denial.allow_with.contains(named)),
+            "{report:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn so_many_requests_a_minute_and_no_more() {
     let server = Server::tls(always(&ok("hello"))).await;
-    let limits = EgressLimits { per_minute: Some(2), ..EgressLimits::default() };
+    let limits = EgressLimits {
+        per_minute: Some(2),
+        ..EgressLimits::default()
+    };
     let world = World::limited(&server, vec![rule(&server, inspect(&[], false))], limits).await;
     let mut client = world.inside(&server).await;
     for expected in [200, 200, 403] {
-        assert_eq!(status(&ask(&mut client, &get(&server, "/")).await), expected);
+        assert_eq!(
+            status(&ask(&mut client, &get(&server, "/")).await),
+            expected
+        );
     }
     assert_eq!(server.heard().len(), 2);
 }
@@ -106,16 +140,23 @@ async fn an_answer_under_way_ends_with_its_run() {
     let (rest, ended_well) = to_end(&mut client).await;
     assert!(!ended_well && !rest.contains("world"), "{rest}");
     let lines = world.lines();
-    assert!(lines.iter().any(|line| line.contains("did not wait")), "{lines:?}");
+    assert!(
+        lines.iter().any(|line| line.contains("did not wait")),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]
 async fn an_answer_before_the_end_of_the_request_arrives() {
     let server =
-        Server::tls_impatient("HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\n\r\nlarge").await;
+        Server::tls_impatient("HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\n\r\nlarge")
+            .await;
     let world = World::new(&server, vec![rule(&server, inspect(&[], false))]).await;
     let mut client = world.inside(&server).await;
-    let request = format!("POST / HTTP/1.1\r\nHost: {}\r\nContent-Length: 1000000\r\n\r\n", server.to);
+    let request = format!(
+        "POST / HTTP/1.1\r\nHost: {}\r\nContent-Length: 1000000\r\n\r\n",
+        server.to
+    );
     tell(&mut client, &request).await;
     tell(&mut client, &"x".repeat(10_000)).await;
     assert_eq!(status(&head(&mut client).await), 413);
@@ -126,7 +167,10 @@ async fn a_server_that_is_not_there_is_told_in_words() {
     let server = Server::tls(says(|_| vec![Vec::new()])).await;
     let world = World::new(&server, vec![rule(&server, inspect(&[], false))]).await;
     let answer = ask(&mut world.inside(&server).await, &get(&server, "/")).await;
-    assert!(status(&answer) == 502 && answer.contains("hung up"), "{answer}");
+    assert!(
+        status(&answer) == 502 && answer.contains("hung up"),
+        "{answer}"
+    );
     world.close().await;
     let lines = world.lines();
     assert!(lines[0].contains("\"verdict\":\"failed\""), "{lines:?}");

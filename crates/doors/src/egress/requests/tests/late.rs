@@ -19,7 +19,11 @@ async fn a_credential_does_not_go_out_by_a_rule_that_fell_while_the_server_was_d
         }
         let mut stream = listener.secure(knocked).await.unwrap();
         let heard = head(&mut stream).await;
-        assert_eq!((heard.contains(KEY), heard.is_empty()), (!revokes, revokes), "{heard}");
+        assert_eq!(
+            (heard.contains(KEY), heard.is_empty()),
+            (!revokes, revokes),
+            "{heard}"
+        );
         if revokes {
             assert_eq!(status(&head(&mut client).await), 403);
         }
@@ -31,7 +35,11 @@ async fn what_never_got_as_far_as_a_server_is_written_down_once_as_denied() {
     let server = Server::plain(always(&ok("hello"))).await;
     let name = HostPattern::Exactly("localhost".parse().unwrap());
     let named = EgressRule::tunnel("by name", name, Ports::Any);
-    let world = World::new(&server, vec![named, rule(&server, spec::EgressMode::Tunnel)]).await;
+    let world = World::new(
+        &server,
+        vec![named, rule(&server, spec::EgressMode::Tunnel)],
+    )
+    .await;
     let port = server.to.port;
     for (host, expected, verdict) in [("localhost", 403, "deny"), ("127.0.0.1", 200, "allow")] {
         let before = world.lines().len();
@@ -44,7 +52,10 @@ async fn what_never_got_as_far_as_a_server_is_written_down_once_as_denied() {
         }
         let lines = world.lines();
         assert_eq!(lines.len(), before + 1, "{lines:?}");
-        assert!(lines[before].contains(&format!("\"verdict\":\"{verdict}\"")), "{lines:?}");
+        assert!(
+            lines[before].contains(&format!("\"verdict\":\"{verdict}\"")),
+            "{lines:?}"
+        );
     }
     assert_eq!(server.connections(), 1);
 }
@@ -58,10 +69,18 @@ async fn a_connection_is_kept_for_the_next_request_for_a_while() {
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(pause)).await;
         tokio::time::resume();
-        assert_eq!(status(&ask(&mut client, &get(&server, "/")).await), 200, "after {pause} s");
+        assert_eq!(
+            status(&ask(&mut client, &get(&server, "/")).await),
+            200,
+            "after {pause} s"
+        );
     }
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(61)).await;
     tokio::time::resume();
-    assert_eq!(ask(&mut client, &get(&server, "/")).await, "", "but not forever");
+    assert_eq!(
+        ask(&mut client, &get(&server, "/")).await,
+        "",
+        "but not forever"
+    );
 }

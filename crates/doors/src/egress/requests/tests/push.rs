@@ -8,7 +8,11 @@ fn packet(line: &str) -> String {
 }
 
 fn push(server: &Server, reference: &str) -> String {
-    let line = format!("{} {} {reference}\0 report-status\n", "0".repeat(40), "a".repeat(40));
+    let line = format!(
+        "{} {} {reference}\0 report-status\n",
+        "0".repeat(40),
+        "a".repeat(40)
+    );
     let body = format!("{}0000PACK-and-so-on", packet(&line));
     format!(
         "POST /acme/app.git/git-receive-pack HTTP/1.1\r\nHost: {}\r\n\
@@ -27,8 +31,17 @@ async fn world(server: &Server) -> World {
         delete: false,
         credential: Some("api".to_owned()),
     };
-    let mode = EgressMode::Git { repositories: vec![repository] };
-    World::new(server, vec![EgressRule { name: "the rule".to_owned(), ..rule(server, mode) }]).await
+    let mode = EgressMode::Git {
+        repositories: vec![repository],
+    };
+    World::new(
+        server,
+        vec![EgressRule {
+            name: "the rule".to_owned(),
+            ..rule(server, mode)
+        }],
+    )
+    .await
 }
 
 #[tokio::test]
@@ -37,15 +50,32 @@ async fn a_push_passes_when_all_its_refs_may_and_is_answered_in_gits_words_when_
     let world = world(&server).await;
     let mut client = world.inside(&server).await;
     let refused = ask(&mut client, &push(&server, "refs/heads/main")).await;
-    assert!(status(&refused) == 200 && refused.contains("ng refs/heads/main airlock: "), "{refused}");
-    assert!(server.heard().is_empty() && server.connections() == 0, "nothing of it left");
-    assert_eq!(status(&ask(&mut client, &push(&server, "refs/heads/agent/x")).await), 200);
+    assert!(
+        status(&refused) == 200 && refused.contains("ng refs/heads/main airlock: "),
+        "{refused}"
+    );
+    assert!(
+        server.heard().is_empty() && server.connections() == 0,
+        "nothing of it left"
+    );
+    assert_eq!(
+        status(&ask(&mut client, &push(&server, "refs/heads/agent/x")).await),
+        200
+    );
     let heard = server.heard().join("");
-    assert!(heard.ends_with("0000PACK-and-so-on") && heard.contains(KEY), "{heard}");
+    assert!(
+        heard.ends_with("0000PACK-and-so-on") && heard.contains(KEY),
+        "{heard}"
+    );
     let report = world.close().await;
     assert_eq!(report.denied, 1);
     let lines = world.lines();
-    assert!(lines.iter().any(|line| line.contains("creates refs/heads/agent/x")), "{lines:?}");
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("creates refs/heads/agent/x")),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]
@@ -55,7 +85,10 @@ async fn a_compressed_push_is_not_guessed_at() {
     let request = push(&server, "refs/heads/agent/x")
         .replace("Content-Type: ", "Content-Encoding: gzip\r\nContent-Type: ");
     let answer = ask(&mut world.inside(&server).await, &request).await;
-    assert!(status(&answer) == 403 && answer.contains("compressed"), "{answer}");
+    assert!(
+        status(&answer) == 403 && answer.contains("compressed"),
+        "{answer}"
+    );
     assert!(server.heard().is_empty());
 }
 
@@ -81,19 +114,27 @@ async fn only_gits_own_requests_for_named_repositories_pass() {
 
 #[tokio::test]
 async fn what_a_push_changes_is_written_down_however_it_ends() {
-    let server =
-        Server::tls(says(|_| vec![b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx".to_vec()])).await;
+    let server = Server::tls(says(|_| {
+        vec![b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx".to_vec()]
+    }))
+    .await;
     let world = world(&server).await;
     let mut client = world.inside(&server).await;
     tell(&mut client, &push(&server, "refs/heads/agent/x")).await;
     assert_eq!(status(&head(&mut client).await), 200);
     let announced = world.lines();
-    assert!(announced.len() == 1 && announced[0].contains("creates refs/heads/agent/x"), "{announced:?}");
+    assert!(
+        announced.len() == 1 && announced[0].contains("creates refs/heads/agent/x"),
+        "{announced:?}"
+    );
     drop(client);
     world.close().await;
     let lines = world.lines();
     let last = lines.last().unwrap();
-    assert!(last.contains("did not wait") && last.contains("creates refs/heads/agent/x"), "{lines:?}");
+    assert!(
+        last.contains("did not wait") && last.contains("creates refs/heads/agent/x"),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]
@@ -113,7 +154,8 @@ async fn no_more_lists_are_held_back_at_a_time_than_there_is_room_for() {
     }
     let mut client = world.inside(&server).await;
     tell(&mut client, &whole).await;
-    let waiting = tokio::time::timeout(std::time::Duration::from_millis(300), head(&mut client)).await;
+    let waiting =
+        tokio::time::timeout(std::time::Duration::from_millis(300), head(&mut client)).await;
     assert!(waiting.is_err(), "there is no room for it");
     unfinished.pop();
     assert_eq!(status(&head(&mut client).await), 200, "now there is");

@@ -35,11 +35,18 @@ async fn listener() -> (TcpListener, u16) {
 async fn asks_for(client: TcpStream, name: &'static str) -> rustls::Error {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().unwrap();
-    let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let config = config
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
     let connecting =
         TlsConnector::from(Arc::new(config)).connect(ServerName::try_from(name).unwrap(), client);
     let error = connecting.await.unwrap_err();
-    error.into_inner().unwrap().downcast_ref::<rustls::Error>().unwrap().clone()
+    error
+        .into_inner()
+        .unwrap()
+        .downcast_ref::<rustls::Error>()
+        .unwrap()
+        .clone()
 }
 
 #[tokio::test]
@@ -53,13 +60,22 @@ async fn a_host_that_is_looked_into_cannot_be_had_by_its_bare_address() {
     let other = EgressRule::tunnel("other", named("other.test"), Ports::Any);
     let world = World::new(&server, vec![api, other, rule(&server, EgressMode::Tunnel)]).await;
     let refused = asks_for(tunnel(&world.egress, server.to.port).await, "api.test").await;
-    assert_eq!(refused, rustls::Error::AlertReceived(AlertDescription::AccessDenied));
+    assert_eq!(
+        refused,
+        rustls::Error::AlertReceived(AlertDescription::AccessDenied)
+    );
     // By a name that is not looked into it gets as far as the server, whom nobody here trusts.
     let passed = asks_for(tunnel(&world.egress, server.to.port).await, "other.test").await;
-    assert!(matches!(passed, rustls::Error::InvalidCertificate(_)), "{passed}");
+    assert!(
+        matches!(passed, rustls::Error::InvalidCertificate(_)),
+        "{passed}"
+    );
     // And without a name, since the rule names this very address.
     let nameless = asks_for(tunnel(&world.egress, server.to.port).await, "127.0.0.1").await;
-    assert!(matches!(nameless, rustls::Error::InvalidCertificate(_)), "{nameless}");
+    assert!(
+        matches!(nameless, rustls::Error::InvalidCertificate(_)),
+        "{nameless}"
+    );
 }
 
 #[tokio::test]
@@ -72,10 +88,16 @@ async fn a_tunnel_to_a_private_address_ends_with_the_rule_that_allowed_it() {
     let any = EgressRule::tunnel("any", "*".parse().unwrap(), Ports::Any);
     let world = World::new(&server, vec![own, any]).await;
     let mut client = tunnel(&world.egress, server.to.port).await;
-    client.write_all(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    client
+        .write_all(b"GET /1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        .await
+        .unwrap();
     assert_eq!(status(&message(&mut client).await.unwrap()), 200);
     assert_eq!(world.egress.revoke(&"127.0.0.1".parse().unwrap()), Ok(1));
-    assert!(client.read_to_end(&mut Vec::new()).await.is_err(), "it is reset");
+    assert!(
+        client.read_to_end(&mut Vec::new()).await.is_err(),
+        "it is reset"
+    );
 }
 
 #[tokio::test]
@@ -101,7 +123,10 @@ async fn a_broken_tunnel_is_no_whole_one_and_a_server_may_speak_to_who_has_said_
     drop(far);
     let mut got = String::new();
     client.read_to_string(&mut got).await.unwrap();
-    assert_eq!((got.as_str(), world.close().await.denied), ("SSH-2.0-banner", 0));
+    assert_eq!(
+        (got.as_str(), world.close().await.denied),
+        ("SSH-2.0-banner", 0)
+    );
 }
 
 #[tokio::test]

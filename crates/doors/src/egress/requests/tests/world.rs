@@ -46,7 +46,10 @@ pub(super) fn always(answer: &str) -> Says {
 }
 
 pub(super) fn ok(body: &str) -> String {
-    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// A server whose connections are served by hand.
@@ -96,8 +99,10 @@ impl Server {
 
     async fn new(config: Option<Arc<ServerConfig>>, ca: Option<String>, says: Says) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let to =
-            Destination { host: "127.0.0.1".parse().unwrap(), port: listener.local_addr().unwrap().port() };
+        let to = Destination {
+            host: "127.0.0.1".parse().unwrap(),
+            port: listener.local_addr().unwrap().port(),
+        };
         let (heard, connections): (Arc<Mutex<Vec<String>>>, Arc<AtomicUsize>) = Default::default();
         let (hears, counts) = (heard.clone(), connections.clone());
         tokio::spawn(async move {
@@ -116,7 +121,12 @@ impl Server {
                 });
             }
         });
-        Server { to, heard, connections, ca }
+        Server {
+            to,
+            heard,
+            connections,
+            ca,
+        }
     }
 
     /// One that begins an answer, and goes on when it is told to.
@@ -158,8 +168,16 @@ impl Server {
         let (config, ca) = certificate("127.0.0.1");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let to = Destination { host: "127.0.0.1".parse().unwrap(), port };
-        let server = Server { to, heard: Arc::default(), connections: Arc::default(), ca: Some(ca) };
+        let to = Destination {
+            host: "127.0.0.1".parse().unwrap(),
+            port,
+        };
+        let server = Server {
+            to,
+            heard: Arc::default(),
+            connections: Arc::default(),
+            ca: Some(ca),
+        };
         (Secured(listener, TlsAcceptor::from(config)), server)
     }
 
@@ -179,7 +197,10 @@ fn certificate(name: &str) -> (Arc<ServerConfig>, String) {
     let ca = params.self_signed(&key).unwrap().pem();
     let issuer = Issuer::new(params, key);
     let key = KeyPair::generate().unwrap();
-    let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+    let leaf = CertificateParams::new(vec![name.to_owned()])
+        .unwrap()
+        .signed_by(&key, &issuer)
+        .unwrap();
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -223,7 +244,9 @@ pub(super) async fn message(stream: &mut (impl AsyncRead + Unpin)) -> Option<Str
         return None;
     }
     let head = String::from_utf8_lossy(&bytes).to_ascii_lowercase();
-    let length = head.split("\r\n").find_map(|line| line.strip_prefix("content-length: "));
+    let length = head
+        .split("\r\n")
+        .find_map(|line| line.strip_prefix("content-length: "));
     if head.contains("transfer-encoding: chunked") {
         while !bytes.ends_with(b"0\r\n\r\n") {
             bytes.push(stream.read_u8().await.ok()?);
@@ -250,7 +273,11 @@ impl Drop for World {
 
 pub(super) fn rule(server: &Server, mode: EgressMode) -> EgressRule {
     let host = spec::HostPattern::Exactly(server.to.host.clone());
-    EgressRule { mode, allow_private: true, ..EgressRule::tunnel("the rule", host, Ports::Any) }
+    EgressRule {
+        mode,
+        allow_private: true,
+        ..EgressRule::tunnel("the rule", host, Ports::Any)
+    }
 }
 
 pub(super) fn inspect(allow: &[&str], credential: bool) -> EgressMode {
@@ -266,10 +293,15 @@ impl World {
         World::limited(server, rules, EgressLimits::default()).await
     }
 
-    pub(super) async fn limited(server: &Server, rules: Vec<EgressRule>, limits: EgressLimits) -> World {
+    pub(super) async fn limited(
+        server: &Server,
+        rules: Vec<EgressRule>,
+        limits: EgressLimits,
+    ) -> World {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("airlock-requests-{}-{number}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("airlock-requests-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let ca = server.ca.as_ref().map(|ca| {
             let path = folder.join("ca.pem");
@@ -282,31 +314,53 @@ impl World {
             hosts: vec![spec::HostPattern::Exactly(server.to.host.clone())],
         };
         let credentials = [("api".to_owned(), credential)].into();
-        let settings = Settings { credentials, ca, ..Settings::default() };
+        let settings = Settings {
+            credentials,
+            ca,
+            ..Settings::default()
+        };
         let secret = Secret::new(KEY.as_bytes().to_vec()).unwrap();
-        let secrets = Secrets { variables: [("KEY".to_owned(), secret)].into(), ..Secrets::default() };
+        let secrets = Secrets {
+            variables: [("KEY".to_owned(), secret)].into(),
+            ..Secrets::default()
+        };
         let ledger = Ledger::open(&folder.join("ledger"), "owner", Durability::Process).unwrap();
-        let grant = EgressGrant { rules, limits, ..EgressGrant::default() };
-        let egress = Egress::open("run-1", &grant, &settings, &secrets, Arc::new(ledger)).await.unwrap();
+        let grant = EgressGrant {
+            rules,
+            limits,
+            ..EgressGrant::default()
+        };
+        let egress = Egress::open("run-1", &grant, &settings, &secrets, Arc::new(ledger))
+            .await
+            .unwrap();
         World { egress, folder }
     }
 
     /// A client inside TLS that ends at the door, by CONNECT.
     pub(super) async fn inside(&self, server: &Server) -> Box<dyn Stream> {
         let mut near = self.proxy().await;
-        tell(&mut near, &format!("CONNECT {0} HTTP/1.1\r\nHost: {0}\r\n\r\n", server.to)).await;
+        tell(
+            &mut near,
+            &format!("CONNECT {0} HTTP/1.1\r\nHost: {0}\r\n\r\n", server.to),
+        )
+        .await;
         assert_eq!(status(&head(&mut near).await), 200);
         let name = ServerName::try_from(server.to.host.to_string()).unwrap();
         let mut roots = RootCertStore::empty();
         let ca = self.egress.certificate().unwrap();
-        roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap()).unwrap();
+        roots
+            .add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap())
+            .unwrap();
         let mut client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
         client.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let stream = TlsConnector::from(Arc::new(client)).connect(name, near).await.unwrap();
+        let stream = TlsConnector::from(Arc::new(client))
+            .connect(name, near)
+            .await
+            .unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
         Box::new(stream)
     }
@@ -326,7 +380,10 @@ impl World {
     /// The lines of the ledger about what passed or did not.
     pub(super) fn lines(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.folder.join("ledger/owner.jsonl")).unwrap();
-        text.lines().filter(|line| line.contains("\"verdict\"")).map(str::to_owned).collect()
+        text.lines()
+            .filter(|line| line.contains("\"verdict\""))
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -353,5 +410,9 @@ pub(super) fn get(server: &Server, path: &str) -> String {
 }
 
 pub(super) fn status(answer: &str) -> u16 {
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+    answer
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .unwrap_or(0)
 }

@@ -78,8 +78,9 @@ impl Session {
 
     /// Ends a link by which nothing is to come and nothing is left to be settled.
     pub(super) fn end_if_settled(&mut self, handle: u32) {
-        let stopped =
-            |receiver: &&mut Receiver| receiver.listens == Listens::Stopped && receiver.unsettled == 0;
+        let stopped = |receiver: &&mut Receiver| {
+            receiver.listens == Listens::Stopped && receiver.unsettled == 0
+        };
         if let Some(receiver) = self.receivers.get_mut(&handle).filter(stopped) {
             receiver.listens = Listens::Ended;
             self.say(name::DETACH, vec![Value::Uint(handle), Value::Bool(true)]);
@@ -92,7 +93,13 @@ impl Session {
 
     pub(super) fn dispose(&mut self, handle: u32, delivery: u32, state: Value) {
         let (receiver, settled) = (Value::Bool(true), Value::Bool(true));
-        let fields = vec![receiver, Value::Uint(delivery), Value::Uint(delivery), settled, state];
+        let fields = vec![
+            receiver,
+            Value::Uint(delivery),
+            Value::Uint(delivery),
+            settled,
+            state,
+        ];
         self.say(name::DISPOSITION, fields);
         self.had_room(handle);
     }
@@ -110,7 +117,9 @@ impl Session {
     pub(super) fn allow(&mut self, handle: u32) {
         let most = self.agreed.credit;
         let listens = |receiver: &&mut Receiver| receiver.listens == Listens::Yes;
-        let Some(receiver) = self.receivers.get_mut(&handle).filter(listens) else { return };
+        let Some(receiver) = self.receivers.get_mut(&handle).filter(listens) else {
+            return;
+        };
         let credit = most.saturating_sub(receiver.unsettled);
         if credit.saturating_sub(receiver.credit) < (most / 4).max(1) {
             return;
@@ -129,8 +138,15 @@ impl Session {
     pub(super) fn transferred(&mut self, what: &Named, payload: &[u8]) -> Result<(), Trouble> {
         self.next_incoming = self.next_incoming.wrapping_add(1);
         let (most, largest) = (self.agreed.credit, self.agreed.largest_message);
-        let ours = what.uint(0).and_then(|theirs| self.handles.get(&theirs)).copied();
-        let found = ours.and_then(|ours| self.receivers.get_mut(&ours).map(|receiver| (ours, receiver)));
+        let ours = what
+            .uint(0)
+            .and_then(|theirs| self.handles.get(&theirs))
+            .copied();
+        let found = ours.and_then(|ours| {
+            self.receivers
+                .get_mut(&ours)
+                .map(|receiver| (ours, receiver))
+        });
         let Some((handle, receiver)) = found else {
             return Err(again("the broker sends by a link that is none"));
         };
@@ -138,8 +154,9 @@ impl Session {
             return Ok(());
         }
         if receiver.part.is_none() {
-            let delivery =
-                what.uint(1).ok_or_else(|| again("the broker sends a message without a number"))?;
+            let delivery = what
+                .uint(1)
+                .ok_or_else(|| again("the broker sends a message without a number"))?;
             if receiver.credit == 0 || self.unsettled.contains_key(&delivery) {
                 return Err(again(format!(
                     "the broker sends more than {most} messages at once, or one twice"
@@ -148,9 +165,16 @@ impl Session {
             receiver.credit -= 1;
             receiver.unsettled += 1;
             receiver.count = receiver.count.wrapping_add(1);
-            receiver.part = Some(Part { delivery, bytes: BytesMut::new(), size: 0, is_settled: false });
+            receiver.part = Some(Part {
+                delivery,
+                bytes: BytesMut::new(),
+                size: 0,
+                is_settled: false,
+            });
         }
-        let Some(part) = receiver.part.as_mut() else { return Ok(()) };
+        let Some(part) = receiver.part.as_mut() else {
+            return Ok(());
+        };
         part.is_settled |= what.flag(4);
         part.size = part.size.saturating_add(payload.len());
         match part.size > largest {
@@ -169,8 +193,16 @@ impl Session {
 
     /// A message is whole.
     fn arrived(&mut self, handle: u32, part: Part) {
-        let Part { delivery, bytes, size, is_settled } = part;
-        let is_wanted = self.receivers.get(&handle).is_some_and(|receiver| receiver.listens == Listens::Yes);
+        let Part {
+            delivery,
+            bytes,
+            size,
+            is_settled,
+        } = part;
+        let is_wanted = self
+            .receivers
+            .get(&handle)
+            .is_some_and(|receiver| receiver.listens == Listens::Yes);
         if !is_wanted && !is_settled {
             // It was under way when we stopped: others may have it at once.
             return self.give_back(handle, delivery);
@@ -181,7 +213,9 @@ impl Session {
                 "amqp:link:message-size-exceeded",
                 format!("a message of {size} bytes is larger than {largest}"),
             )),
-            false => self.understood(handle, bytes.freeze()).map_err(|why| ("amqp:decode-error", why)),
+            false => self
+                .understood(handle, bytes.freeze())
+                .map_err(|why| ("amqp:decode-error", why)),
         };
         match read {
             Ok((topic, payload, properties)) => {
@@ -190,7 +224,12 @@ impl Session {
                     true => self.had_room(handle),
                     false => _ = self.unsettled.insert(delivery, handle),
                 }
-                self.tell(Event::Message { tag, topic, payload, properties });
+                self.tell(Event::Message {
+                    tag,
+                    topic,
+                    payload,
+                    properties,
+                });
             }
             Err((condition, why)) => {
                 let error = vec![Value::Symbol(condition.to_owned()), Value::text(&why)];
@@ -205,10 +244,12 @@ impl Session {
     }
 
     fn understood(&self, handle: u32, bytes: Bytes) -> Result<(String, Bytes, Properties), String> {
-        let read = message::read(bytes, &self.agreed.addresses).map_err(|unclear| unclear.to_string())?;
+        let read =
+            message::read(bytes, &self.agreed.addresses).map_err(|unclear| unclear.to_string())?;
         let topic = read.topic.or_else(|| self.only_topic(handle));
-        let topic = topic
-            .ok_or("a message does not say which topic it was sent to, so nobody knows what it asks for")?;
+        let topic = topic.ok_or(
+            "a message does not say which topic it was sent to, so nobody knows what it asks for",
+        )?;
         Ok((topic, read.payload, read.properties))
     }
 
@@ -216,8 +257,9 @@ impl Session {
     fn only_topic(&self, handle: u32) -> Option<String> {
         let receiver = self.receivers.get(&handle)?;
         let mut wanted = receiver.wanted.iter();
-        let only =
-            wanted.next().filter(|wanted| !wanted.is_shared && !wanted.pattern.contains(['*', '>']))?;
+        let only = wanted
+            .next()
+            .filter(|wanted| !wanted.is_shared && !wanted.pattern.contains(['*', '>']))?;
         wanted.next().is_none().then(|| only.pattern.clone())
     }
 }

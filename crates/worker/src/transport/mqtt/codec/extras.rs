@@ -92,7 +92,10 @@ pub(crate) struct Extras(pub(crate) Vec<(u8, Value)>);
 
 impl Extras {
     pub(crate) fn find(&self, number: u8) -> Option<&Value> {
-        self.0.iter().find(|(other, _)| *other == number).map(|(_, value)| value)
+        self.0
+            .iter()
+            .find(|(other, _)| *other == number)
+            .map(|(_, value)| value)
     }
 
     /// One that is a number of whatever size.
@@ -122,7 +125,8 @@ impl Extras {
         let (mut seen, mut repeated, mut repeated_bytes) = (0_u64, 0, 0);
         while !bytes.is_empty() {
             // They are numbers of variable length, but none is larger than one byte can say.
-            let number = u8::try_from(bytes.variable()?).map_err(|_| Flaw("it has an unknown property"))?;
+            let number =
+                u8::try_from(bytes.variable()?).map_err(|_| Flaw("it has an unknown property"))?;
             let (kind, places) = known(number).ok_or(Flaw("it has an unknown property"))?;
             if places & (1 << packet) == 0 {
                 return Err(Flaw("a property stands where it must not"));

@@ -75,10 +75,18 @@ pub(crate) fn variable(bytes: &[u8]) -> Result<Option<(usize, usize)>, Flaw> {
         if byte & 0x80 == 0 {
             // One number, one spelling: the standard wants the shortest.
             let is_padded = at > 0 && *byte == 0;
-            return if is_padded { Err(Flaw("a length is padded")) } else { Ok(Some((value, at + 1))) };
+            return if is_padded {
+                Err(Flaw("a length is padded"))
+            } else {
+                Ok(Some((value, at + 1)))
+            };
         }
     }
-    if bytes.len() < 4 { Ok(None) } else { Err(Flaw("a length has more than four bytes")) }
+    if bytes.len() < 4 {
+        Ok(None)
+    } else {
+        Err(Flaw("a length has more than four bytes"))
+    }
 }
 
 pub(crate) fn put_variable(out: &mut BytesMut, value: usize) -> Result<(), Flaw> {
@@ -98,7 +106,8 @@ pub(crate) fn put_variable(out: &mut BytesMut, value: usize) -> Result<(), Flaw>
 }
 
 pub(crate) fn put_binary(out: &mut BytesMut, bytes: &[u8]) -> Result<(), Flaw> {
-    let length = u16::try_from(bytes.len()).map_err(|_| Flaw("a text is longer than 65535 bytes"))?;
+    let length =
+        u16::try_from(bytes.len()).map_err(|_| Flaw("a text is longer than 65535 bytes"))?;
     out.put_u16(length);
     out.put_slice(bytes);
     Ok(())

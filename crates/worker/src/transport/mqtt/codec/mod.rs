@@ -54,7 +54,11 @@ pub(crate) struct Reader {
 
 impl Reader {
     pub(crate) fn new(version: Version, largest: usize) -> Reader {
-        Reader { version, largest, skip: 0 }
+        Reader {
+            version,
+            largest,
+            skip: 0,
+        }
     }
 
     /// Takes the next packet off the front.
@@ -62,7 +66,9 @@ impl Reader {
         let passed_over = self.skip.min(buffer.len());
         buffer.advance(passed_over);
         self.skip -= passed_over;
-        let Some((first, rest)) = buffer.split_first() else { return Ok(Read::More) };
+        let Some((first, rest)) = buffer.split_first() else {
+            return Ok(Read::More);
+        };
         let (first, Some((length, spelled))) = (*first, field::variable(rest)?) else {
             return Ok(Read::More);
         };
@@ -90,7 +96,9 @@ impl Reader {
         }
         // Of its body only what says how it is acknowledged.
         let body = &buffer[head..];
-        let [high, low, ..] = body else { return Ok(Read::More) };
+        let [high, low, ..] = body else {
+            return Ok(Read::More);
+        };
         let topic = 2 + usize::from(u16::from_be_bytes([*high, *low]));
         let has_id = match (first >> 1) & 3 {
             0 => false,
@@ -101,7 +109,9 @@ impl Reader {
         if needed > length {
             return Err(Flaw("it ends too early"));
         }
-        let Some(id) = body.get(topic..needed) else { return Ok(Read::More) };
+        let Some(id) = body.get(topic..needed) else {
+            return Ok(Read::More);
+        };
         let packet_id = match id {
             [high, low] => Some(u16::from_be_bytes([*high, *low])),
             _ => None,
@@ -132,5 +142,9 @@ pub(crate) fn write(version: Version, packet: &Packet, out: &mut BytesMut) -> Re
 fn whole<T>(body: Bytes, read: impl FnOnce(&mut Cursor) -> Result<T, Flaw>) -> Result<T, Flaw> {
     let mut cursor = Cursor(body);
     let value = read(&mut cursor)?;
-    if cursor.is_empty() { Ok(value) } else { Err(Flaw("it has more than it may")) }
+    if cursor.is_empty() {
+        Ok(value)
+    } else {
+        Err(Flaw("it has more than it may"))
+    }
 }

@@ -128,14 +128,26 @@ pub(super) fn read(version: Version, first: u8, body: Bytes) -> Result<Packet, F
                 let packet_id = from.packet_id()?;
                 let extras = extras(from)?;
                 let filters = read_filters(from, kind == SUBSCRIBE)?;
-                let subscribe = Subscribe { packet_id, filters, extras };
-                if kind == SUBSCRIBE { Packet::Subscribe(subscribe) } else { Packet::Unsubscribe(subscribe) }
+                let subscribe = Subscribe {
+                    packet_id,
+                    filters,
+                    extras,
+                };
+                if kind == SUBSCRIBE {
+                    Packet::Subscribe(subscribe)
+                } else {
+                    Packet::Unsubscribe(subscribe)
+                }
             }
             SUBSCRIBE_ANSWER | UNSUBSCRIBE_ANSWER => {
                 let packet_id = from.packet_id()?;
                 let extras = extras(from)?;
                 let reasons = from.take(from.0.len())?.to_vec();
-                let answer = SubscribeAnswer { packet_id, reasons, extras };
+                let answer = SubscribeAnswer {
+                    packet_id,
+                    reasons,
+                    extras,
+                };
                 match kind == SUBSCRIBE_ANSWER {
                     true => Packet::SubscribeAnswer(answer),
                     false => Packet::UnsubscribeAnswer(answer),
@@ -168,9 +180,24 @@ fn read_connect(version: Version, from: &mut Cursor) -> Result<Connect, Flaw> {
         Version::Five => Extras::read(from, CONNECT)?,
     };
     let client_id = from.text()?;
-    let user = if flags & 0x80 != 0 { Some(from.text()?) } else { None };
-    let password = if flags & 0x40 != 0 { Some(from.binary()?) } else { None };
-    Ok(Connect { client_id, is_clean: flags & 2 != 0, keep_alive, user, password, extras })
+    let user = if flags & 0x80 != 0 {
+        Some(from.text()?)
+    } else {
+        None
+    };
+    let password = if flags & 0x40 != 0 {
+        Some(from.binary()?)
+    } else {
+        None
+    };
+    Ok(Connect {
+        client_id,
+        is_clean: flags & 2 != 0,
+        keep_alive,
+        user,
+        password,
+        extras,
+    })
 }
 
 fn read_connect_answer(
@@ -184,8 +211,16 @@ fn read_connect_answer(
     let reason = from.byte()?;
     // A broker that speaks 3.1.1 only refuses in 3.1.1, whatever it was asked in.
     let is_old_refusal = reason != 0 && from.is_empty();
-    let extras = if is_old_refusal { Extras::default() } else { extras(from)? };
-    Ok(ConnectAnswer { is_session_present: flags == 1, reason, extras })
+    let extras = if is_old_refusal {
+        Extras::default()
+    } else {
+        extras(from)?
+    };
+    Ok(ConnectAnswer {
+        is_session_present: flags == 1,
+        reason,
+        extras,
+    })
 }
 
 fn read_publish(
@@ -208,7 +243,14 @@ fn read_publish(
     }
     let payload = from.take(from.0.len())?;
     let (is_duplicate, is_retained) = (flags & 8 != 0, flags & 1 != 0);
-    Ok(Publish { is_duplicate, is_retained, topic, packet_id, extras, payload })
+    Ok(Publish {
+        is_duplicate,
+        is_retained,
+        topic,
+        packet_id,
+        extras,
+        payload,
+    })
 }
 
 fn read_publish_answer(
@@ -218,7 +260,11 @@ fn read_publish_answer(
 ) -> Result<PublishAnswer, Flaw> {
     let packet_id = from.packet_id()?;
     let (reason, extras) = read_short(version, from, extras)?;
-    Ok(PublishAnswer { packet_id, reason, extras })
+    Ok(PublishAnswer {
+        packet_id,
+        reason,
+        extras,
+    })
 }
 
 fn read_disconnect(
@@ -239,7 +285,14 @@ fn read_short(
         return Ok((0, Extras::default()));
     }
     let reason = from.byte()?;
-    Ok((reason, if from.is_empty() { Extras::default() } else { extras(from)? }))
+    Ok((
+        reason,
+        if from.is_empty() {
+            Extras::default()
+        } else {
+            extras(from)?
+        },
+    ))
 }
 
 fn read_filters(from: &mut Cursor, have_options: bool) -> Result<Vec<(String, u8)>, Flaw> {
@@ -248,7 +301,11 @@ fn read_filters(from: &mut Cursor, have_options: bool) -> Result<Vec<(String, u8
         let filter = from.text()?;
         filters.push((filter, if have_options { from.byte()? } else { 0 }));
     }
-    if filters.is_empty() { Err(Flaw("it names no topics")) } else { Ok(filters) }
+    if filters.is_empty() {
+        Err(Flaw("it names no topics"))
+    } else {
+        Ok(filters)
+    }
 }
 
 /// Whether a message can be sent to it.
@@ -291,7 +348,10 @@ pub(super) fn write(version: Version, packet: &Packet) -> Result<(u8, BytesMut, 
             publish.packet_id.inspect(|id| body.put_u16(*id));
             extras(&mut body, &publish.extras)?;
             let qos = u8::from(publish.packet_id.is_some());
-            PUBLISH << 4 | u8::from(publish.is_duplicate) << 3 | qos << 1 | u8::from(publish.is_retained)
+            PUBLISH << 4
+                | u8::from(publish.is_duplicate) << 3
+                | qos << 1
+                | u8::from(publish.is_retained)
         }
         Packet::PublishAnswer(answer) => {
             body.put_u16(answer.packet_id);
@@ -330,21 +390,39 @@ pub(super) fn write(version: Version, packet: &Packet) -> Result<(u8, BytesMut, 
 fn write_connect(version: Version, connect: &Connect, body: &mut BytesMut) -> Result<(), Flaw> {
     put_text(body, "MQTT")?;
     body.put_u8(level(version));
-    let (user, password) = (u8::from(connect.user.is_some()), u8::from(connect.password.is_some()));
+    let (user, password) = (
+        u8::from(connect.user.is_some()),
+        u8::from(connect.password.is_some()),
+    );
     body.put_u8(user << 7 | password << 6 | u8::from(connect.is_clean) << 1);
     body.put_u16(connect.keep_alive);
     if version == Version::Five {
         connect.extras.write(body)?;
     }
     put_text(body, &connect.client_id)?;
-    connect.user.iter().try_for_each(|user| put_text(body, user))?;
-    connect.password.iter().try_for_each(|password| put_binary(body, password))
+    connect
+        .user
+        .iter()
+        .try_for_each(|user| put_text(body, user))?;
+    connect
+        .password
+        .iter()
+        .try_for_each(|password| put_binary(body, password))
 }
 
-fn write_short(version: Version, reason: u8, extras: &Extras, body: &mut BytesMut) -> Result<(), Flaw> {
+fn write_short(
+    version: Version,
+    reason: u8,
+    extras: &Extras,
+    body: &mut BytesMut,
+) -> Result<(), Flaw> {
     if version == Version::Three || (reason == 0 && extras.0.is_empty()) {
         return Ok(());
     }
     body.put_u8(reason);
-    if extras.0.is_empty() { Ok(()) } else { extras.write(body) }
+    if extras.0.is_empty() {
+        Ok(())
+    } else {
+        extras.write(body)
+    }
 }

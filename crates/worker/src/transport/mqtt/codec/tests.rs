@@ -26,7 +26,9 @@ fn extras(singles: &'static [Single]) -> impl Strategy<Value = Extras> {
     (vec(option::of(1_u32..60_000), singles.len()), pairs).prop_map(move |(numbers, pairs)| {
         let singles = numbers.into_iter().zip(singles);
         let singles = singles.filter_map(|(number, (name, make))| Some((*name, make(number?))));
-        let pairs = pairs.into_iter().map(|(key, value)| (name::USER, Value::Pair(key, value)));
+        let pairs = pairs
+            .into_iter()
+            .map(|(key, value)| (name::USER, Value::Pair(key, value)));
         Extras(singles.chain(pairs).collect())
     })
 }
@@ -62,9 +64,18 @@ fn packets() -> impl Strategy<Value = Packet> {
             (name::MAXIMUM_PACKET_SIZE, Value::Four),
         ]),
     );
-    let connect = connect.prop_map(|((client_id, is_clean, keep_alive), (user, password), extras)| {
-        Packet::Connect(Connect { client_id, is_clean, keep_alive, user, password, extras })
-    });
+    let connect = connect.prop_map(
+        |((client_id, is_clean, keep_alive), (user, password), extras)| {
+            Packet::Connect(Connect {
+                client_id,
+                is_clean,
+                keep_alive,
+                user,
+                password,
+                extras,
+            })
+        },
+    );
     let connected = extras(&[
         (name::SESSION_EXPIRY, Value::Four),
         (18, words),
@@ -78,7 +89,11 @@ fn packets() -> impl Strategy<Value = Packet> {
     ]);
     let connected =
         (any::<bool>(), any::<u8>(), connected).prop_map(|(is_session_present, reason, extras)| {
-            Packet::ConnectAnswer(ConnectAnswer { is_session_present, reason, extras })
+            Packet::ConnectAnswer(ConnectAnswer {
+                is_session_present,
+                reason,
+                extras,
+            })
         });
     let described = extras(&[
         (1, flag),
@@ -87,28 +102,64 @@ fn packets() -> impl Strategy<Value = Packet> {
         (9, binary),
         (11, |number| Value::Variable(number as usize)),
     ]);
-    let publish = ((any::<bool>(), any::<bool>()), topic(), option::of(id()), described, bytes());
-    let publish = publish.prop_map(|((is_duplicate, is_retained), topic, packet_id, extras, payload)| {
-        Packet::Publish(Publish { is_duplicate, is_retained, topic, packet_id, extras, payload })
-    });
+    let publish = (
+        (any::<bool>(), any::<bool>()),
+        topic(),
+        option::of(id()),
+        described,
+        bytes(),
+    );
+    let publish = publish.prop_map(
+        |((is_duplicate, is_retained), topic, packet_id, extras, payload)| {
+            Packet::Publish(Publish {
+                is_duplicate,
+                is_retained,
+                topic,
+                packet_id,
+                extras,
+                payload,
+            })
+        },
+    );
     let published = (id(), any::<u8>(), answer()).prop_map(|(packet_id, reason, extras)| {
-        Packet::PublishAnswer(PublishAnswer { packet_id, reason, extras })
+        Packet::PublishAnswer(PublishAnswer {
+            packet_id,
+            reason,
+            extras,
+        })
     });
     let filters = vec((text(), any::<u8>()), 1..4);
-    let subscribe = (id(), filters, extras(&[]))
-        .prop_map(|(packet_id, filters, extras)| Packet::Subscribe(Subscribe { packet_id, filters, extras }));
+    let subscribe = (id(), filters, extras(&[])).prop_map(|(packet_id, filters, extras)| {
+        Packet::Subscribe(Subscribe {
+            packet_id,
+            filters,
+            extras,
+        })
+    });
     let filters = vec((text(), Just(0)), 1..4);
     let unsubscribe = (id(), filters, extras(&[])).prop_map(|(packet_id, filters, extras)| {
-        Packet::Unsubscribe(Subscribe { packet_id, filters, extras })
+        Packet::Unsubscribe(Subscribe {
+            packet_id,
+            filters,
+            extras,
+        })
     });
     let answers = (any::<bool>(), id(), vec(any::<u8>(), 1..4), answer());
     let answers = answers.prop_map(|(begins, packet_id, reasons, extras)| {
-        let answer = SubscribeAnswer { packet_id, reasons, extras };
-        if begins { Packet::SubscribeAnswer(answer) } else { Packet::UnsubscribeAnswer(answer) }
+        let answer = SubscribeAnswer {
+            packet_id,
+            reasons,
+            extras,
+        };
+        if begins {
+            Packet::SubscribeAnswer(answer)
+        } else {
+            Packet::UnsubscribeAnswer(answer)
+        }
     });
     let end = extras(&[(name::SESSION_EXPIRY, Value::Four), (name::REASON, words)]);
-    let end =
-        (any::<u8>(), end).prop_map(|(reason, extras)| Packet::Disconnect(Disconnect { reason, extras }));
+    let end = (any::<u8>(), end)
+        .prop_map(|(reason, extras)| Packet::Disconnect(Disconnect { reason, extras }));
     prop_oneof![
         connect,
         connected,
@@ -134,14 +185,21 @@ fn in_three(mut packet: Packet) -> Packet {
         | Packet::SubscribeAnswer(SubscribeAnswer { extras, .. })
         | Packet::UnsubscribeAnswer(SubscribeAnswer { extras, .. }) => *extras = Extras::default(),
         Packet::PublishAnswer(PublishAnswer { reason, extras, .. })
-        | Packet::Disconnect(Disconnect { reason, extras }) => (*reason, *extras) = (0, Extras::default()),
+        | Packet::Disconnect(Disconnect { reason, extras }) => {
+            (*reason, *extras) = (0, Extras::default())
+        }
         Packet::Ping | Packet::PingAnswer => {}
     }
     packet
 }
 
 /// Reads a stream that comes in pieces.
-fn read_all(version: Version, stream: &[u8], piece: usize, largest: usize) -> Result<Vec<Read>, Flaw> {
+fn read_all(
+    version: Version,
+    stream: &[u8],
+    piece: usize,
+    largest: usize,
+) -> Result<Vec<Read>, Flaw> {
     let mut reader = Reader::new(version, largest);
     let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
     for piece in stream.chunks(piece) {
@@ -192,13 +250,26 @@ proptest! {
 }
 
 fn message(payload: usize, packet_id: Option<u16>) -> Packet {
-    let (topic, extras, payload) = ("a/b".to_owned(), Extras::default(), Bytes::from(vec![7; payload]));
-    Packet::Publish(Publish { is_duplicate: false, is_retained: false, topic, packet_id, extras, payload })
+    let (topic, extras, payload) = (
+        "a/b".to_owned(),
+        Extras::default(),
+        Bytes::from(vec![7; payload]),
+    );
+    Packet::Publish(Publish {
+        is_duplicate: false,
+        is_retained: false,
+        topic,
+        packet_id,
+        extras,
+        payload,
+    })
 }
 
 fn stream_of(version: Version, packets: &[Packet]) -> BytesMut {
     let mut stream = BytesMut::new();
-    packets.iter().for_each(|packet| write(version, packet, &mut stream).unwrap());
+    packets
+        .iter()
+        .for_each(|packet| write(version, packet, &mut stream).unwrap());
     stream
 }
 
@@ -206,8 +277,15 @@ fn stream_of(version: Version, packets: &[Packet]) -> BytesMut {
 fn a_message_that_is_too_large_is_passed_over_and_the_next_is_read() {
     for version in [Version::Three, Version::Five] {
         let small = message(3, None);
-        let stream =
-            stream_of(version, &[message(5000, Some(9)), small.clone(), message(5000, None), Packet::Ping]);
+        let stream = stream_of(
+            version,
+            &[
+                message(5000, Some(9)),
+                small.clone(),
+                message(5000, None),
+                Packet::Ping,
+            ],
+        );
         for piece in [1, 100, stream.len()] {
             let read = read_all(version, &stream, piece, 1000).unwrap();
             let expected = [
@@ -226,7 +304,10 @@ fn a_packet_that_is_exactly_as_large_as_we_take_is_taken() {
     let packet = message(50, Some(1));
     let stream = stream_of(Version::Five, std::slice::from_ref(&packet));
     let size = stream.len();
-    assert_eq!(read_all(Version::Five, &stream, size, size).unwrap(), [Read::Packet(packet)]);
+    assert_eq!(
+        read_all(Version::Five, &stream, size, size).unwrap(),
+        [Read::Packet(packet)]
+    );
     let one_less = read_all(Version::Five, &stream, size, size - 1).unwrap();
     assert_eq!(one_less, [Read::Oversize { packet_id: Some(1) }]);
 }
@@ -235,55 +316,109 @@ fn a_packet_that_is_exactly_as_large_as_we_take_is_taken() {
 fn a_length_that_is_a_lie_costs_no_memory() {
     let mut buffer = BytesMut::from(&[0x20, 0xff, 0xff, 0xff, 0x7f][..]);
     let refused = Reader::new(Version::Five, LARGEST).read(&mut buffer);
-    assert_eq!(refused, Err(Flaw("a packet that is no message is larger than we take")));
+    assert_eq!(
+        refused,
+        Err(Flaw("a packet that is no message is larger than we take"))
+    );
 }
 
 #[test]
 fn more_properties_than_anybody_needs_are_passed_over_and_the_message_comes() {
     let pairs = (0..3000).map(|at| (name::USER, Value::Pair(at.to_string(), "x".to_owned())));
-    let Packet::Publish(publish) = message(1, Some(1)) else { panic!() };
-    let sent = Packet::Publish(Publish { extras: Extras(pairs.collect()), ..publish });
+    let Packet::Publish(publish) = message(1, Some(1)) else {
+        panic!()
+    };
+    let sent = Packet::Publish(Publish {
+        extras: Extras(pairs.collect()),
+        ..publish
+    });
     let stream = stream_of(Version::Five, &[sent]);
     let read = read_all(Version::Five, &stream, stream.len(), LARGEST).unwrap();
-    let [Read::Packet(Packet::Publish(read))] = &read[..] else { panic!("{read:?}") };
+    let [Read::Packet(Packet::Publish(read))] = &read[..] else {
+        panic!("{read:?}")
+    };
     assert_eq!((read.extras.0.len(), &read.payload[..]), (1024, &[7][..]));
-    assert_eq!(read.extras.0[1023].1, Value::Pair("1023".to_owned(), "x".to_owned()));
+    assert_eq!(
+        read.extras.0[1023].1,
+        Value::Pair("1023".to_owned(), "x".to_owned())
+    );
 }
 
 #[test]
 fn broken_packets_are_refused_by_name() {
     let cases: &[(&[u8], &str)] = &[
         (&[0x00, 0], "there is no such packet"),
-        (&[0x34, 5, 0, 1, b'a', 0, 1], "a message comes at QoS 2, which was not asked for"),
-        (&[0x62, 2, 0, 1], "its first byte has flags that it must not have"),
-        (&[0x50, 2, 0, 1], "a message comes at QoS 2, which was not asked for"),
-        (&[0xf0, 0], "an exchange of authentication was not asked for"),
+        (
+            &[0x34, 5, 0, 1, b'a', 0, 1],
+            "a message comes at QoS 2, which was not asked for",
+        ),
+        (
+            &[0x62, 2, 0, 1],
+            "its first byte has flags that it must not have",
+        ),
+        (
+            &[0x50, 2, 0, 1],
+            "a message comes at QoS 2, which was not asked for",
+        ),
+        (
+            &[0xf0, 0],
+            "an exchange of authentication was not asked for",
+        ),
         (&[0xd0, 1, 0], "it has more than it may"),
         (&[0xd0, 0x80, 0], "a length is padded"),
-        (&[0xd0, 0x80, 0x80, 0x80, 0x80, 1], "a length has more than four bytes"),
+        (
+            &[0xd0, 0x80, 0x80, 0x80, 0x80, 1],
+            "a length has more than four bytes",
+        ),
         (&[0x40, 2, 0, 0], "a packet identifier is 0"),
         (&[0x40, 1, 0], "it ends too early"),
         (&[0x20, 3, 0, 0, 9], "it ends too early"),
         (&[0x20, 5, 0, 0, 2, 99, 0], "it has an unknown property"),
-        (&[0x20, 6, 0, 0, 3, 35, 0, 1], "a property stands where it must not"),
+        (
+            &[0x20, 6, 0, 0, 3, 35, 0, 1],
+            "a property stands where it must not",
+        ),
         (&[0x20, 7, 0, 0, 4, 36, 1, 36, 1], "a property stands twice"),
         (&[0x20, 5, 0, 0, 2, 36, 2], "a property is neither 0 nor 1"),
-        (&[0x20, 6, 0, 0, 3, 33, 0, 0], "a property is 0 that must not be"),
-        (&[0x30, 4, 0, 1, 0xff, 0], "a text is not UTF-8, or has a NUL"),
-        (&[0x30, 4, 0, 1, b'+', 0], "it has no topic, or one with wildcards"),
-        (&[0x30, 3, 0, 0, 0], "it has no topic, or one with wildcards"),
-        (&[0x30, 7, 0, 1, b'a', 3, 35, 0, 1], "a topic has an alias, which was not allowed"),
+        (
+            &[0x20, 6, 0, 0, 3, 33, 0, 0],
+            "a property is 0 that must not be",
+        ),
+        (
+            &[0x30, 4, 0, 1, 0xff, 0],
+            "a text is not UTF-8, or has a NUL",
+        ),
+        (
+            &[0x30, 4, 0, 1, b'+', 0],
+            "it has no topic, or one with wildcards",
+        ),
+        (
+            &[0x30, 3, 0, 0, 0],
+            "it has no topic, or one with wildcards",
+        ),
+        (
+            &[0x30, 7, 0, 1, b'a', 3, 35, 0, 1],
+            "a topic has an alias, which was not allowed",
+        ),
     ];
     for (stream, expected) in cases {
         let read = read_all(Version::Five, stream, stream.len(), LARGEST);
-        assert_eq!(read.map_err(|flaw| flaw.to_string()), Err((*expected).to_owned()), "{stream:?}");
+        assert_eq!(
+            read.map_err(|flaw| flaw.to_string()),
+            Err((*expected).to_owned()),
+            "{stream:?}"
+        );
     }
 }
 
 #[test]
 fn a_refusal_in_the_words_of_3_1_1_is_understood_by_one_who_asked_in_5() {
     let extras = Extras::default();
-    let answer = ConnectAnswer { is_session_present: false, reason: 1, extras };
+    let answer = ConnectAnswer {
+        is_session_present: false,
+        reason: 1,
+        extras,
+    };
     let read = read_all(Version::Five, &[0x20, 2, 0, 1], 4, LARGEST).unwrap();
     assert_eq!(read, [Read::Packet(Packet::ConnectAnswer(answer))]);
     // But nobody is let in by half an answer.
@@ -293,9 +428,14 @@ fn a_refusal_in_the_words_of_3_1_1_is_understood_by_one_who_asked_in_5() {
 #[test]
 fn what_cannot_be_written_leaves_nothing_behind() {
     let mut out = BytesMut::from(&b"before"[..]);
-    let Packet::Publish(publish) = message(1, None) else { panic!() };
+    let Packet::Publish(publish) = message(1, None) else {
+        panic!()
+    };
     for topic in ["", "a/+", "a\0", &"x".repeat(70_000)] {
-        let packet = Packet::Publish(Publish { topic: topic.to_owned(), ..publish.clone() });
+        let packet = Packet::Publish(Publish {
+            topic: topic.to_owned(),
+            ..publish.clone()
+        });
         write(Version::Five, &packet, &mut out).unwrap_err();
     }
     assert_eq!(&out[..], b"before");
