@@ -148,12 +148,25 @@ fn warned(made: &Value) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
+/// Starts a container, and once more where containerd lost the connection to the shim that it had just started: nothing of
+/// the container ran then, and the engine leaves it as it was made. It happens on machines that are short of time.
+async fn begin(api: &Api, id: &str) -> Result<Value, ApiError> {
+    let path = format!("/containers/{}/start", escaped(id));
+    match api.post(&path, None).await {
+        Err(error) if lost_shim(&error) => api.post(&path, None).await,
+        began => began,
+    }
+}
+
+fn lost_shim(error: &ApiError) -> bool {
+    matches!(error, ApiError::Refused { message, .. }
+        if message.contains("failed to create shim task: ttrpc: closed"))
+}
+
 async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, SandboxError> {
-    let api = &order.daemon.api;
-    let began = api
-        .post(&format!("/containers/{}/start", escaped(id)), None)
-        .await;
-    began.map_err(of_api("start the container"))?;
+    begin(&order.daemon.api, id)
+        .await
+        .map_err(of_api("start the container"))?;
     let (channel, pid) = tokio::select! {
         called = berth.called() => called.map_err(broken("hear from"))?,
         ended = until_ended(order.daemon, id) => return Err(ended),
@@ -745,5 +758,95 @@ impl Sandbox for ContainerBox {
             }
             released
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::UnixListener,
+    };
+
+    const LOST: &str = "failed to create task for container: failed to create shim task: ttrpc: closed: unknown";
+
+    /// An engine that refuses each start with the next of these complaints and then agrees; how often it was asked.
+    async fn engine(socket: &Path, complaints: &[&str]) -> tokio::task::JoinHandle<usize> {
+        let listener = UnixListener::bind(socket).unwrap();
+        let mut complaints: Vec<_> = complaints.iter().rev().map(|it| (*it).to_owned()).collect();
+        tokio::spawn(async move {
+            let mut asked = 0;
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).await.unwrap();
+                let request = String::from_utf8_lossy(&request[..length]).into_owned();
+                if request.starts_with("GET /version") {
+                    answer(&mut stream, "200 OK", &serde_json::json!({})).await;
+                    continue;
+                }
+                if request.starts_with("GET ") {
+                    answer(&mut stream, "200 OK", &Value::Null).await;
+                    return asked;
+                }
+                assert!(request.contains("/containers/some/start"), "{request}");
+                asked += 1;
+                match complaints.pop() {
+                    Some(complaint) => {
+                        let body = serde_json::json!({ "message": complaint });
+                        answer(&mut stream, "500 Internal Server Error", &body).await;
+                    }
+                    None => answer(&mut stream, "204 No Content", &Value::Null).await,
+                }
+            }
+        })
+    }
+
+    async fn answer(stream: &mut tokio::net::UnixStream, status: &str, body: &Value) {
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let text = format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    /// Whether the container began, and how often the engine was asked.
+    fn began_after(complaints: &[&str]) -> (bool, usize) {
+        static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("airlock-engine-{}-{number}", std::process::id());
+        let socket = std::env::temp_dir().join(name);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let seen = runtime.block_on(async {
+            let engine = engine(&socket, complaints).await;
+            let (api, _) = Api::connect(&socket).await.unwrap();
+            let began = begin(&api, "some").await.is_ok();
+            api.get("/enough").await.unwrap();
+            (began, engine.await.unwrap())
+        });
+        std::fs::remove_file(&socket).unwrap();
+        seen
+    }
+
+    #[test]
+    fn a_start_that_lost_its_shim_is_asked_for_once_more() {
+        assert_eq!(began_after(&[]), (true, 1));
+        assert_eq!(began_after(&[LOST]), (true, 2));
+        assert_eq!(began_after(&[LOST, LOST]), (false, 2));
+    }
+
+    #[test]
+    fn any_other_refusal_of_a_start_is_final() {
+        assert_eq!(began_after(&["OCI runtime create failed"]), (false, 1));
     }
 }
