@@ -126,6 +126,7 @@ fn hand_out(channel: &OwnedFd, found: &Found) -> io::Result<()> {
             steps,
             ids,
             unmapped: Vec::new(),
+            covered: Vec::new(),
             passing,
         },
         &handles,

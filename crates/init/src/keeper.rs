@@ -7,6 +7,7 @@ use crate::{
     plan::{BoxPlan, HostPath, Ids, Owner, ProtectedKind},
     protocol::{self, Report},
     step::{Failure, Step, Steps},
+    submounts,
     sys::{self, Forked},
     template::{self, PLAIN, READ_ONLY, failure},
     terminal,
@@ -72,8 +73,8 @@ pub(crate) const QUOTAS: &[(&str, u32)] = &[
 ];
 /// Covers of every template, read-only: an empty directory, a device that no mount lets anybody open, and files about
 /// the machine as the limits of the run make it.
-const EMPTY: &CStr = c"/run/airlock/empty";
-const NOTHING: &CStr = c"/run/airlock/nothing";
+pub(crate) const EMPTY: &CStr = c"/run/airlock/empty";
+pub(crate) const NOTHING: &CStr = c"/run/airlock/nothing";
 const LIMITS: [(&CStr, &CStr); 3] = [
     (c"/proc/meminfo", c"/run/airlock/meminfo"),
     (c"/proc/cpuinfo", c"/run/airlock/cpuinfo"),
@@ -106,6 +107,8 @@ struct Furnished {
     doors: Vec<TcpListener>,
     passing: Passing,
     unmapped: Vec<u32>,
+    /// Kernel file systems below mounted folders.
+    covered: Vec<CString>,
     done: Steps,
 }
 
@@ -131,13 +134,14 @@ fn hand_out(birth: &Birth<'_>, furnished: &Furnished) -> io::Result<()> {
     handles.extend(furnished.doors.iter().map(AsFd::as_fd));
     handles.extend(furnished.passing.handles());
     let (steps, ids, unmapped) = (furnished.done, birth.plan.ids, furnished.unmapped.clone());
-    let passing = furnished.passing.told();
+    let (passing, covered) = (furnished.passing.told(), furnished.covered.clone());
     protocol::send(
         birth.report,
         &Report::Ready {
             steps,
             ids,
             unmapped,
+            covered,
             passing,
         },
         &handles,
@@ -195,6 +199,8 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
     for (mount, tree) in plan.mounts.iter().zip(trees) {
         put_mount(mount, &tree).map_err(failure(Step::Mounts, &mount.inside.to_string_lossy()))?;
     }
+    let covered =
+        cover_submounts(plan).map_err(failure(Step::Mounts, "kernel file systems below"))?;
     done.add(Step::Mounts);
     let doors = open_doors(birth).map_err(failure(Step::Doors, "listen inside"))?;
     done.add(Step::Doors);
@@ -229,6 +235,7 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         doors,
         passing,
         unmapped,
+        covered,
         done,
     })
 }
@@ -517,7 +524,7 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
 }
 
 /// A handle on a path, no symbolic link on the way: what is planted in a workspace leads nowhere.
-fn beneath(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
+pub(crate) fn beneath(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(rustix::fs::openat2(
@@ -535,6 +542,12 @@ fn put_mount(mount: &HostPath, tree: &OwnedFd) -> io::Result<()> {
         true => template::attach(tree, &place, c""),
         false => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
     }
+}
+
+fn cover_submounts(plan: &BoxPlan) -> io::Result<Vec<CString>> {
+    let paths = plan.workspace.iter().chain(&plan.mounts);
+    let places: Vec<_> = paths.map(|path| path.inside.as_c_str()).collect();
+    submounts::cover(&places)
 }
 
 fn open_doors(birth: &Birth<'_>) -> io::Result<Vec<TcpListener>> {

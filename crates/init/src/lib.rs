@@ -33,6 +33,7 @@ mod rules;
 mod standby;
 pub mod step;
 mod steward;
+pub mod submounts;
 mod sys;
 mod template;
 mod terminal;

@@ -34,6 +34,7 @@ use rustix::{
     },
 };
 use std::{
+    ffi::CString,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -147,6 +148,8 @@ pub enum Report {
         ids: Ids,
         /// Which host paths, counted from the workspace, could not be idmapped as asked.
         unmapped: Vec<u32>,
+        /// File systems of the kernel's own below mounted folders, which were covered.
+        covered: Vec<CString>,
         /// What was made for programs that know of no door.
         passing: Arriving,
     },
@@ -294,12 +297,14 @@ impl Wire for Report {
                 steps,
                 ids,
                 unmapped,
+                covered,
                 passing,
             } => {
                 out.push(b'R');
                 steps.put(out);
                 ids.put(out);
                 unmapped.put(out);
+                covered.put(out);
                 passing.put(out);
             }
             Report::Started(steps) => {
@@ -334,6 +339,7 @@ impl Wire for Report {
                 steps: Wire::get(input)?,
                 ids: Wire::get(input)?,
                 unmapped: Wire::get(input)?,
+                covered: Wire::get(input)?,
                 passing: Wire::get(input)?,
             }),
             b'P' => Steps::get(input).map(Report::Started),

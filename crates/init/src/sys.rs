@@ -372,7 +372,8 @@ pub(crate) fn unshare(namespaces: c_int) -> io::Result<()> {
     Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
 }
 
-/// Attributes of a mount and, with a user namespace, its idmap.
+/// Attributes of a mount and, with a user namespace, its idmap. It becomes private, too: what the host mounts later must not
+/// appear in a sandbox, without any of these attributes.
 pub(crate) fn set_mount(
     mount: BorrowedFd<'_>,
     recursive: bool,
@@ -390,7 +391,7 @@ pub(crate) fn set_mount(
     let attr = MountAttr {
         set: set | if idmap.is_some() { IDMAP } else { 0 },
         clear: 0,
-        propagation: 0,
+        propagation: libc::MS_PRIVATE,
         userns: idmap.map_or(0, |userns| userns.as_raw_fd() as u64),
     };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };

@@ -195,12 +195,17 @@ mod tests {
                 steps,
                 ids(),
                 prop::collection::vec(any::<u32>(), 0..4),
+                prop::collection::vec(
+                    "/[a-z ]{0,9}".prop_map(|path| CString::new(path).unwrap()),
+                    0..3
+                ),
                 arriving.clone()
             )
-                .prop_map(|(steps, ids, unmapped, passing)| Report::Ready {
+                .prop_map(|(steps, ids, unmapped, covered, passing)| Report::Ready {
                     steps,
                     ids,
                     unmapped,
+                    covered,
                     passing
                 }),
             arriving.prop_map(Report::Passing),

@@ -770,7 +770,8 @@ mod tests {
         net::UnixListener,
     };
 
-    const LOST: &str = "failed to create task for container: failed to create shim task: ttrpc: closed: unknown";
+    const LOST: &str =
+        "failed to create task for container: failed to create shim task: ttrpc: closed: unknown";
 
     /// An engine that refuses each start with the next of these complaints and then agrees; how often it was asked.
     async fn engine(socket: &Path, complaints: &[&str]) -> tokio::task::JoinHandle<usize> {

@@ -219,8 +219,9 @@ impl Containers {
             Some(name) => users::look_up(daemon, image, name, labels).await?,
             None => spec.user,
         };
-        let (user, notes) = user_of(spec, asked, protection, daemon)?;
+        let (user, mut notes) = user_of(spec, asked, protection, daemon)?;
         let (workspace, mounts) = plan::host_paths(spec, false)?;
+        notes.extend(order::submount_notes(workspace.iter().chain(&mounts))?);
         let berth =
             Berth::make(&self.state, name, &spec.limits).map_err(|source| SandboxError::Look {
                 path: self.state.join(berth::FOLDER),

@@ -363,15 +363,17 @@ impl Order<'_> {
         Ok(Value::Array(all))
     }
 
-    /// Without what is mounted below it, which older engines leave writable.
+    /// Read-only, without what is mounted below it, which older engines leave writable; and writable, without what is mounted
+    /// below it if a file system of the host's kernel is among that.
     fn bind(&self, host: &Path, inside: &Path, access: Access) -> Result<Value, SandboxError> {
         let read_only = access == Access::ReadOnly;
+        let alone = read_only || !kernel_submounts(host)?.is_empty();
         Ok(json!({
             "Type": "bind",
             "Source": self.text(host)?,
             "Target": self.text(inside)?,
             "ReadOnly": read_only,
-            "BindOptions": { "Propagation": "rprivate", "NonRecursive": read_only },
+            "BindOptions": { "Propagation": "rprivate", "NonRecursive": alone },
         }))
     }
 
@@ -455,6 +457,32 @@ impl Order<'_> {
             .map(|path| as_listed(&path))
             .collect()
     }
+}
+
+/// File systems of the host's kernel below a path, such as the `/proc` of a chroot.
+fn kernel_submounts(host: &Path) -> Result<Vec<CString>, SandboxError> {
+    let path = CString::new(host.as_os_str().as_bytes()).map_err(|_| SandboxError::Nul)?;
+    init::submounts::below(&path).map_err(|source| SandboxError::Look {
+        path: host.to_owned(),
+        source,
+    })
+}
+
+/// What to say where a writable mount is shown without what is mounted below it.
+pub(super) fn submount_notes<'a>(
+    mounts: impl IntoIterator<Item = &'a HostPath>,
+) -> Result<Vec<String>, SandboxError> {
+    let mut notes = Vec::new();
+    for mount in mounts.into_iter().filter(|mount| mount.writable) {
+        if let Some(found) = kernel_submounts(path_of(&mount.host))?.first() {
+            notes.push(format!(
+                "`{}` is a file system of the host's kernel: `{}` is shown without what is mounted in it",
+                found.to_string_lossy().escape_debug(),
+                mount.inside.to_string_lossy().escape_debug()
+            ));
+        }
+    }
+    Ok(notes)
 }
 
 fn path_of(path: &CString) -> &Path {

@@ -42,7 +42,7 @@ use plan::Who;
 use protect::Protection;
 use spec::{Id, Network, SandboxSpec};
 use std::{
-    ffi::{CString, OsStr},
+    ffi::{CStr, CString, OsStr},
     net::TcpListener,
     os::{
         fd::{AsFd, OwnedFd},
@@ -444,6 +444,7 @@ impl Native {
                     steps,
                     ids,
                     unmapped,
+                    covered,
                     passing,
                 },
                 handles,
@@ -455,6 +456,7 @@ impl Native {
                     plan,
                     steps,
                     unmapped,
+                    covered,
                     passing,
                     handles,
                 };
@@ -501,6 +503,7 @@ impl Native {
         if let Some(path) = refused {
             return Err(SandboxError::RootsWorkspace { path });
         }
+        notes.extend(made.covered.iter().map(|path| covered_note(path)));
         notes.extend(of_passing);
         let ready = NativeBox {
             channel: made.channel,
@@ -544,6 +547,7 @@ struct Made {
     plan: BoxPlan,
     steps: Steps,
     unmapped: Vec<u32>,
+    covered: Vec<CString>,
     passing: Arriving,
     handles: Vec<OwnedFd>,
 }
@@ -572,6 +576,14 @@ fn mapping_notes(
         }
     }
     (notes, None)
+}
+
+fn covered_note(path: &CStr) -> String {
+    let path = path.to_string_lossy();
+    format!(
+        "`{}` is a file system of the host's kernel, and empty inside",
+        path.escape_debug()
+    )
 }
 
 /// The workspace was looked up twice, for its protection and for its mount: it must be the same folder.
