@@ -62,3 +62,178 @@ fn file_systems_of_the_kernel_below_a_folder_are_empty_and_others_are_not() {
         result["notes"]
     );
 }
+
+/// A world in which an earlier run has replaced a folder and a file of the project by links out of it.
+fn planted() -> World {
+    let world = World::new();
+    world.write("secret/key", "topsecret\n");
+    world.write("project/plain/key", "plain\n");
+    for (name, target) in [("data", "../secret"), ("in.csv", "../secret/key")] {
+        let link = world.here("project").join(name);
+        std::os::unix::fs::symlink(target, link).expect("a link");
+    }
+    world
+}
+
+const SHOW: [&str; 4] = [
+    "--",
+    "sh",
+    "-c",
+    "cat /m/key /workspace/key 2>/dev/null; true",
+];
+
+#[test]
+fn a_link_below_the_current_folder_decides_nothing() {
+    let world = planted();
+    let here = world.here("");
+    let here = here.to_str().expect("text").trim_end_matches('/');
+    let options: [(&str, String, &str); 5] = [
+        (
+            "--workspace",
+            "project/data".into(),
+            "`project/data` is a symbolic link, to `../secret`",
+        ),
+        (
+            "--mount",
+            "project/data:/m".into(),
+            "`project/data` is a symbolic link, to `../secret`",
+        ),
+        (
+            "--mount",
+            format!("{here}/project/data:/m"),
+            "`project/data` is a symbolic link, to `../secret`",
+        ),
+        (
+            "--mount",
+            "project/data/key:/m".into(),
+            "`project/data/key` goes through the symbolic link `project/data`, to `../secret`",
+        ),
+        (
+            "--image",
+            "./project/data".into(),
+            "`project/data` is a symbolic link, to `../secret`",
+        ),
+    ];
+    let hint = "airlock: hint: an earlier run may have put it there: name the place itself, or give --follow-links if the link is yours\n";
+    for (option, value, what) in &options {
+        let answer = world.run(&[&["run", option, value], &SHOW[..]].concat());
+        assert_eq!(
+            answer.stderr,
+            format!("airlock: error: {option} {what}\n{hint}")
+        );
+        assert_eq!((answer.status, answer.stdout.as_str()), (Some(125), ""));
+    }
+    let answer = world.run(&["run", "--input", "key=project/in.csv", "--", "cat", "key"]);
+    assert!(
+        answer
+            .stderr
+            .contains("--input `project/in.csv` is a symbolic link"),
+        "{}",
+        answer.stderr
+    );
+    assert_eq!((answer.status, answer.stdout.as_str()), (Some(125), ""));
+}
+
+#[test]
+fn a_link_is_followed_where_that_is_asked_for_and_said() {
+    let world = planted();
+    let run = |options: &[&str]| {
+        let answer = world.run(&[&["run"], options, &SHOW[..]].concat());
+        assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+        (answer.stdout, answer.stderr)
+    };
+    // No link, no question.
+    let plain = ("plain\n".to_owned(), String::new());
+    assert_eq!(run(&["--mount", "project/plain:/m"]), plain);
+    assert_eq!(run(&["--workspace", "project/../project/plain"]), plain);
+    let said = |option: &str| format!("airlock: note: {option} leads to `[WORLD]/here/secret`\n");
+    assert_eq!(
+        run(&["--follow-links", "--mount", "project/data:/m"]),
+        (
+            "topsecret\n".to_owned(),
+            said("--mount `[WORLD]/here/project/data`")
+        )
+    );
+    assert_eq!(
+        run(&["--follow-links", "--workspace", "project/data"]),
+        (
+            "topsecret\n".to_owned(),
+            said("--workspace `[WORLD]/here/project/data`")
+        )
+    );
+    // Above the current folder nobody planted anything, but what a path leads to is said.
+    let above = world.here("").parent().expect("a folder").join("above");
+    std::os::unix::fs::symlink("here/secret", &above).expect("a link");
+    let mount = format!("{}:/m", above.display());
+    assert_eq!(
+        run(&["--mount", &mount]),
+        ("topsecret\n".to_owned(), said("--mount `[WORLD]/above`"))
+    );
+    let input = [
+        "run",
+        "--follow-links",
+        "--input",
+        "key=project/in.csv",
+        "--",
+        "cat",
+        "key",
+    ];
+    assert_eq!(world.run(&input).stdout, "topsecret\n");
+}
+
+#[test]
+fn a_home_or_a_folder_of_the_system_is_a_workspace_only_if_that_is_confirmed() {
+    let world = World::new();
+    let home = world.here("").join("../home");
+    let home = home.to_str().expect("text");
+    let refused = |folder: &str, what: &str| {
+        let answer = world.run(&["run", "--workspace", folder, "--", "true"]);
+        assert_eq!(answer.status, Some(125));
+        let hint = "give --workspace the folder of one project, or --confirm-workspace to show all of it to the program";
+        let shown = folder.replace(home, "[WORLD]/here/../home");
+        assert_eq!(
+            answer.stderr,
+            format!("airlock: error: --workspace `{shown}` {what}\nairlock: hint: {hint}\n")
+        );
+    };
+    refused(home, "is your home");
+    refused("/etc", "is a folder of the system");
+    refused("/usr", "is a folder of the system");
+    let confirmed = [
+        "run",
+        "--confirm-workspace",
+        "--workspace",
+        home,
+        "--",
+        "pwd",
+    ];
+    let answer = world.run(&confirmed);
+    assert_eq!(
+        (answer.status, answer.stdout.as_str()),
+        (Some(0), "/workspace\n")
+    );
+    // A folder in it is somebody's project.
+    std::fs::create_dir(format!("{home}/project")).expect("a folder");
+    let project = format!("{home}/project");
+    assert_eq!(
+        world
+            .run(&["run", "--workspace", &project, "--", "true"])
+            .status,
+        Some(0)
+    );
+    // What Airlock lives by stays refused, confirmed or not.
+    let state = world.here("").join("..");
+    let answer = world.run(&[
+        "run",
+        "--confirm-workspace",
+        "--workspace",
+        state.to_str().expect("text"),
+        "--",
+        "true",
+    ]);
+    assert!(
+        answer.stderr.contains("Airlock's state"),
+        "{}",
+        answer.stderr
+    );
+}

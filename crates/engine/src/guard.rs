@@ -2,7 +2,7 @@
 //! it or lie in it, nor hold the operator's file or a file with a key. Only what the caller asked for is looked at: roots
 //! of stored images and sockets of doors lie in the state folder, and are shown on purpose.
 
-use spec::{Access, ErrorCode, ErrorInfo, FileId, Root, SandboxSpec};
+use spec::{Access, ErrorCode, ErrorInfo, FileId, InputSource, Root, RunSpec, SandboxSpec};
 use std::{
     fs, io,
     os::unix::fs::MetadataExt,
@@ -60,7 +60,10 @@ fn is_exact(spec: &SandboxSpec, path: &Path, real: &Path) -> bool {
     let same = || {
         identity(real).is_some_and(|(device, inode)| spec.admits(path, FileId { device, inode }))
     };
-    spec.exact.is_none() || (path == real && same())
+    match spec.exact.is_some() {
+        true => path == real && same(),
+        false => same() || !spec.pinned.contains_key(path),
+    }
 }
 
 fn replaced(option: &str, path: &Path) -> ErrorInfo {
@@ -72,6 +75,27 @@ fn replaced(option: &str, path: &Path) -> ErrorInfo {
         ),
         hint: Some("ask again once nobody moves or replaces anything on the way to it".to_owned()),
     }
+}
+
+/// Where paths that were asked for lead, of those that go through a symbolic link.
+pub(crate) fn link_notes(spec: &RunSpec) -> Vec<String> {
+    let inputs = spec.inputs.iter().filter_map(|(_, source)| match source {
+        InputSource::File(path) => Some(("--input", path.as_path())),
+        InputSource::Given(_) | InputSource::Artifact { .. } => None,
+    });
+    let is_link = |way: &Path| fs::symlink_metadata(way).is_ok_and(|found| found.is_symlink());
+    let leads_elsewhere = |path: &Path| path.ancestors().any(is_link);
+    let asked = asked(&spec.sandbox).into_iter().chain(inputs);
+    let linked = asked.filter(|(_, path)| leads_elsewhere(path));
+    let note = |(option, path): (&str, &Path)| {
+        let real = fs::canonicalize(path).ok()?;
+        Some(format!(
+            "{option} `{}` leads to `{}`",
+            path.display(),
+            real.display()
+        ))
+    };
+    linked.filter_map(note).collect()
 }
 
 /// Lets a spec show what Airlock itself has put there.

@@ -13,7 +13,9 @@ use crate::{
 };
 use ::doors::{ledger::Whose, secrets::Secrets};
 use sandbox::{Sandbox, SandboxError, container::ImageFacts};
-use spec::{EnvName, ErrorCode, ErrorInfo, Id, InputSource, Mount, RunResult, RunSpec};
+use spec::{
+    EnvName, ErrorCode, ErrorInfo, FileId, Id, InputSource, Mount, RunResult, RunSpec, SandboxSpec,
+};
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -22,7 +24,10 @@ use std::{
     net::TcpListener,
     os::{
         fd::AsFd,
-        unix::{ffi::OsStrExt, fs::OpenOptionsExt},
+        unix::{
+            ffi::OsStrExt,
+            fs::{MetadataExt, OpenOptionsExt},
+        },
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -77,6 +82,7 @@ impl Making {
             () = until_cancelled(&mut cancelled) => return Err(cancellation()),
         };
         result.notes.extend(notes);
+        result.notes.extend(guard::link_notes(&self.spec));
         // Of two runs with one id the second is refused, before it touches what the first one's doors have; an id that we
         // made is nobody else's.
         let named = self
@@ -302,10 +308,11 @@ impl Making {
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
         let rights = Rights::of(&self.spec.sandbox, workspace.as_fd()).map_err(broken)?;
         let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
+        let sandbox_spec = self.spec.sandbox.clone();
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {
                 let mut file = UntilCancelled {
-                    source: open_input(&keeper, source)?,
+                    source: open_input(&keeper, source, &sandbox_spec)?,
                     cancelled: &seen,
                 };
                 files::put_input(workspace.as_fd(), name, &mut file, owner, limit, &rights)
@@ -412,9 +419,13 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
     env
 }
 
-fn open_input(keeper: &Keeper, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
+fn open_input(
+    keeper: &Keeper,
+    source: &InputSource,
+    spec: &SandboxSpec,
+) -> Result<Box<dyn io::Read>, ErrorInfo> {
     match source {
-        InputSource::File(path) => Ok(Box::new(open_file(path)?)),
+        InputSource::File(path) => Ok(Box::new(open_file(path, spec)?)),
         InputSource::Given(bytes) => Ok(Box::new(io::Cursor::new(bytes.clone()))),
         InputSource::Artifact { name, version } => Ok(Box::new(keeper.open(name, *version)?)),
     }
@@ -441,8 +452,8 @@ fn of_input(error: &files::InputError) -> ErrorInfo {
     }
 }
 
-fn open_file(path: &Path) -> Result<File, ErrorInfo> {
-    open_regular(path).map_err(|error| ErrorInfo {
+fn open_file(path: &Path, spec: &SandboxSpec) -> Result<File, ErrorInfo> {
+    open_regular(path, spec).map_err(|error| ErrorInfo {
         code: ErrorCode::InvalidSpec,
         message: format!("cannot read the input `{}`: {error}", path.display()),
         hint: Some("check that it is a file and that you may read it".to_owned()),
@@ -452,22 +463,28 @@ fn open_file(path: &Path) -> Result<File, ErrorInfo> {
 /// Whether the files that a run wants can be read; artifacts are looked up when it starts.
 pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
     spec.inputs.iter().try_for_each(|(_, source)| match source {
-        InputSource::File(path) => open_file(path).map(drop),
+        InputSource::File(path) => open_file(path, &spec.sandbox).map(drop),
         InputSource::Artifact { .. } | InputSource::Given(_) => Ok(()),
     })
 }
 
-/// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file.
-fn open_regular(path: &Path) -> io::Result<File> {
+/// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file, the one that was looked at.
+fn open_regular(path: &Path, spec: &SandboxSpec) -> io::Result<File> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = std::fs::OpenOptions::new()
         .read(true)
         .custom_flags(nonblocking)
         .open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is not a regular file")),
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
     }
+    let (device, inode) = (found.dev(), found.ino());
+    let pinned = spec.pinned.get(path);
+    if pinned.is_some_and(|pinned| *pinned != FileId { device, inode }) {
+        return Err(io::Error::other("it was replaced meanwhile"));
+    }
+    Ok(file)
 }
 
 pub(crate) fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo {

@@ -149,6 +149,9 @@ pub struct SandboxSpec {
     pub mounts: Vec<Mount>,
     /// What its host paths must turn out to be, whenever one is looked up; none where the asker may name any.
     pub exact: Option<Exact>,
+    /// What some of its host paths led to when a front looked at them without following links; a path that is not among
+    /// them may lead anywhere.
+    pub pinned: Exact,
     /// Volumes of a container engine.
     pub volumes: Vec<Volume>,
     /// Where the program starts.
@@ -220,9 +223,11 @@ impl SandboxSpec {
 
     /// Whether what was found at one of its host paths may be shown: always, or if it is what was admitted there.
     pub fn admits(&self, path: &Path, found: FileId) -> bool {
-        self.exact
+        let is_exact = self
+            .exact
             .as_ref()
-            .is_none_or(|exact| exact.get(path) == Some(&found))
+            .is_none_or(|exact| exact.get(path) == Some(&found));
+        is_exact && self.pinned.get(path).is_none_or(|pinned| *pinned == found)
     }
 
     /// A host path of Airlock's own joins those that were asked for.
@@ -425,6 +430,7 @@ impl Policy {
                 volumes: check_volumes(&request.volumes, &mounts)?,
                 mounts,
                 exact: request.exact,
+                pinned: Exact::new(),
                 directory: PathBuf::from(WORKSPACE),
                 image_env: BTreeMap::new(),
                 extra_mounts: profile.extra_mounts,

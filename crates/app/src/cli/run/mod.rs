@@ -1,6 +1,8 @@
 //! `airlock run`: one command in one fresh sandbox, its output passed on as it comes, or one JSON result.
 
+mod confirm;
 mod learned;
+mod links;
 mod live;
 mod options;
 mod order;
@@ -10,6 +12,8 @@ mod report;
 mod signals;
 pub(super) mod terminal;
 
+pub(super) use confirm::refuse_broad_workspace;
+pub(super) use links::pin;
 pub(super) use live::{Delivery, Piece, Show, delivered, leave_at_once, open_outlet};
 pub(super) use options::Options;
 pub(super) use order::words;
@@ -50,15 +54,22 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     let mut config = global.configure(surroundings)?;
     config::narrow(&mut config, options.profile(), surroundings)?;
     let (json, explain, tty) = (options.json, options.explain, options.tty);
+    let (follow_links, confirmed) = (options.follow_links, options.confirm_workspace);
     let mut request = options.into_request(surroundings)?;
     if tty {
         terminal::equip(&mut request, surroundings, explain)?;
     }
-    let spec = config.policy.admit(request)?;
+    let mut spec = config.policy.admit(request)?;
+    if !follow_links {
+        pin(&mut spec, &surroundings.current_folder)?;
+    }
     if !spec.grants.ports().is_empty() || !spec.grants.secrets.is_empty() {
         super::leave_no_dump()?;
     }
     super::settings(&config)?.look(&spec)?;
+    if !confirmed {
+        refuse_broad_workspace(spec.sandbox.workspace.as_deref(), surroundings)?;
+    }
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
         // Before the engine: from here on a signal is an orderly end.

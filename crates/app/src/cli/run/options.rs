@@ -121,12 +121,18 @@ pub(crate) struct Options {
     /// Your folder to show at /workspace, read-write [default: a fresh one, gone afterwards]
     #[arg(long, value_name = "DIR", help_heading = FILES)]
     workspace: Option<PathBuf>,
+    /// Take that folder although it is your home or one of the system
+    #[arg(long, requires = "workspace", help_heading = FILES)]
+    pub(in crate::cli) confirm_workspace: bool,
     /// Leave that folder as it is, and keep what the program changes for `airlock workspace`
     #[arg(long, requires = "workspace", help_heading = FILES)]
     copy_on_write: bool,
     /// Show a file or folder of yours inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
     mount: Vec<OsString>,
+    /// Follow symbolic links below the current folder in --workspace, --mount, --input and --image
+    #[arg(long, help_heading = FILES)]
+    pub(in crate::cli) follow_links: bool,
     /// Show a volume of docker or podman inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "NAME:INSIDE[:ro|rw]", help_heading = FILES)]
     volume: Vec<OsString>,

@@ -1,6 +1,7 @@
 //! A run as a server is asked for it: every field of the request under its name in `POST /v1/runs`.
 
-use super::super::message::Failure;
+use super::{super::message::Failure, links};
+use crate::config::Surroundings;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 use spec::{Budget, Contract, Maximum, RunRequest};
@@ -30,7 +31,11 @@ pub(super) struct Goods {
 
 impl Goods {
     /// Reads what is to be sent along.
-    pub(super) fn gather(request: &RunRequest) -> Result<Goods, Failure> {
+    pub(super) fn gather(
+        request: &RunRequest,
+        surroundings: &Surroundings,
+        follow_links: bool,
+    ) -> Result<Goods, Failure> {
         let mut goods = Goods::default();
         let mut room = MOST_INLINE;
         for text in &request.inputs {
@@ -43,6 +48,9 @@ impl Goods {
                 .ok_or_else(|| {
                     Failure::invalid(format!("`{}` is not an input", text.escape_debug()), hint)
                 })?;
+            if !follow_links && !source.starts_with("artifact:") {
+                links::refuse_input(&surroundings.current_folder, Path::new(source))?;
+            }
             match source.strip_prefix("artifact:") {
                 Some(kept) => goods.kept.push((name.to_owned(), kept.to_owned())),
                 None => match read(Path::new(source), room)? {

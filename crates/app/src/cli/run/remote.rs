@@ -42,9 +42,10 @@ pub(super) fn attempt(
         message::say(&[Line::Note(note.to_owned())]);
     }
     let (json, learns) = (options.json, options.learn);
+    let follow_links = options.follow_links;
     let request = options.into_request(surroundings)?;
     let promise = engine::fresh_id().to_string();
-    let goods = Goods::gather(&request)?;
+    let goods = Goods::gather(&request, surroundings, follow_links)?;
     let runtime = crate::cli::runtime()?;
     let status = runtime.block_on(async {
         let signals = Signals::listen()
@@ -77,6 +78,7 @@ pub(in crate::cli) fn standing_order(
     surroundings: &Surroundings,
 ) -> Result<Map<String, Value>, Failure> {
     options.refuse_at_a_server()?;
+    let follow_links = options.follow_links;
     let request = options.into_request(surroundings)?;
     if !request.command.is_empty() || request.stdin {
         let hint = "make the sandbox first, then `airlock sandbox exec ID -- COMMAND`";
@@ -85,7 +87,7 @@ pub(in crate::cli) fn standing_order(
             hint,
         ));
     }
-    let goods = Goods::gather(&request)?;
+    let goods = Goods::gather(&request, surroundings, follow_links)?;
     if let Some((name, _)) = goods.large.first() {
         let message = format!(
             "the input `{}` is too large to go along",
@@ -118,8 +120,9 @@ pub(in crate::cli) fn job_order(
         return Err(Failure::invalid(message, "find it by --name or --label"));
     }
     let contract = options.contract();
+    let follow_links = options.follow_links;
     let request = options.into_request(surroundings)?;
-    let goods = Goods::gather(&request)?;
+    let goods = Goods::gather(&request, surroundings, follow_links)?;
     if let Some((name, _)) = goods.large.first() {
         let message = format!(
             "the input `{}` is too large to go along",

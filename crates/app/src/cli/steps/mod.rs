@@ -207,17 +207,24 @@ impl Order {
         let begun = engine::HeadStart::give();
         let mut config = global.configure(surroundings)?;
         config::narrow(&mut config, run.profile(), surroundings)?;
+        let (follow_links, confirmed) = (run.follow_links, run.confirm_workspace);
         let mut request = run.into_request(surroundings)?;
         let command = std::mem::take(&mut request.command);
         request.stdin = false;
-        let spec = match engine::steps::admit(&config.policy, request, job) {
+        let mut spec = match engine::steps::admit(&config.policy, request, job) {
             Ok(spec) => spec,
             Err(result) => return Ok((Carried::from(*result), false)),
         };
+        if !follow_links {
+            run::pin(&mut spec.run, &surroundings.current_folder)?;
+        }
         if !spec.run.grants.ports().is_empty() || !spec.run.grants.secrets.is_empty() {
             super::leave_no_dump()?;
         }
         super::settings(&config)?.look(&spec.run)?;
+        if !confirmed {
+            run::refuse_broad_workspace(spec.run.sandbox.workspace.as_deref(), surroundings)?;
+        }
         let carrier = if command.is_empty() {
             Carrier::Own
         } else {
