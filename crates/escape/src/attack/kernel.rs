@@ -707,9 +707,23 @@ fn set_id_left() {
     const BITS: i32 = 0o6755;
     const FCHMODAT2: i64 = 452;
     let here = libc::AT_FDCWD;
-    for way in 0..7 {
+    // Bits at creation that a group which may not execute does not clear, and then a list of rights by which it may.
+    let entries = [(1u16, 7u16), (4, 5), (32, 5)];
+    let entry = |(tag, rights): (u16, u16)| {
+        let mut bytes = [0xff; 8];
+        bytes[..2].copy_from_slice(&tag.to_le_bytes());
+        bytes[2..4].copy_from_slice(&rights.to_le_bytes());
+        bytes
+    };
+    let mut executable = 2u32.to_le_bytes().to_vec();
+    executable.extend(entries.into_iter().flat_map(entry));
+    for way in 0..9 {
         let name = text(&format!("/workspace/left-{way}"));
-        let mode = if way < 4 { 0o755 } else { BITS };
+        let mode = match way {
+            0..4 => 0o755,
+            7.. => 0o2766,
+            _ => BITS,
+        };
         if way == 6 {
             _ = call!(
                 libc::SYS_mknodat,
@@ -720,7 +734,12 @@ fn set_id_left() {
             );
         }
         let flags = libc::O_RDWR | libc::O_CREAT;
-        let Ok(file) = call!(libc::SYS_openat, here, &*name, flags, mode) else {
+        let made = match way {
+            #[cfg(target_arch = "x86_64")]
+            8 => call!(libc::SYS_open, &*name, flags, mode),
+            _ => call!(libc::SYS_openat, here, &*name, flags, mode),
+        };
+        let Ok(file) = made else {
             continue;
         };
         match way {
@@ -733,6 +752,17 @@ fn set_id_left() {
             1 => _ = call!(libc::SYS_fchmod, file, BITS),
             2 => _ = call!(libc::SYS_fchmodat, here, &*name, BITS),
             3 => _ = call!(FCHMODAT2, here, &*name, BITS, 0),
+            7.. => {
+                let list = &*text("system.posix_acl_access");
+                _ = call!(
+                    libc::SYS_setxattr,
+                    &*name,
+                    list,
+                    &executable[..],
+                    executable.len(),
+                    0
+                );
+            }
             _ => {}
         }
     }

@@ -376,10 +376,10 @@ fn refused(notice: &Notice) -> Option<Denial> {
     };
     let [first, second, third, ..] = notice.arguments.map(|argument| argument as u32);
     let target = match what {
-        "umount2" | "chroot" | "pivot_root" | "acct" | "swapon" | "swapoff" | "chmod"
-        | "uselib" => path(0),
+        "umount2" | "chroot" | "pivot_root" | "acct" | "swapon" | "swapoff" | "chmod" | "open"
+        | "creat" | "mknod" | "uselib" => path(0),
         "mount" | "open_tree" | "open_tree_attr" | "mount_setattr" | "fspick" | "quotactl"
-        | "name_to_handle_at" | "fchmodat" | "fchmodat2" => path(1),
+        | "name_to_handle_at" | "fchmodat" | "fchmodat2" | "openat" | "mknodat" => path(1),
         "move_mount" => path(3),
         "clone" | "unshare" => format!("flags {first:#x}"),
         "socket" if [2, 10].contains(&first) => format!("protocol {third}"),
