@@ -237,3 +237,28 @@ fn a_home_or_a_folder_of_the_system_is_a_workspace_only_if_that_is_confirmed() {
         answer.stderr
     );
 }
+
+#[test]
+fn a_script_whose_interpreter_is_not_inside_is_not_called_missing() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new();
+    world.write("p/bin/pip", "#!/elsewhere/p/bin/python3 -I\nprint(1)\n");
+    world.write("p/bin/fine", "#!/bin/sh\necho fine\n");
+    for name in ["pip", "fine"] {
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(world.here("p/bin").join(name), mode).expect("its rights");
+    }
+    let run = |command: &str| world.run(&["run", "--workspace", "p", "--", command]);
+    let missing = run("bin/pip");
+    assert_eq!(missing.status, Some(127));
+    let message = "airlock: error: `bin/pip` is there, but its interpreter `/elsewhere/p/bin/python3` (from its first line) is not inside\n";
+    assert!(missing.stderr.starts_with(message), "{}", missing.stderr);
+    assert_eq!(run("/workspace/bin/pip").status, Some(127));
+    // The controls: one whose interpreter is there, and a command that is not.
+    assert_eq!(run("bin/fine").stdout, "fine\n");
+    let absent = run("bin/absent").stderr;
+    assert!(
+        absent.contains("there is no command `bin/absent` inside"),
+        "{absent}"
+    );
+}

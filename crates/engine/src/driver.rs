@@ -14,6 +14,7 @@ use crate::{
     denials::{self, LONGEST_LAST_WORD},
     doors::Opened,
     files::{self, Bounds},
+    interpreter,
     keep::Keeper,
     making::{
         LONGEST_START, Making, Standing, cancellation, close, environment, injected, internal,
@@ -50,6 +51,9 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     task::JoinHandle,
 };
+
+/// The exit status of a command that is not there.
+const NOT_FOUND: u8 = 127;
 
 /// One run's task.
 pub(crate) struct Driver {
@@ -189,13 +193,22 @@ impl Driver {
     ) -> Result<Outputs, ErrorInfo> {
         let mut cancelled = self.making.cancelled.clone();
         let secrets = injected(&self.making.engine.doors.secrets, &self.making.spec)?;
-        tokio::select! {
+        let started = tokio::select! {
             started = tokio::time::timeout(LONGEST_START, self.exec(sandbox, input, secrets)) => match started {
                 Ok(started) => started.map_err(|error| refused(&error, result)),
                 Err(_) => Err(internal("the program was not started in time".to_owned())),
             },
             () = until_cancelled(&mut cancelled) => Err(cancellation()),
-        }
+        };
+        started.map_err(|mut info| {
+            let spec = &self.making.spec;
+            if let (NOT_FOUND, Some(command)) = (result.exit_status, spec.command.first()) {
+                let directory = &spec.sandbox.directory;
+                let better = interpreter::explain(sandbox.workspace(), directory, command);
+                interpreter::mend(&mut info, better);
+            }
+            info
+        })
     }
 
     /// Pipes, or the terminal on all three.

@@ -32,6 +32,7 @@ mod egress;
 mod feed;
 pub mod files;
 mod guard;
+mod interpreter;
 mod keep;
 mod making;
 mod origin;
