@@ -239,6 +239,23 @@ fn a_home_or_a_folder_of_the_system_is_a_workspace_only_if_that_is_confirmed() {
 }
 
 #[test]
+fn a_socket_of_the_host_that_a_folder_shows_is_named() {
+    let world = World::new();
+    world.write("shown/file", "");
+    world.write("other/file", "");
+    let path = world.here("shown/s");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+    let notes = |mount: &str| {
+        let answer = world.run(&["run", "--mount", mount, "--", "true"]);
+        assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+        answer.stderr
+    };
+    let said = "airlock: note: --mount shows the socket `[WORLD]/here/shown/s`: the program can talk to whoever listens there, whatever its network is\n";
+    assert_eq!(notes("shown:/m"), said);
+    assert_eq!(notes("other:/m"), "");
+}
+
+#[test]
 fn a_script_whose_interpreter_is_not_inside_is_not_called_missing() {
     use std::os::unix::fs::PermissionsExt;
     let world = World::new();

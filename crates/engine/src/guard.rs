@@ -2,6 +2,7 @@
 //! it or lie in it, nor hold the operator's file or a file with a key. Only what the caller asked for is looked at: roots
 //! of stored images and sockets of doors lie in the state folder, and are shown on purpose.
 
+use crate::unix_sockets;
 use spec::{Access, ErrorCode, ErrorInfo, FileId, InputSource, Root, RunSpec, SandboxSpec};
 use std::{
     fs, io,
@@ -96,6 +97,13 @@ pub(crate) fn link_notes(spec: &RunSpec) -> Vec<String> {
         ))
     };
     linked.filter_map(note).collect()
+}
+
+/// Sockets of the host that the asked-for folders show.
+pub(crate) fn socket_notes(spec: &SandboxSpec) -> Vec<String> {
+    let mut shown = asked(spec);
+    shown.retain(|(option, _)| *option != "--image");
+    unix_sockets::notes(&shown)
 }
 
 /// Lets a spec show what Airlock itself has put there.

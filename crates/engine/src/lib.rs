@@ -46,6 +46,7 @@ pub mod steps;
 mod streams;
 mod terminal;
 pub mod tree;
+mod unix_sockets;
 pub mod usage;
 mod verdict;
 pub mod weight;

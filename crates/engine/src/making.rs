@@ -83,6 +83,7 @@ impl Making {
         };
         result.notes.extend(notes);
         result.notes.extend(guard::link_notes(&self.spec));
+        result.notes.extend(guard::socket_notes(&self.spec.sandbox));
         // Of two runs with one id the second is refused, before it touches what the first one's doors have; an id that we
         // made is nobody else's.
         let named = self
