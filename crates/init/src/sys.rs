@@ -77,9 +77,9 @@ pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io
     let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<CloneArgs>()) })?;
     match pid {
         0 => Ok(Forked::Child),
-        // SAFETY: the kernel has just written a fresh descriptor that nobody else owns.
         _ => Ok(Forked::Parent {
             pid: pid as i32,
+            // SAFETY: the kernel has just written a fresh descriptor that nobody else owns.
             pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
         }),
     }
@@ -513,8 +513,8 @@ pub(crate) fn filter_flags_known(flags: u64) -> bool {
 pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
     // SAFETY: all-zero is a valid value of this plain struct, and the one that the kernel wants to find.
     let mut found: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one struct of ours, whose size is part of the request's number.
     check(
+        // SAFETY: the kernel writes one struct of ours, whose size is part of the request's number.
         unsafe {
             libc::ioctl(
                 listener.as_raw_fd(),
@@ -545,8 +545,8 @@ pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -
         error,
         flags,
     };
-    // SAFETY: the kernel reads one struct of ours, whose size is part of the request's number.
     check(
+        // SAFETY: the kernel reads one struct of ours, whose size is part of the request's number.
         unsafe {
             libc::ioctl(
                 listener.as_raw_fd(),
