@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 19] = [
     (
         "airlock",
         &[
@@ -81,6 +81,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("airlock-doors", &["airlock-journal", "airlock-spec"]),
     ("airlock-store", &["airlock-journal", "airlock-spec"]),
     ("airlock-journal", &[]),
+    ("airlock-fs", &[]),
     ("airlock-image", &["airlock-spec"]),
     ("airlock-init", &["airlock-spec"]),
     ("airlock-spec", &[]),

@@ -1,0 +1,24 @@
+//! Files by handle. A [`Dir`] is an open folder; everything is looked up beneath it and, unless
+//! [`Lookup`] says otherwise, through no symbolic link. The tree below may be hostile and may
+//! change at any time: names are checked by the kernel (`openat2`), never compared as text first.
+//!
+//! | file | what |
+//! |---|---|
+//! | `dir.rs` | open, stat, list, rename, remove one name |
+//! | `draft.rs` | a file that gets its name when it is whole; atomic replace |
+//! | `walk.rs` | every entry of a tree, with bounds |
+//! | `remove.rs` | a folder with all that is in it |
+#![forbid(unsafe_code)]
+
+mod dir;
+mod draft;
+mod remove;
+mod walk;
+
+pub use dir::{Dir, Entries, Entry, Lookup};
+pub use draft::Draft;
+pub use remove::{RemoveError, RemoveOptions};
+pub use walk::{Walk, WalkBounds, WalkEntry, WalkError};
+
+#[cfg(test)]
+mod tests;
