@@ -79,7 +79,10 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ),
     ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
     ("airlock-doors", &["airlock-journal", "airlock-spec"]),
-    ("airlock-store", &["airlock-journal", "airlock-spec"]),
+    (
+        "airlock-store",
+        &["airlock-fs", "airlock-journal", "airlock-spec"],
+    ),
     ("airlock-journal", &[]),
     ("airlock-fs", &[]),
     ("airlock-image", &["airlock-spec"]),

@@ -6,17 +6,20 @@
 //! |---|---|
 //! | `dir.rs` | open, stat, list, rename, remove one name |
 //! | `draft.rs` | a file that gets its name when it is whole; atomic replace |
+//! | `draft_dir.rs` | the same for a folder, with a lock that dies with its owner |
 //! | `walk.rs` | every entry of a tree, with bounds |
 //! | `remove.rs` | a folder with all that is in it |
 #![forbid(unsafe_code)]
 
 mod dir;
 mod draft;
+mod draft_dir;
 mod remove;
 mod walk;
 
 pub use dir::{Dir, Entries, Entry, Lookup};
 pub use draft::Draft;
+pub use draft_dir::{DraftDir, try_lock};
 pub use remove::{RemoveError, RemoveOptions};
 pub use walk::{Walk, WalkBounds, WalkEntry, WalkError};
 

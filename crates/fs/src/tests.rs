@@ -1,4 +1,4 @@
-use crate::{Dir, Lookup, RemoveError, RemoveOptions, WalkBounds, WalkError};
+use crate::{Dir, DraftDir, Lookup, RemoveError, RemoveOptions, WalkBounds, WalkError};
 use rustix::{
     fs::{FileType, Mode, OFlags, RenameFlags},
     io::Errno,
@@ -9,7 +9,10 @@ use std::{
     io::{Read, Write},
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -436,5 +439,50 @@ fn a_folder_that_is_swapped_for_a_link_during_a_removal_is_not_followed() {
         }
         done.store(true, Ordering::Relaxed);
     });
+    place.assert_outside_is_whole();
+}
+
+#[test]
+fn a_draft_of_a_folder_is_published_whole_or_removed() {
+    let place = Place::new();
+    let top = Arc::new(place.top());
+    let mut draft = DraftDir::create(&top, ".draft-", "lock").unwrap();
+    draft.dir().create_file("file", OURS).unwrap();
+    let dropped = DraftDir::create(&top, ".draft-", "lock").unwrap();
+    assert_eq!(place.names("top").len(), 2);
+    drop(dropped);
+    draft.publish(&top, "whole").unwrap();
+    let mut second = DraftDir::create(&top, ".draft-", "lock").unwrap();
+    let taken = second.publish(&top, "whole").unwrap_err();
+    assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+    drop((draft, second));
+    assert_eq!(place.names("top"), BTreeSet::from(["whole".to_owned()]));
+    assert_eq!(place.names("top/whole").len(), 2);
+}
+
+#[test]
+fn a_sweep_removes_drafts_whose_owner_is_gone_and_no_others() {
+    let place = Place::new();
+    let top = Arc::new(place.top());
+    let held = DraftDir::create(&top, ".draft-", "lock").unwrap();
+    fs::create_dir_all(place.at("top/.draft-dead/deep")).unwrap();
+    fs::write(place.at("top/.draft-dead/lock"), "").unwrap();
+    fs::create_dir(place.at("top/.draft-unlocked")).unwrap();
+    fs::create_dir_all(place.at("top/.draft-beginning/deep")).unwrap();
+    symlink("../outside", place.at("top/.draft-link")).unwrap();
+    let sweep = |name: &str| DraftDir::sweep(&top, name, "lock");
+    assert!(!sweep(held.name()).unwrap());
+    assert!(sweep(".draft-dead").unwrap());
+    assert!(sweep(".draft-unlocked").unwrap());
+    assert!(!sweep(".draft-beginning").unwrap());
+    assert!(!sweep(".draft-absent").unwrap());
+    assert!(sweep(".draft-link").is_err());
+    assert_eq!(place.names("top").len(), 3);
+    let mut held = held;
+    held.publish(&top, "whole").unwrap();
+    let name = DraftDir::retire(&top, "whole", &top, ".draft-").unwrap();
+    assert!(!sweep(&name).unwrap(), "its lock is held");
+    DraftDir::remove(&top, held.dir(), &name, "lock").unwrap();
+    assert_eq!(place.names("top").len(), 2);
     place.assert_outside_is_whole();
 }

@@ -7,7 +7,6 @@
 mod allowed_images;
 mod artifacts;
 pub mod audit;
-mod beneath;
 pub mod copy;
 mod database;
 pub mod jobs;

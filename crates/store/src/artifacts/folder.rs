@@ -16,15 +16,12 @@ use super::{
     draft::{self, ABOUT, BYTES, Draft},
     kept::{Owner, Spot, version_number},
 };
-use crate::beneath;
-use rustix::{
-    fs::{AtFlags, Mode, OFlags},
-    io::Errno,
-};
+use ::fs::Dir;
+use rustix::fs::Mode;
 use std::{
     fs::{DirBuilder, File},
     io::{self, Read, Write},
-    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
+    os::unix::fs::DirBuilderExt,
     path::Path,
     sync::Arc,
 };
@@ -39,8 +36,8 @@ const TRIES: usize = 10_000;
 /// Artifacts in a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
-    root: Arc<OwnedFd>,
-    drafts: Arc<OwnedFd>,
+    root: Arc<Dir>,
+    drafts: Arc<Dir>,
     pub(crate) checked: Arc<Checked>,
 }
 
@@ -51,12 +48,11 @@ impl Folder {
             .recursive(true)
             .mode(0o700)
             .create(folder)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(folder, flags, Mode::empty())?;
-        if rustix::fs::fstat(&root)?.st_mode & 0o077 != 0 {
+        let root = Dir::open(folder)?;
+        if root.status()?.st_mode & 0o077 != 0 {
             rustix::fs::fchmod(&root, Mode::RWXU)?;
         }
-        let (drafts, _) = beneath::make_folder(&root, DRAFTS)?;
+        let (drafts, _) = root.ensure_dir(DRAFTS, Mode::RWXU)?;
         Ok(Folder {
             root: Arc::new(root),
             drafts: Arc::new(drafts),
@@ -76,34 +72,30 @@ impl Folder {
         entry: &str,
         about: &About,
     ) -> io::Result<u64> {
-        draft.bytes.sync_all()?;
+        draft.bytes().sync_all()?;
         // Nothing changes it after this: its folder is moved, not the file.
         self.checked
-            .note(Condition::of(&draft.bytes)?, &about.sha256);
-        let file = File::from(beneath::open(
-            &draft.folder,
-            ABOUT,
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL,
-        )?);
-        (&file).write_all(&about.written()?)?;
+            .note(Condition::of(draft.bytes())?, &about.sha256);
+        let mut file = draft.folder().create_file(ABOUT, Mode::RUSR | Mode::WUSR)?;
+        file.write_all(&about.written()?)?;
         file.sync_all()?;
-        rustix::fs::fsync(&draft.folder)?;
+        draft.folder().sync()?;
         for _ in 0..TRIES {
             let (home, _) = self.make_home(owner)?;
             // Both may vanish meanwhile: `remove` takes an empty name folder away.
-            let (folder, made) = match beneath::make_folder(&home, entry) {
+            let (folder, made) = match home.ensure_dir(entry, Mode::RWXU) {
                 Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
                 folder => folder?,
             };
             let newest = versions(&folder)?.into_iter().max();
             let version = newest.unwrap_or(0).saturating_add(1);
             match draft.publish(&folder, version) {
-                Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOENT) => continue,
+                Err(lost) if is_lost_race(&lost) => continue,
                 published => published?,
             }
-            rustix::fs::fsync(&folder)?;
+            folder.sync()?;
             if made {
-                rustix::fs::fsync(&*home)?;
+                home.sync()?;
             }
             return Ok(version);
         }
@@ -114,9 +106,7 @@ impl Folder {
 
     /// The versions of one name; none if there is no such name.
     pub(crate) fn versions(&self, owner: &Owner, entry: &str) -> io::Result<Vec<u64>> {
-        let folder = self
-            .home(owner)
-            .and_then(|home| beneath::open_folder(&home, entry));
+        let folder = self.home(owner).and_then(|home| home.open_dir(entry));
         match folder {
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             folder => versions(&folder?),
@@ -134,9 +124,9 @@ impl Folder {
             None => vec![Owner::local()],
         };
         if owner.is_none() {
-            for name in beneath::names(&self.root)? {
+            for entry in self.root.entries()? {
                 owners.extend(
-                    Owner::of_place(&name?.to_string_lossy())
+                    Owner::of_place(&entry?.name.to_string_lossy())
                         .filter(|owner| *owner != Owner::local()),
                 );
             }
@@ -165,15 +155,14 @@ impl Folder {
         let place = self.version_folder(spot)?;
         let damaged =
             |source: io::Error| io::Error::new(io::ErrorKind::InvalidData, source.to_string());
-        let open =
-            |name| beneath::open(&place, name, OFlags::RDONLY | OFlags::NONBLOCK).map_err(damaged);
+        let open = |name: &str| place.read_file(name).map_err(damaged);
         let mut text = Vec::new();
-        File::from(open(ABOUT)?)
+        open(ABOUT)?
             .take(about::LONGEST)
             .read_to_end(&mut text)
             .map_err(damaged)?;
         let about = About::read(&text).map_err(damaged)?;
-        let bytes = File::from(open(BYTES)?);
+        let bytes = open(BYTES)?;
         let found = bytes.metadata().map_err(damaged)?;
         if !found.is_file() || found.len() != about.size_bytes {
             let what = format!(
@@ -189,15 +178,10 @@ impl Folder {
     /// How much a version weighs; nothing if it is gone.
     pub(crate) fn weight(&self, spot: &Spot) -> u64 {
         let place = self.version_folder(spot);
-        let found = place.and_then(|place| {
-            Ok(rustix::fs::statat(
-                &place,
-                BYTES,
-                AtFlags::SYMLINK_NOFOLLOW,
-            )?)
-        });
+        let found = place.and_then(|place| place.stat(BYTES));
         found
             .ok()
+            .flatten()
             .and_then(|found| u64::try_from(found.st_size).ok())
             .unwrap_or(0)
     }
@@ -205,19 +189,22 @@ impl Folder {
     /// Removes one version. Its number may be given again if it was the highest.
     pub(crate) fn remove(&self, spot: &Spot) -> io::Result<()> {
         let home = self.home(&spot.owner)?;
-        let folder = beneath::open_folder(&home, &spot.entry)?;
+        let folder = home.open_dir(&spot.entry)?;
         draft::retire(&self.drafts, &folder, spot.version)?;
         // Stays if a version is left, or came meanwhile.
-        match rustix::fs::unlinkat(&*home, &spot.entry, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
-            Err(source) => Err(source.into()),
+        match home.remove_dir(&spot.entry) {
+            Err(left) if is_lost_race(&left) => Ok(()),
+            removed => removed.map(drop),
         }
     }
 
     /// Removes what dead writers left; gives back what could not be removed, and why.
     pub(crate) fn sweep(&self) -> Vec<String> {
         let mut problems = Vec::new();
-        let drafts = beneath::names(&self.drafts).map(|names| names.take(MOST_DRAFTS).collect());
+        let drafts = self
+            .drafts
+            .entries()
+            .map(|names| names.take(MOST_DRAFTS).collect());
         let names: Vec<_> = match drafts {
             Ok(names) => names,
             Err(source) => {
@@ -225,7 +212,9 @@ impl Folder {
             }
         };
         for name in names {
-            let swept = name.and_then(|name| draft::sweep(&self.drafts, &name.to_string_lossy()));
+            let swept = name.and_then(|entry: ::fs::Entry| {
+                draft::sweep(&self.drafts, &entry.name.to_string_lossy())
+            });
             match swept {
                 Err(source)
                     if source.kind() != io::ErrorKind::NotFound
@@ -241,26 +230,26 @@ impl Folder {
         problems
     }
 
-    fn version_folder(&self, spot: &Spot) -> io::Result<OwnedFd> {
-        let folder = beneath::open_folder(&*self.home(&spot.owner)?, &spot.entry)?;
-        beneath::open_folder(&folder, spot.version.to_string())
+    fn version_folder(&self, spot: &Spot) -> io::Result<Dir> {
+        let folder = self.home(&spot.owner)?.open_dir(&spot.entry)?;
+        folder.open_dir(spot.version.to_string())
     }
 
-    fn home(&self, owner: &Owner) -> io::Result<Arc<OwnedFd>> {
+    fn home(&self, owner: &Owner) -> io::Result<Arc<Dir>> {
         match owner.place() {
             place if place.is_empty() => Ok(self.root.clone()),
-            place => beneath::open_folder(&self.root, place).map(Arc::new),
+            place => self.root.open_dir(place).map(Arc::new),
         }
     }
 
-    fn make_home(&self, owner: &Owner) -> io::Result<(Arc<OwnedFd>, bool)> {
+    fn make_home(&self, owner: &Owner) -> io::Result<(Arc<Dir>, bool)> {
         let place = owner.place();
         if place.is_empty() {
             return Ok((self.root.clone(), false));
         }
-        let (home, made) = beneath::make_folder(&self.root, &place)?;
+        let (home, made) = self.root.ensure_dir(&place, Mode::RWXU)?;
         if made {
-            rustix::fs::fsync(&*self.root)?;
+            self.root.sync()?;
         }
         Ok((Arc::new(home), made))
     }
@@ -268,16 +257,16 @@ impl Folder {
 
 fn walk_home(
     owner: &Owner,
-    home: &OwnedFd,
+    home: &Dir,
     each: &mut dyn FnMut(Result<Spot, String>) -> bool,
 ) -> io::Result<bool> {
-    for entry in beneath::names(home)? {
-        let entry = entry?.to_string_lossy().into_owned();
+    for entry in home.entries()? {
+        let entry = entry?.name.to_string_lossy().into_owned();
         // Ours, and other owners'.
         if entry == DRAFTS || entry.starts_with('@') {
             continue;
         }
-        let found = beneath::open_folder(home, &entry).and_then(|folder| versions(&folder));
+        let found = home.open_dir(&entry).and_then(|folder| versions(&folder));
         let found = match found {
             Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => match each(Err(format!("`{}`: {source}", entry.escape_debug()))) {
@@ -299,12 +288,21 @@ fn walk_home(
     Ok(true)
 }
 
+/// Whether somebody else was faster: put something there, or took the folder away.
+fn is_lost_race(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound
+    )
+}
+
 /// The version numbers in a name folder; what is no number is not ours.
-fn versions(folder: &OwnedFd) -> io::Result<Vec<u64>> {
-    let names = beneath::names(folder)?;
-    names
-        .filter_map(|name| {
-            name.map(|name| version_number(name.to_str().ok()?))
+fn versions(folder: &Dir) -> io::Result<Vec<u64>> {
+    folder
+        .entries()?
+        .filter_map(|entry| {
+            entry
+                .map(|entry| version_number(entry.name.to_str()?))
                 .transpose()
         })
         .collect()

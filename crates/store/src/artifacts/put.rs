@@ -287,7 +287,7 @@ impl Putting {
 fn append(draft: Draft, pieces: &[Bytes], digest: Sha256) -> io::Result<(Draft, Sha256)> {
     pieces
         .iter()
-        .try_for_each(|piece| (&draft.bytes).write_all(piece))?;
+        .try_for_each(|piece| draft.bytes().write_all(piece))?;
     Ok((
         draft,
         pieces
