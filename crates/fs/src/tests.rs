@@ -250,13 +250,21 @@ fn what_a_link_points_at_is_not_replaced_and_left_drafts_are_in_nobodys_way() {
     let place = Place::new();
     let top = place.top();
     symlink("../outside/secret", place.at("top/name")).unwrap();
-    let first = top.draft(".new-", OURS).unwrap();
-    let second = top.draft(".new-", OURS).unwrap();
-    assert_eq!(place.names("top").len(), 3, "each has a name of its own");
+    let pid = std::process::id();
+    let left: Vec<_> = (0..200)
+        .map(|count| top.draft(format!(".new-{pid}-{count}"), OURS).unwrap())
+        .collect();
     top.replace("name", OURS, |file| file.write_all(b"ours"))
         .unwrap();
     assert_eq!(fs::read(place.at("top/name")).unwrap(), b"ours");
-    drop((first, second));
+    assert!(
+        !top.sweep_draft(left[0].name()).unwrap(),
+        "its writer lives"
+    );
+    drop(left);
+    fs::write(place.at("top/.new-dead"), "").unwrap();
+    assert!(top.sweep_draft(".new-dead").unwrap());
+    assert!(!top.sweep_draft(".new-dead").unwrap());
     assert_eq!(place.names("top").len(), 1);
     place.assert_outside_is_whole();
 }
