@@ -17,6 +17,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
             "airlock-doors",
             "airlock-escape",
             "airlock-engine",
+            "airlock-fs",
             "airlock-gateway",
             "airlock-image",
             "airlock-store",
@@ -85,7 +86,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ),
     ("airlock-journal", &[]),
     ("airlock-fs", &[]),
-    ("airlock-image", &["airlock-spec"]),
+    ("airlock-image", &["airlock-fs", "airlock-spec"]),
     ("airlock-init", &["airlock-spec"]),
     ("airlock-spec", &[]),
 ];

@@ -2,7 +2,6 @@
 //! that boxes start from. Everything here comes from strangers: names, sizes, digests and contents.
 
 mod about;
-mod beneath;
 pub mod build;
 pub mod contract;
 pub mod document;

@@ -53,9 +53,7 @@ impl Images {
         let failed = || ImageError::store("begin a new image");
         let draft = Draft::new(&self.folder).map_err(failed())?;
         let naming = Draft::new(&self.folder).map_err(failed())?;
-        let loaded = self.load_into(draft, &naming, source, name, limits, progress);
-        naming.discard();
-        loaded
+        self.load_into(draft, &naming, source, name, limits, progress)
     }
 
     fn load_into(
@@ -67,30 +65,22 @@ impl Images {
         limits: &Limits,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Loaded, ImageError> {
-        let planned = self.prepare(&draft, source, name.as_ref(), limits);
-        let (parts, plan, names) = match planned {
-            Ok(planned) => planned,
-            Err(error) => {
-                draft.discard();
-                return Err(error);
-            }
-        };
+        let (parts, plan, names) = self.prepare(&draft, source, name.as_ref(), limits)?;
         // Held from here on, so that nobody removes it before it has its new name.
         let there = names
             .first()
             .and_then(|named| self.hold(named).ok().flatten());
         let fresh = there.is_none();
-        if fresh && let Err(error) = unpack(&draft, &parts, &plan, limits, progress) {
-            draft.discard();
-            return Err(error);
+        if fresh {
+            unpack(&draft, &parts, &plan, limits, progress)?;
         }
         let lock = self.lock()?;
         match fresh {
             true => self.publish(draft, &plan.id)?,
-            false => draft.discard(),
+            false => drop(draft),
         }
         for named in &names {
-            self.name(&naming.folder, named)?;
+            self.name(naming.folder(), named)?;
         }
         let gone = || ImageError::Missing("the image that was just loaded".to_owned());
         let first = names.first().ok_or(ImageError::Unnamed)?;
@@ -214,8 +204,8 @@ fn unpack(
 }
 
 fn write_about(draft: &Draft, about: &About) -> std::io::Result<()> {
-    (&draft.about).write_all(&serde_json::to_vec(about)?)?;
-    draft.about.sync_all()
+    draft.about().write_all(&serde_json::to_vec(about)?)?;
+    draft.about().sync_all()
 }
 
 /// Lays all entries of a layer over the tree; returns how many bytes of tar they were.

@@ -2,21 +2,16 @@
 
 use crate::{
     about::Named,
-    beneath,
     error::ImageError,
     parts::digest_of,
-    store::{Images, LONGEST_ABOUT, c_text},
+    store::{Images, LONGEST_ABOUT},
 };
-use rustix::{
-    fs::{AtFlags, Mode, OFlags},
-    io::Errno,
-};
+use ::fs::Dir;
+use rustix::fs::{Mode, OFlags};
 use spec::ImageRef;
 use std::{
-    ffi::{CStr, CString},
-    fs::File,
     io::{self, Read, Write},
-    os::fd::OwnedFd,
+    path::Path,
 };
 
 impl Images {
@@ -42,7 +37,7 @@ impl Images {
 
     fn named(&self, name: &str) -> Result<Option<Named>, ImageError> {
         let failed = || ImageError::store("read a name of an image");
-        match read_json(&self.names, &name_file(name)) {
+        match read_json(&self.names, name_file(name)) {
             Ok(named) => Ok(Some(named).filter(|named: &Named| named.name == name)),
             Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(failed()(source)),
@@ -52,55 +47,49 @@ impl Images {
     pub(crate) fn all_names(&self, problems: &mut Vec<String>) -> Result<Vec<Named>, ImageError> {
         let failed = || ImageError::store("list the names of images");
         let mut all = Vec::new();
-        let listed = beneath::open_folder(&*self.names, c".").map_err(failed())?;
-        let read = beneath::for_each(&listed, |file, _| {
-            match read_json(&self.names, file) {
+        for entry in self.names.entries().map_err(failed())? {
+            match read_json(&self.names, entry.map_err(failed())?.name) {
                 Ok(named) => all.push(named),
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => {
                     problems.push(format!("a name of an image cannot be read: {source}"))
                 }
             }
-            Ok(())
-        });
-        read.map_err(failed())?;
+        }
         Ok(all)
     }
 
     /// Gives an image a name, which another may have had. The caller holds the lock.
-    pub(crate) fn name(&self, draft: &OwnedFd, named: &Named) -> Result<(), ImageError> {
+    pub(crate) fn name(&self, draft: &Dir, named: &Named) -> Result<(), ImageError> {
         let write = || -> io::Result<()> {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
-            let mut file = File::from(beneath::open(draft, "name", flags)?);
+            let mut file = draft.open_file("name", flags, Mode::RUSR | Mode::WUSR)?;
             file.write_all(&serde_json::to_vec(named)?)?;
             file.sync_all()?;
-            Ok(rustix::fs::renameat(
-                draft,
-                "name",
-                &*self.names,
-                &*name_file(&named.name),
-            )?)
+            draft.rename("name", &self.names, name_file(&named.name))
         };
         write().map_err(ImageError::store("name an image"))
     }
 
     pub(crate) fn unname(&self, name: &str) -> Result<(), ImageError> {
-        match rustix::fs::unlinkat(&*self.names, &*name_file(name), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(ImageError::store("remove a name of an image")(errno.into())),
-        }
+        let removed = self.names.remove_file(name_file(name));
+        removed
+            .map(drop)
+            .map_err(ImageError::store("remove a name of an image"))
     }
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(folder: &OwnedFd, name: &CStr) -> io::Result<T> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+fn read_json<T: serde::de::DeserializeOwned>(
+    folder: &Dir,
+    name: impl AsRef<Path>,
+) -> io::Result<T> {
+    let file = folder.read_file(name)?;
     let mut bytes = Vec::new();
     file.take(LONGEST_ABOUT).read_to_end(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
 }
 
 /// The file of a name: names have slashes, and are longer than file names may be.
-fn name_file(name: &str) -> CString {
-    c_text(digest_of(name.as_bytes()).hex().to_owned())
+fn name_file(name: &str) -> String {
+    digest_of(name.as_bytes()).hex().to_owned()
 }

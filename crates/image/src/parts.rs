@@ -2,13 +2,12 @@
 //! place. What cannot be read twice (a pipe, a compressed archive) is written to a file of the draft first.
 
 use crate::{
-    beneath,
     error::{ImageError, shown},
     layer::Plain,
     limits::{LONGEST_DOCUMENT, Limits},
     tar::{Kind, Tar},
 };
-use rustix::fs::OFlags;
+use ::fs::Dir;
 use sha2::{Digest as _, Sha256};
 use spec::{Digest, Size};
 use std::{
@@ -38,7 +37,7 @@ pub enum Source {
 /// Opened.
 #[derive(Debug)]
 pub(crate) enum Parts {
-    Folder(OwnedFd),
+    Folder(Dir),
     Archive {
         file: Arc<File>,
         index: BTreeMap<Vec<u8>, Place>,
@@ -91,7 +90,7 @@ impl Parts {
                 // A pipe is opened without waiting for somebody at its other end; reading then waits.
                 let file = File::open(&path).map_err(ImageError::read(&what))?;
                 if file.metadata().map_err(ImageError::read(&what))?.is_dir() {
-                    return Ok(Parts::Folder(file.into()));
+                    return Ok(Parts::Folder(OwnedFd::from(file).into()));
                 }
                 file
             }
@@ -127,13 +126,13 @@ impl Parts {
         let missing = || ImageError::Missing(format!("`{}`", shown(name.as_bytes())));
         match self {
             Parts::Folder(folder) => {
-                let file = match beneath::open(folder, name, OFlags::RDONLY | OFlags::NONBLOCK) {
+                let file = match folder.read_file(name) {
                     Err(source) if source.kind() == io::ErrorKind::NotFound => {
                         return Err(missing());
                     }
-                    file => File::from(
-                        file.map_err(ImageError::read(format!("`{}`", shown(name.as_bytes()))))?,
-                    ),
+                    file => {
+                        file.map_err(ImageError::read(format!("`{}`", shown(name.as_bytes()))))?
+                    }
                 };
                 let about = file
                     .metadata()

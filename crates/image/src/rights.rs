@@ -5,18 +5,18 @@
 //! Until then owner and mode of every file are remembered here by inode, 16 bytes each, and nothing is given to anyone.
 
 use crate::{
-    beneath,
     tar::Header,
     tree::{Trouble, times},
     user::Person,
 };
+use ::fs::{Dir, Entry};
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags},
+    fs::{FileType, Mode, OFlags},
     io::Errno,
 };
 use std::{
     collections::{HashMap, HashSet},
-    ffi::CStr,
+    ffi::OsStr,
     io,
     os::fd::OwnedFd,
 };
@@ -71,7 +71,7 @@ impl Rights {
     }
 
     /// Gives everything in the tree its final rights, and counts.
-    pub(crate) fn settle(mut self, root: &OwnedFd, person: &Person) -> io::Result<Totals> {
+    pub(crate) fn settle(mut self, root: &Dir, person: &Person) -> io::Result<Totals> {
         // Stable, so that of the same inode the last stays last.
         self.all.sort_by_key(|right| right.inode);
         let classes = self
@@ -85,7 +85,7 @@ impl Rights {
             linked: HashSet::new(),
             totals: Totals::default(),
         };
-        settling.folder(&beneath::open_folder(root, c".")?)?;
+        settling.folder(root.open_dir(".")?)?;
         Ok(settling.totals)
     }
 }
@@ -100,35 +100,36 @@ struct Settling<'a> {
 }
 
 impl Settling<'_> {
-    fn folder(&mut self, folder: &OwnedFd) -> io::Result<()> {
-        beneath::for_each(folder, |name, kind| match kind {
-            FileType::Symlink => Ok(()),
-            _ => {
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-                match rustix::fs::openat(folder, name, flags, Mode::empty()) {
-                    Err(Errno::LOOP) => Ok(()),
-                    // Another name of a file that nobody may read any more, an ordinary owner included.
-                    Err(Errno::ACCESS) if self.has_settled(folder, name)? => Ok(()),
-                    opened => self.one(&opened?),
-                }
+    fn folder(&mut self, folder: Dir) -> io::Result<()> {
+        for entry in folder.entries()? {
+            let Entry { name, kind } = entry?;
+            if kind == FileType::Symlink {
+                continue;
             }
-        })?;
-        let right = self.of(rustix::fs::fstat(folder)?.st_ino);
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            match rustix::fs::openat(&folder, &name, flags, Mode::empty()) {
+                Err(Errno::LOOP) => {}
+                // Another name of a file that nobody may read any more, an ordinary owner included.
+                Err(Errno::ACCESS) if self.has_settled(&folder, &name)? => {}
+                opened => self.one(opened?)?,
+            }
+        }
+        let right = self.of(folder.status()?.st_ino);
         // Whoever removes the image has to enter. A folder that no entry ever named is root's, and open to all.
         let mode = right.map_or(0o755, |right| {
             self.mode(right) | 0o700 | (right.mode & STICKY)
         });
-        rustix::fs::fchmod(folder, Mode::from_raw_mode(mode.into()))?;
+        rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode.into()))?;
         Ok(rustix::fs::futimens(
-            folder,
+            &folder,
             &times(right.map_or(0, |right| right.mtime.into())),
         )?)
     }
 
-    fn one(&mut self, opened: &OwnedFd) -> io::Result<()> {
-        let found = rustix::fs::fstat(opened)?;
+    fn one(&mut self, opened: OwnedFd) -> io::Result<()> {
+        let found = rustix::fs::fstat(&opened)?;
         if FileType::from_raw_mode(found.st_mode).is_dir() {
-            return self.folder(opened);
+            return self.folder(opened.into());
         }
         if found.st_nlink > 1 && !self.linked.insert(found.st_ino) {
             return Ok(());
@@ -140,13 +141,13 @@ impl Settling<'_> {
             .of(found.st_ino)
             .ok_or_else(|| io::Error::other("a file has changed its inode"))?;
         Ok(rustix::fs::fchmod(
-            opened,
+            &opened,
             Mode::from_raw_mode(self.mode(right).into()),
         )?)
     }
 
-    fn has_settled(&self, folder: &OwnedFd, name: &CStr) -> io::Result<bool> {
-        let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    fn has_settled(&self, folder: &Dir, name: &OsStr) -> io::Result<bool> {
+        let found = folder.stat(name)?.ok_or(Errno::NOENT)?;
         Ok(self.linked.contains(&found.st_ino))
     }
 

@@ -11,24 +11,21 @@
 
 use crate::{
     about::{About, Named},
-    beneath,
     document::Platform,
     draft::{self, Draft},
     error::{ImageError, shown},
     near::near,
 };
-use rustix::{
-    fs::{FlockOperation, OFlags},
-    io::Errno,
-};
+use ::fs::Dir;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use spec::{Digest, ImageConfig, ImageRef, User};
 use std::{
-    ffi::CString,
+    ffi::OsString,
     fs::{self, File},
     io::{self, Read},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -44,8 +41,8 @@ const TRIES: usize = 16;
 #[derive(Clone, Debug)]
 pub struct Images {
     path: PathBuf,
-    pub(crate) folder: Arc<OwnedFd>,
-    pub(crate) names: Arc<OwnedFd>,
+    pub(crate) folder: Arc<Dir>,
+    pub(crate) names: Arc<Dir>,
 }
 
 /// An image that stays while this lives: whoever removes it is told that it is in use.
@@ -111,7 +108,7 @@ impl Scratch {
 
     /// Removes it.
     pub fn discard(self) {
-        self.draft.discard();
+        drop(self.draft);
     }
 }
 
@@ -192,11 +189,11 @@ impl Images {
             .create(&names)
             .map_err(failed())?;
         check_owner(&folder).map_err(failed())?;
-        let opened = File::open(&folder).map_err(failed())?;
-        let names = beneath::open_folder(&opened, NAMES).map_err(failed())?;
+        let opened = Dir::open(&folder).map_err(failed())?;
+        let names = opened.open_dir(NAMES).map_err(failed())?;
         Ok(Images {
             path: folder,
-            folder: Arc::new(opened.into()),
+            folder: Arc::new(opened),
             names: Arc::new(names),
         })
     }
@@ -303,7 +300,7 @@ impl Images {
                     if let Err(error) = draft::sweep(&self.folder, &name) {
                         problems.push(format!(
                             "the draft `{}` of an image: {error}",
-                            shown(name.to_bytes())
+                            shown(name.as_bytes())
                         ));
                     }
                 }
@@ -323,27 +320,21 @@ impl Images {
     pub fn scratch(&self) -> Result<Scratch, ImageError> {
         let failed = || ImageError::store("make a folder for an image on its way");
         let draft = Draft::new(&self.folder).map_err(failed())?;
-        draft.make(c"layout").map_err(failed())?;
-        let path = self
-            .path
-            .join(draft.name.to_string_lossy().as_ref())
-            .join("layout");
+        draft.make("layout").map_err(failed())?;
+        let path = self.path.join(draft.name()).join("layout");
         Ok(Scratch { path, draft })
     }
 
-    fn sweepable(&self) -> io::Result<(Vec<CString>, Vec<Digest>)> {
+    fn sweepable(&self) -> io::Result<(Vec<OsString>, Vec<Digest>)> {
         let (mut drafts, mut trees) = (Vec::new(), Vec::new());
-        beneath::for_each(beneath::open_folder(&*self.folder, c".")?, |name, _| {
-            if draft::is_draft(name) {
-                drafts.push(name.to_owned());
-            }
-            let hex = name
-                .to_str()
-                .ok()
-                .and_then(|name| name.strip_prefix("sha256-"));
+        for entry in self.folder.entries()? {
+            let name = entry?.name;
+            let hex = name.to_str().and_then(|name| name.strip_prefix("sha256-"));
             trees.extend(hex.and_then(|hex| Digest::new(&format!("sha256:{hex}"))));
-            Ok(())
-        })?;
+            if draft::is_draft(&name) {
+                drafts.push(name);
+            }
+        }
         Ok((drafts, trees))
     }
 
@@ -360,7 +351,7 @@ impl Images {
         let Some((folder, about)) = self.open_tree(id).map_err(failed())? else {
             return Ok(());
         };
-        if !draft::lock(&about).map_err(failed())? {
+        if !::fs::try_lock(&about).map_err(failed())? {
             return Ok(());
         }
         let name = draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
@@ -371,9 +362,8 @@ impl Images {
     /// Held for a moment, by one at a time; dies with its owner.
     pub(crate) fn lock(&self) -> Result<File, ImageError> {
         let failed = || ImageError::store("lock the images");
-        let file = File::from(
-            beneath::open(&*self.folder, LOCK, OFlags::RDWR | OFlags::CREATE).map_err(failed())?,
-        );
+        let (flags, mode) = (OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR);
+        let file = self.folder.open_file(LOCK, flags, mode).map_err(failed())?;
         rustix::fs::flock(&file, FlockOperation::LockExclusive)
             .map_err(|errno| failed()(errno.into()))?;
         Ok(file)
@@ -384,51 +374,46 @@ impl Images {
         &self,
         id: &Digest,
         reference: &ImageRef,
-    ) -> Result<Option<(OwnedFd, File, Digest)>, ImageError> {
+    ) -> Result<Option<(Dir, File, Digest)>, ImageError> {
         let failed = || ImageError::store("remove an image");
         let Some((folder, about)) = self.open_tree(id).map_err(failed())? else {
             return Ok(None);
         };
-        match draft::lock(&about).map_err(failed())? {
+        match ::fs::try_lock(&about).map_err(failed())? {
             true => Ok(Some((folder, about, id.clone()))),
             false => Err(ImageError::InUse(reference.familiar())),
         }
     }
 
     /// Publishes a tree, or finds that it is there already; held either way.
-    pub(crate) fn publish(&self, draft: Draft, id: &Digest) -> Result<(), ImageError> {
+    pub(crate) fn publish(&self, mut draft: Draft, id: &Digest) -> Result<(), ImageError> {
         let failed = || ImageError::store("put the image in its place");
         match draft.publish(&tree_name(id)) {
             Ok(()) => Ok(()),
-            Err(Errno::EXIST | Errno::NOTEMPTY) if self.about(id).is_ok() => {
-                draft.discard();
-                Ok(())
-            }
-            Err(Errno::EXIST | Errno::NOTEMPTY) => {
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {
+                if self.about(id).is_ok() {
+                    return Ok(());
+                }
                 // Damaged, by the loss of power say: ours is whole.
                 if let Some((folder, _)) = self.open_tree(id).map_err(failed())? {
                     let old =
                         draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
-                    draft
-                        .publish(&tree_name(id))
-                        .map_err(|errno| failed()(errno.into()))?;
+                    draft.publish(&tree_name(id)).map_err(failed())?;
                     draft::finish(&self.folder, &folder, &old).map_err(failed())?;
                 }
                 Ok(())
             }
-            Err(errno) => Err(failed()(errno.into())),
+            Err(source) => Err(failed()(source)),
         }
     }
 
-    fn open_tree(&self, id: &Digest) -> io::Result<Option<(OwnedFd, File)>> {
-        let found = beneath::open_folder(&*self.folder, &*tree_name(id)).and_then(|folder| {
-            Ok((
-                beneath::open(&folder, "image.json", OFlags::RDONLY)?,
-                folder,
-            ))
-        });
+    fn open_tree(&self, id: &Digest) -> io::Result<Option<(Dir, File)>> {
+        let found = self
+            .folder
+            .open_dir(tree_name(id))
+            .and_then(|folder| Ok((folder.read_file(draft::ABOUT)?, folder)));
         match found {
-            Ok((about, folder)) => Ok(Some((folder, about.into()))),
+            Ok((about, folder)) => Ok(Some((folder, about))),
             Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(source),
         }
@@ -454,14 +439,15 @@ impl Images {
         };
         rustix::fs::flock(&lock, FlockOperation::LockShared)
             .map_err(|errno| failed()(errno.into()))?;
-        if !draft::is_still(&self.folder, &tree_name(&id), &folder).map_err(failed())? {
+        if !self
+            .folder
+            .is_entry(tree_name(&id), &folder)
+            .map_err(failed())?
+        {
             return Ok(None);
         }
         let about = read_about(&lock, &id)?;
-        let root = self
-            .path
-            .join(tree_name(&id).to_string_lossy().as_ref())
-            .join("root");
+        let root = self.path.join(tree_name(&id)).join("root");
         Ok(Some(Stored {
             root,
             digest,
@@ -489,12 +475,8 @@ fn read_about(file: &File, id: &Digest) -> Result<About, ImageError> {
 }
 
 /// The folder of an image.
-pub(crate) fn tree_name(id: &Digest) -> CString {
-    c_text(format!("sha256-{}", id.hex()))
-}
-
-pub(crate) fn c_text(text: String) -> CString {
-    CString::new(text).unwrap_or_else(|_| unreachable!("digits have no NUL"))
+pub(crate) fn tree_name(id: &Digest) -> String {
+    format!("sha256-{}", id.hex())
 }
 
 /// Whoever may write here decides what a run starts from.

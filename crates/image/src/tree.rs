@@ -2,22 +2,22 @@
 //! walked one folder at a time by handle; symbolic links lead where they would if this were `/`, and never further.
 
 use crate::{
-    beneath,
     limits::{DEEPEST, LONGEST_NAME, LONGEST_PATH},
     rights::{Rights, Totals},
     tar::{Header, Input, Kind, Tar, TarError},
     user::Person,
 };
+use ::fs::{Dir, RemoveOptions};
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps},
     io::Errno,
 };
 use std::{
     collections::HashSet,
-    ffi::CString,
+    ffi::{CStr, CString, OsStr},
     fs::File,
     io,
-    os::{fd::OwnedFd, unix::fs::FileExt},
+    os::unix::{ffi::OsStrExt, fs::FileExt},
     rc::Rc,
 };
 
@@ -64,7 +64,7 @@ impl From<TarError> for Trouble {
 
 #[derive(Debug)]
 pub(crate) struct Tree {
-    root: Rc<OwnedFd>,
+    root: Rc<Dir>,
     rights: Rights,
     /// Inodes that this layer put here: its own whiteouts are not for them. The lowest layer has nothing to hide.
     touched: Option<HashSet<u64>>,
@@ -80,7 +80,7 @@ pub(crate) struct Tree {
 #[derive(Clone, Debug)]
 struct Folder {
     path: Vec<u8>,
-    handle: Rc<OwnedFd>,
+    handle: Rc<Dir>,
 }
 
 /// What to do about folders that are not there.
@@ -91,7 +91,7 @@ enum Absent {
 }
 
 impl Tree {
-    pub(crate) fn new(root: OwnedFd) -> Tree {
+    pub(crate) fn new(root: Dir) -> Tree {
         let (root, rights) = (Rc::new(root), Rights::default());
         Tree {
             root,
@@ -103,7 +103,7 @@ impl Tree {
         }
     }
 
-    pub(crate) fn root(&self) -> &OwnedFd {
+    pub(crate) fn root(&self) -> &Dir {
         &self.root
     }
 
@@ -163,12 +163,7 @@ impl Tree {
         }
     }
 
-    fn add_folder(
-        &mut self,
-        folder: &OwnedFd,
-        name: &CString,
-        header: &Header,
-    ) -> Result<(), Trouble> {
+    fn add_folder(&mut self, folder: &Dir, name: &CString, header: &Header) -> Result<(), Trouble> {
         if let Err(Errno::EXIST) = rustix::fs::mkdirat(folder, name, OURS) {
             let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
             if !FileType::from_raw_mode(found.st_mode).is_dir() {
@@ -182,7 +177,7 @@ impl Tree {
 
     fn add_file<R: Input>(
         &mut self,
-        folder: &OwnedFd,
+        folder: &Dir,
         name: &CString,
         header: &Header,
         tar: &mut Tar<R>,
@@ -211,7 +206,7 @@ impl Tree {
 
     fn add_symbolic_link(
         &mut self,
-        folder: &OwnedFd,
+        folder: &Dir,
         name: &CString,
         header: &Header,
     ) -> Result<(), Trouble> {
@@ -229,7 +224,7 @@ impl Tree {
     /// Another name for a file of the tree: it is found as entries are, and its last part is not followed.
     fn add_hard_link(
         &mut self,
-        folder: &OwnedFd,
+        folder: &Dir,
         name: &CString,
         header: &Header,
     ) -> Result<(), Trouble> {
@@ -282,16 +277,19 @@ impl Tree {
         };
         self.last = None;
         match opaque {
-            true => beneath::empty(beneath::open_folder(&*folder, c".")?, Some(touched))?,
-            false => beneath::remove(&*folder, &c_name(hidden)?, Some(touched))?,
+            true => empty_except(&folder, touched)?,
+            false => remove_except(&folder, OsStr::from_bytes(hidden), touched)?,
         };
         Ok(())
     }
 
-    fn clear(&mut self, folder: &OwnedFd, name: &CString) -> Result<(), Trouble> {
+    fn clear(&mut self, folder: &Dir, name: &CString) -> Result<(), Trouble> {
         self.last = None;
-        beneath::remove(folder, name, None)?;
-        Ok(())
+        let removed = folder.remove_tree(os_name(name), RemoveOptions::default());
+        match removed.map_err(io::Error::from) {
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => Ok(removed?),
+        }
     }
 
     /// This layer has put something here. Symbolic links have no rights.
@@ -306,7 +304,7 @@ impl Tree {
     }
 
     /// The folder that names lead to from the root.
-    fn folder(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<OwnedFd>, Trouble> {
+    fn folder(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<Dir>, Trouble> {
         let path = names.join(&b'/');
         if let Some(last) = &self.last
             && last.path == path
@@ -321,7 +319,7 @@ impl Tree {
         Ok(handle)
     }
 
-    fn walk(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<OwnedFd>, Trouble> {
+    fn walk(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<Dir>, Trouble> {
         let mut way = vec![self.root.clone()];
         let mut left: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
         let mut links = 0;
@@ -332,7 +330,7 @@ impl Tree {
             }
             let (at, name) = (way[way.len() - 1].clone(), c_name(&name)?);
             match rustix::fs::openat(&*at, &name, PLACE, Mode::empty()) {
-                Ok(next) => way.push(Rc::new(next)),
+                Ok(next) => way.push(Rc::new(next.into())),
                 Err(Errno::NOENT) if absent == Absent::Make => {
                     way.push(Rc::new(self.make_parent(&at, &name)?))
                 }
@@ -358,7 +356,7 @@ impl Tree {
     }
 
     /// A folder that no entry describes is root's, and open to all.
-    fn make_parent(&mut self, at: &OwnedFd, name: &CString) -> Result<OwnedFd, Trouble> {
+    fn make_parent(&mut self, at: &Dir, name: &CString) -> Result<Dir, Trouble> {
         rustix::fs::mkdirat(at, name, OURS)?;
         self.implied += 1;
         let made = rustix::fs::openat(at, name, PLACE, Mode::empty())?;
@@ -374,15 +372,48 @@ impl Tree {
             pieces: None,
         };
         self.touch(rustix::fs::fstat(&made)?.st_ino, Some(&header))?;
-        Ok(made)
+        Ok(made.into())
     }
+}
+
+/// Removes `name` and all below it, but what is to be kept, by inode, and the folders that leads through. Says whether
+/// all of it is gone. Trees here are never deeper than what one may open at a time.
+fn remove_except(folder: &Dir, name: &OsStr, keep: &HashSet<u64>) -> io::Result<bool> {
+    let Some(found) = folder.stat(name)? else {
+        return Ok(true);
+    };
+    let kept = keep.contains(&found.st_ino);
+    if !FileType::from_raw_mode(found.st_mode).is_dir() {
+        if !kept {
+            folder.remove_file(name)?;
+        }
+        return Ok(!kept);
+    }
+    let emptied = empty_except(&folder.open_dir(name)?, keep)?;
+    if emptied && !kept {
+        folder.remove_dir(name)?;
+    }
+    Ok(emptied && !kept)
+}
+
+/// The same for everything in a folder. Says whether it is empty now.
+fn empty_except(folder: &Dir, keep: &HashSet<u64>) -> io::Result<bool> {
+    let mut all = true;
+    for entry in folder.entries()? {
+        all &= remove_except(folder, &entry?.name, keep)?;
+    }
+    Ok(all)
+}
+
+fn os_name(name: &CStr) -> &OsStr {
+    OsStr::from_bytes(name.to_bytes())
 }
 
 /// Puts what a symbolic link says in front of what is left to walk.
 fn follow(
-    at: &OwnedFd,
+    at: &Dir,
     name: &CString,
-    way: &mut Vec<Rc<OwnedFd>>,
+    way: &mut Vec<Rc<Dir>>,
     left: &mut Vec<Vec<u8>>,
 ) -> Result<(), Trouble> {
     let target = match rustix::fs::readlinkat(at, name, Vec::new()) {

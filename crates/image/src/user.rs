@@ -1,15 +1,12 @@
 //! Whom an image wants to run as: a name or a number, looked up in the image's own files as Docker does it.
 
-use crate::{
-    beneath,
-    error::{ImageError, shown},
-};
-use rustix::fs::OFlags;
+use crate::error::{ImageError, shown};
+use ::fs::{Dir, Lookup};
+use rustix::fs::{Mode, OFlags};
 use spec::User;
 use std::{
     fs::File,
     io::{self, Read},
-    os::fd::OwnedFd,
 };
 
 /// What a box runs as where an image says nothing, or says root.
@@ -37,7 +34,7 @@ impl Person {
 }
 
 /// The user that `wanted` names; none if that is nobody in particular, or root, which nobody is in a box.
-pub(crate) fn resolve(root: &OwnedFd, wanted: &str) -> Result<(Person, Option<User>), ImageError> {
+pub(crate) fn resolve(root: &Dir, wanted: &str) -> Result<(Person, Option<User>), ImageError> {
     let nobody = Person {
         user: User {
             uid: DEFAULT_ID,
@@ -151,8 +148,9 @@ fn id(text: &&[u8]) -> Option<u32> {
 }
 
 /// A file of the image; empty if it has none.
-fn table(root: &OwnedFd, path: &str) -> io::Result<Vec<u8>> {
-    let file = match beneath::open_in_root(root, path, OFlags::RDONLY | OFlags::NONBLOCK) {
+fn table(root: &Dir, path: &str) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+    let file = match root.open_at(path, flags, Mode::empty(), Lookup::LinksInRoot) {
         Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => File::from(file?),
     };

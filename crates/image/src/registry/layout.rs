@@ -5,54 +5,43 @@
 //! ```
 //! `index.json` comes last: without it nobody takes the folder for an image.
 
-use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use ::fs::Dir;
+use rustix::fs::Mode;
 use spec::Digest;
 use std::{
     fs::File,
     io::{self, Read, Write},
-    os::fd::OwnedFd,
     path::Path,
 };
 
-const OPEN: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
-const NEW: OFlags = OPEN
-    .union(OFlags::WRONLY)
-    .union(OFlags::CREATE)
-    .union(OFlags::EXCL);
-const FOLDER: OFlags = OPEN.union(OFlags::DIRECTORY);
 const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// An OCI layout in the making.
 #[derive(Debug)]
 pub(super) struct Layout {
-    folder: OwnedFd,
-    blobs: OwnedFd,
+    folder: Dir,
+    blobs: Dir,
 }
 
 impl Layout {
     /// Begins one in an empty folder.
     pub(super) fn new(path: &Path) -> io::Result<Layout> {
-        let folder = rustix::fs::open(path, FOLDER, Mode::empty())?;
-        mkdirat(&folder, "blobs", Mode::RWXU)?;
-        let both = openat(&folder, "blobs", FOLDER, Mode::empty())?;
-        mkdirat(&both, "sha256", Mode::RWXU)?;
-        let blobs = openat(&both, "sha256", FOLDER, Mode::empty())?;
+        let folder = Dir::open_no_follow(path)?;
+        folder.create_dir("blobs", Mode::RWXU)?;
+        folder.create_dir("blobs/sha256", Mode::RWXU)?;
+        let blobs = folder.open_dir("blobs/sha256")?;
         Ok(Layout { folder, blobs })
     }
 
     /// A file for bytes that have not been checked yet.
     pub(super) fn part(&self, digest: &Digest) -> io::Result<File> {
-        Ok(openat(&self.blobs, part_name(digest), NEW, OURS)?.into())
+        self.blobs.create_file(part_name(digest), OURS)
     }
 
     /// The bytes have been checked: from now on they are what their name says.
     pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
-        Ok(rustix::fs::renameat(
-            &self.blobs,
-            part_name(digest),
-            &self.blobs,
-            digest.hex(),
-        )?)
+        self.blobs
+            .rename(part_name(digest), &self.blobs, digest.hex())
     }
 
     /// Keeps bytes that have been checked.
@@ -64,15 +53,18 @@ impl Layout {
     /// The bytes of a blob that was kept; small ones only.
     pub(super) fn read(&self, digest: &Digest) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        File::from(openat(&self.blobs, digest.hex(), OPEN, Mode::empty())?)
+        self.blobs
+            .read_file(digest.hex())?
             .read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
     /// Writes what makes a layout of the blobs.
     pub(super) fn finish(&self, index: &serde_json::Value) -> io::Result<()> {
-        let write = |name, text: &str| -> io::Result<()> {
-            File::from(openat(&self.folder, name, NEW, OURS)?).write_all(text.as_bytes())
+        let write = |name: &str, text: &str| -> io::Result<()> {
+            self.folder
+                .create_file(name, OURS)?
+                .write_all(text.as_bytes())
         };
         write("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)?;
         write("index.json", &index.to_string())

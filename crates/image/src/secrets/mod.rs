@@ -6,14 +6,15 @@
 mod patterns;
 
 use crate::contract::{Line, Outcome};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use ::fs::{Dir, WalkBounds, WalkEntry, WalkError};
+use rustix::fs::FileType;
 use spec::ImageConfig;
-use std::{ffi::CString, io, os::fd::OwnedFd};
+use std::io;
 
 /// Deeper folders are not looked into, and named.
 const DEEPEST: usize = 48;
 /// More entries are not looked at.
-const MOST_ENTRIES: u64 = 4_000_000;
+const MOST_ENTRIES: usize = 4_000_000;
 /// A file above this is no key file.
 const LARGEST_READ: u64 = 256 * 1024;
 /// All that is read, together.
@@ -40,10 +41,16 @@ pub struct Search {
 
 impl Search {
     /// Looks through the tree below a folder.
-    pub fn tree(root: &OwnedFd) -> io::Result<Search> {
+    pub fn tree(root: &Dir) -> io::Result<Search> {
         let mut search = Search::default();
-        let root = rustix::fs::openat(root, c".", folder_flags(), Mode::empty())?;
-        search.folder(root, "", 0);
+        let bounds = WalkBounds {
+            entries: MOST_ENTRIES,
+            depth: DEEPEST + 1,
+            ..WalkBounds::default()
+        };
+        for found in root.walk(bounds)? {
+            search.look(found);
+        }
         Ok(search)
     }
 
@@ -142,59 +149,28 @@ impl Search {
         }
     }
 
-    fn folder(&mut self, folder: OwnedFd, path: &str, depth: usize) {
-        if depth > DEEPEST {
-            return self.bound(format!("/{path} is deeper than {DEEPEST} folders"));
-        }
-        let entries = match Dir::read_from(&folder) {
-            Ok(entries) => entries,
-            Err(error) => return self.failed(path, &error.into()),
-        };
-        for entry in entries {
-            if self.entries >= MOST_ENTRIES {
-                return self.bound(format!(
-                    "there are more than {MOST_ENTRIES} files and folders"
-                ));
-            }
-            match entry {
-                Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
-                Ok(entry) => self.entry(&folder, entry.file_name().to_owned(), path, depth),
-                Err(error) => return self.failed(path, &error.into()),
-            }
-        }
-    }
-
-    fn entry(&mut self, folder: &OwnedFd, name: CString, path: &str, depth: usize) {
-        self.entries += 1;
-        let path = format!(
-            "{path}{}{}",
-            if path.is_empty() { "" } else { "/" },
-            name.to_string_lossy()
-        );
-        let about = match rustix::fs::statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(about) => about,
-            Err(error) => return self.failed(&path, &error.into()),
-        };
-        match FileType::from_raw_mode(about.st_mode) {
-            FileType::Directory => {
-                match rustix::fs::openat(folder, &name, folder_flags(), Mode::empty()) {
-                    Ok(inner) => self.folder(inner, &path, depth + 1),
-                    Err(error) => self.failed(&path, &error.into()),
+    fn look(&mut self, found: Result<WalkEntry, WalkError>) {
+        match found {
+            Ok(entry) => {
+                self.entries += 1;
+                if entry.kind() == FileType::RegularFile && entry.stat.st_size > 0 {
+                    self.file(&entry);
                 }
             }
-            FileType::RegularFile if about.st_size > 0 => {
-                self.file(
-                    folder,
-                    &name,
-                    &path,
-                    u64::try_from(about.st_size).unwrap_or(u64::MAX),
-                );
+            Err(WalkError::TooMany { limit, .. }) => {
+                self.bound(format!("there are more than {limit} files and folders"));
             }
-            _ => {}
+            Err(WalkError::TooDeep { path, .. }) => {
+                let path = path.to_string_lossy();
+                self.bound(format!("/{path} is deeper than {DEEPEST} folders"));
+            }
+            Err(WalkError::Read { path, source }) => self.failed(&path.to_string_lossy(), &source),
         }
     }
 
-    fn file(&mut self, folder: &OwnedFd, name: &CString, path: &str, size: u64) {
+    fn file(&mut self, entry: &WalkEntry) {
+        let path = &*entry.path.to_string_lossy();
+        let size = u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX);
         let known = patterns::file(path);
         if known == patterns::File::Secret {
             return self.found(&format!("/{path}"), "its name is that of a credential");
@@ -210,7 +186,7 @@ impl Search {
         if self.read.saturating_add(size) > MOST_READ {
             return self.bound(format!("small files hold more than {MOST_READ} bytes"));
         }
-        let bytes = match read(folder, name) {
+        let bytes = match read(entry) {
             Ok(bytes) => bytes,
             Err(error) => return self.failed(path, &error),
         };
@@ -225,14 +201,9 @@ impl Search {
     }
 }
 
-fn folder_flags() -> OFlags {
-    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
-}
-
 /// Never waits: what looked like a plain file a moment ago may be a pipe by now.
-fn read(folder: &OwnedFd, name: &CString) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = std::fs::File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+fn read(entry: &WalkEntry) -> io::Result<Vec<u8>> {
+    let file = entry.parent().read_file(entry.name())?;
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut io::Read::take(file, LARGEST_READ), &mut bytes)?;
     Ok(bytes)

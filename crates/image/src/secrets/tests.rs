@@ -20,7 +20,7 @@ impl Tree {
     }
 
     fn search(&self) -> Search {
-        let root = rustix::fs::open(&self.0, folder_flags(), Mode::empty()).unwrap();
+        let root = Dir::open(&self.0).unwrap();
         Search::tree(&root).unwrap()
     }
 }
@@ -111,7 +111,7 @@ fn links_are_not_followed_and_what_is_no_file_is_not_opened() {
         rustix::fs::CWD,
         tree.0.join("pipe"),
         FileType::Fifo,
-        Mode::RUSR,
+        rustix::fs::Mode::RUSR,
         0,
     )
     .unwrap();

@@ -9,6 +9,7 @@ use crate::{
     },
     config::{Config, Surroundings},
 };
+use ::fs::Dir;
 use clap::Args;
 use engine::Engine;
 use image::{
@@ -16,7 +17,6 @@ use image::{
     contract::{self, Effort, ImageProfile, Line, Outcome, Probe, Requirement},
     secrets::Search,
 };
-use rustix::fs::{Mode, OFlags};
 use spec::{
     ImageConfig, ImagePolicy, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User,
 };
@@ -170,10 +170,7 @@ pub(super) fn check(
 }
 
 fn search(subject: &Subject) -> Result<Search, Failure> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let found = rustix::fs::open(&subject.root, flags, Mode::empty())
-        .map_err(std::io::Error::from)
-        .and_then(|root| Search::tree(&root));
+    let found = Dir::open(&subject.root).and_then(|root| Search::tree(&root));
     let mut search = found.map_err(|error| {
         Failure::invalid(
             format!("cannot look into `{}`: {error}", subject.root.display()),
