@@ -6,13 +6,13 @@ use super::{
     print, print_json,
 };
 use crate::config::{Store, Surroundings};
+use ::fs::Dir;
 use clap::Args;
 use engine::backup::{Backup, BackupError, Report};
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{FileType, Mode};
 use spec::ErrorCode;
 use std::{
-    ffi::OsString,
-    fs::File,
+    ffi::OsStr,
     io::{self, BufWriter, IsTerminal, Write},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -72,10 +72,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let report = match to_stdout {
         true => write(&of, io::stdout().lock())?,
         false => {
-            let draft = Draft::new(surroundings.current_folder.join(&options.file))?;
-            let report = write(&of, &draft.file)?;
-            draft.publish()?;
-            report
+            let path = surroundings.current_folder.join(&options.file);
+            write_file(&of, &path)?
         }
     };
     tell(options, &report, to_stdout, local)?;
@@ -123,76 +121,27 @@ fn tell(options: &Options, report: &Report, to_stdout: bool, local: bool) -> Res
     Ok(())
 }
 
-/// A file that has its name only when it is whole.
-struct Draft {
-    path: PathBuf,
-    partial: PathBuf,
-    file: File,
-    published: bool,
-}
-
-impl Draft {
-    fn new(path: PathBuf) -> Result<Draft, Failure> {
-        if path.symlink_metadata().is_ok() {
-            return Err(taken(&path));
-        }
-        // What cannot be swept is in nobody's way.
-        _ = sweep(&path);
-        let (partial, file) = begin(&path).map_err(|error| unwritable(&path, error))?;
-        Ok(Draft {
-            path,
-            partial,
-            file,
-            published: false,
-        })
+/// Writes to a file that has its name only when it is whole. What lies in a folder that others may write to is neither
+/// followed nor written over.
+fn write_file(of: &Backup<'_>, path: &Path) -> Result<Report, Failure> {
+    if path.symlink_metadata().is_ok() {
+        return Err(taken(path));
     }
-
-    fn publish(mut self) -> Result<(), Failure> {
-        let moved = || {
-            self.file.sync_all()?;
-            rustix::fs::renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::NOREPLACE)?;
-            File::open(folder_of(&self.path))?.sync_all()
-        };
-        moved().map_err(|error: io::Error| match error.kind() {
-            io::ErrorKind::AlreadyExists => taken(&self.path),
-            _ => unwritable(&self.path, error),
-        })?;
-        self.published = true;
-        Ok(())
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if !self.published {
-            // The next one sweeps it.
-            _ = std::fs::remove_file(&self.partial);
-        }
-    }
-}
-
-/// `.NAME.ID.partial` beside it, which nobody had: what lies in a folder that others may write to is neither followed nor
-/// written over.
-fn begin(path: &Path) -> io::Result<(PathBuf, File)> {
-    loop {
-        let mut name = OsString::from(".");
-        name.push(path.file_name().unwrap_or_default());
-        name.push(format!(".{}.partial", engine::fresh_id()));
-        let partial = path.with_file_name(name);
-        let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(
-            CWD,
-            &partial,
-            flags,
-            Mode::RUSR | Mode::WUSR,
-        )?);
-        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-        // Another's sweep may have come between the two; from now on it cannot.
-        if rustix::fs::fstat(&file)?.st_nlink > 0 {
-            return Ok((partial, file));
-        }
-    }
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => taken(path),
+        _ => unwritable(path, error),
+    };
+    let folder = Dir::open(folder_of(path)).map_err(failed)?;
+    let name = path.file_name().unwrap_or_default();
+    // What cannot be swept is in nobody's way.
+    _ = sweep(&folder, name);
+    let partial = format!(".{}.{}.partial", name.to_string_lossy(), engine::fresh_id());
+    let mut draft = folder
+        .draft(partial, Mode::RUSR | Mode::WUSR)
+        .map_err(failed)?;
+    let report = write(of, draft.file())?;
+    draft.publish_new(&folder, name).map_err(failed)?;
+    Ok(report)
 }
 
 fn is_partial(found: &[u8], name: &[u8]) -> bool {
@@ -210,22 +159,18 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// Removes what killed ones left of a backup of this name: plain files of ours that nobody writes to.
-fn sweep(path: &Path) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().as_bytes();
-    for entry in std::fs::read_dir(folder_of(path))? {
-        let entry = entry?;
-        if !is_partial(entry.file_name().as_bytes(), name) {
+fn sweep(folder: &Dir, name: &OsStr) -> io::Result<()> {
+    for entry in folder.entries()? {
+        let partial = entry?.name;
+        if !is_partial(partial.as_bytes(), name.to_string_lossy().as_bytes()) {
             continue;
         }
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let Ok(file) = rustix::fs::openat(CWD, entry.path(), flags, Mode::empty()) else {
+        let Some(found) = folder.stat(&partial)? else {
             continue;
         };
-        let found = rustix::fs::fstat(&file)?;
         let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-        let is_ours = is_file && found.st_uid == rustix::process::geteuid().as_raw();
-        if is_ours && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            std::fs::remove_file(entry.path())?;
+        if is_file && found.st_uid == rustix::process::geteuid().as_raw() {
+            folder.sweep_draft(&partial)?;
         }
     }
     Ok(())

@@ -1,18 +1,17 @@
 //! Where a recipe comes from: this program, or a folder of the caller's, which may be a stranger's clone.
 
 use crate::cli::message::Failure;
+use ::fs::Dir;
 use image::{
     build::Platform,
     contract::ImageProfile,
     recipe::{FIRST_PROCESS, REFERENCE_AGENT, Recipe, SUITE, Step, of_profile},
 };
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 use spec::ImageRef;
 use std::{
     collections::BTreeMap,
-    fs::File,
     io::{self, Read},
-    os::{fd::OwnedFd, unix::fs::PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -32,7 +31,7 @@ pub(super) enum Source {
     /// A folder with a Containerfile.
     Folder {
         path: PathBuf,
-        folder: OwnedFd,
+        folder: Dir,
         text: String,
     },
 }
@@ -51,9 +50,7 @@ impl Source {
                 hint.clone(),
             )
         };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder =
-            rustix::fs::open(what, flags, Mode::empty()).map_err(|error| refused(error.into()))?;
+        let folder = Dir::open(what).map_err(refused)?;
         let first = read(&folder, NAMES[0], LARGEST_RECIPE);
         let (bytes, _) = first
             .or_else(|_| read(&folder, NAMES[1], LARGEST_RECIPE))
@@ -162,16 +159,8 @@ fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8
 }
 
 /// A plain file beneath a folder, and whether it can be executed.
-fn read(folder: &OwnedFd, name: &str, most: u64) -> io::Result<(Vec<u8>, bool)> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::openat2(
-        folder,
-        name,
-        flags,
-        Mode::empty(),
-        resolve,
-    )?);
+fn read(folder: &Dir, name: &str, most: u64) -> io::Result<(Vec<u8>, bool)> {
+    let file = folder.read_file(name)?;
     let about = file.metadata()?;
     if !about.is_file() {
         return Err(io::Error::other("it is not a plain file"));

@@ -5,6 +5,7 @@ mod unit;
 
 use super::{Global, conclude, message::Failure, print, print_json, print_lines};
 use crate::config::{Config, Place, Surroundings};
+use ::fs::Dir;
 use clap::{Args, Subcommand};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Serialize;
@@ -12,7 +13,7 @@ use spec::{ErrorCode, Id};
 use std::{
     fs::{self, DirBuilder, File},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::DirBuilderExt,
     path::{Component, Path, PathBuf},
 };
 use unit::Unit;
@@ -394,23 +395,15 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
         .recursive(true)
         .mode(0o755)
         .create(folder)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let draft = folder.join(format!(".{name}.{}", engine::fresh_id()));
-    let mut options = fs::OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(&draft)?;
-    // Whatever the usual mask is: systemd and its users read units.
-    rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    if let Err(error) = fs::rename(&draft, path) {
-        _ = fs::remove_file(&draft);
-        return Err(error);
-    }
-    File::open(folder)?.sync_all()
+    let (name, mode) = (
+        path.file_name().unwrap_or_default(),
+        Mode::from_raw_mode(mode),
+    );
+    Dir::open(folder)?.replace(name, mode, |file| {
+        // Whatever the usual mask is: systemd and its users read units.
+        rustix::fs::fchmod(&*file, mode)?;
+        file.write_all(text.as_bytes())
+    })
 }
 
 fn uninstall(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {

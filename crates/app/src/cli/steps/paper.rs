@@ -1,11 +1,12 @@
 //! The job as it is read and the result as it is written: files of the caller's.
 
 use super::super::message::Failure;
+use ::fs::Dir;
+use rustix::fs::Mode;
 use spec::{MOST_JOB_BYTES, StepsResult};
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
@@ -50,24 +51,11 @@ pub(super) fn write(path: &Path, result: &StepsResult) -> Result<(), Failure> {
 }
 
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut name = path
-        .file_name()
-        .ok_or(io::ErrorKind::InvalidInput)?
-        .to_owned();
-    name.push(format!(".{}", engine::fresh_id()));
-    let draft = path.with_file_name(name);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&draft)?;
-    let written = file
-        .write_all(text)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&draft, path));
-    if written.is_err() {
-        // It is ours, and half of something.
-        _ = fs::remove_file(&draft);
-    }
-    written
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let mode = Mode::from_raw_mode(0o644);
+    Dir::open(folder)?.replace(name, mode, |file| file.write_all(text))
 }
