@@ -68,6 +68,11 @@ impl Dir {
         Ok(Dir(rustix::fs::open(path.as_ref(), flags, Mode::empty())?))
     }
 
+    /// The names in the folder, on its own handle, which must have been opened for reading.
+    pub fn into_entries(self) -> io::Result<Entries> {
+        Ok(Entries(rustix::fs::Dir::new(self.0)?))
+    }
+
     /// Another handle of the same folder.
     pub fn try_clone(&self) -> io::Result<Dir> {
         self.0.try_clone().map(Dir)
@@ -343,6 +348,18 @@ impl<H: AsFd> Dir<H> {
         }
         let above = self.locate_dir(above)?;
         Ok(act(above.as_fd(), name)?)
+    }
+}
+
+impl Entries {
+    /// Begins anew.
+    pub fn rewind(&mut self) {
+        self.0.rewind();
+    }
+
+    /// The folder whose names these are.
+    pub fn dir(&self) -> io::Result<Dir<BorrowedFd<'_>>> {
+        Ok(Dir(self.0.fd()?))
     }
 }
 

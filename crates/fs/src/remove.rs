@@ -106,15 +106,14 @@ struct Removal {
 
 /// A folder that is being emptied, and its name in the one above.
 struct Level {
-    dir: Dir,
     names: Entries,
     name: OsString,
 }
 
 impl Level {
     fn new(dir: Dir, name: OsString) -> io::Result<Level> {
-        let names = dir.entries()?;
-        Ok(Level { dir, names, name })
+        let names = dir.into_entries()?;
+        Ok(Level { names, name })
     }
 }
 
@@ -179,12 +178,13 @@ impl Removal {
         let ([first, ..], Some(here)) = (&levels[..], levels.last()) else {
             return Ok(());
         };
-        match rustix::fs::unlinkat(&here.dir, &name, AtFlags::empty()) {
+        let here = here.names.dir()?;
+        match rustix::fs::unlinkat(here, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let opened = match self.open(here.dir.as_fd(), &name) {
+        let opened = match self.open(here.as_fd(), &name) {
             Ok(opened) => opened,
             Err(error) => return unless_changed(error),
         };
@@ -194,11 +194,16 @@ impl Removal {
         }
         // Opened all the same: whoever moves a folder must be able to write it.
         drop(opened);
-        self.move_up(&here.dir, &name, &first.dir)
+        self.move_up(&here, &name, &first.names.dir()?)
     }
 
     /// Deeper folders are laid beside the first, so that the number of handles stays the same.
-    fn move_up(&mut self, here: &Dir, name: &OsStr, top: &Dir) -> Result<(), RemoveError> {
+    fn move_up(
+        &mut self,
+        here: &Dir<BorrowedFd<'_>>,
+        name: &OsStr,
+        top: &Dir<BorrowedFd<'_>>,
+    ) -> Result<(), RemoveError> {
         loop {
             self.moved += 1;
             let free = format!(".airlock-removed-{}-{}", std::process::id(), self.moved);
@@ -225,16 +230,18 @@ fn leave(levels: &mut Vec<Level>) -> Result<(), RemoveError> {
         return Ok(());
     };
     let is_empty = match levels.last() {
-        Some(above) => match rustix::fs::unlinkat(&above.dir, &level.name, AtFlags::REMOVEDIR) {
-            Err(Errno::NOTEMPTY | Errno::EXIST) => false,
-            // Somebody moved it away, or put something else in its place.
-            Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => true,
-            Err(errno) => return Err(errno.into()),
-        },
-        None => level.dir.is_empty()?,
+        Some(above) => {
+            match rustix::fs::unlinkat(above.names.dir()?, &level.name, AtFlags::REMOVEDIR) {
+                Err(Errno::NOTEMPTY | Errno::EXIST) => false,
+                // Somebody moved it away, or put something else in its place.
+                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => true,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        None => level.names.dir()?.is_empty()?,
     };
     if !is_empty {
-        level.names = level.dir.entries()?;
+        level.names.rewind();
         levels.push(level);
     }
     Ok(())

@@ -271,10 +271,12 @@ fn what_a_link_points_at_is_not_replaced_and_left_drafts_are_in_nobodys_way() {
 
 fn walked(top: &Dir, bounds: WalkBounds) -> (BTreeSet<PathBuf>, Vec<WalkError>) {
     let (mut paths, mut errors) = (BTreeSet::new(), Vec::new());
-    for found in top.walk(bounds).unwrap() {
+    let mut walk = top.walk(bounds).unwrap();
+    while let Some(found) = walk.next() {
         match found {
             Ok(entry) => {
-                assert!(entry.parent().stat(entry.name()).unwrap().is_some());
+                let parent = walk.parent().unwrap();
+                assert!(parent.stat(entry.name()).unwrap().is_some());
                 paths.insert(entry.path);
             }
             Err(error) => errors.push(error),

@@ -2,7 +2,7 @@
 
 use crate::{Dir, Entries};
 use rustix::{
-    fs::{AtFlags, FileType, Stat},
+    fs::{FileType, Stat},
     io::Errno,
 };
 use std::{
@@ -10,7 +10,6 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
-    rc::Rc,
 };
 
 /// How far a walk goes.
@@ -31,7 +30,6 @@ pub struct WalkEntry {
     pub path: PathBuf,
     /// Its status; of a symbolic link itself.
     pub stat: Stat,
-    parent: Rc<Dir>,
 }
 
 /// What a walk could not look at.
@@ -71,13 +69,12 @@ pub struct Walk {
     bounds: WalkBounds,
     entries: usize,
     /// A folder that was just given out, and is entered next.
-    next: Option<(Rc<Dir>, OsString)>,
+    next: Option<OsString>,
 }
 
 /// A folder that is being read.
 #[derive(Debug)]
 struct Level {
-    dir: Rc<Dir>,
     names: Entries,
     path: PathBuf,
 }
@@ -93,11 +90,6 @@ impl Default for WalkBounds {
 }
 
 impl WalkEntry {
-    /// The folder that holds the entry.
-    pub fn parent(&self) -> Dir<BorrowedFd<'_>> {
-        (*self.parent).borrow()
-    }
-
     /// Its name in that folder.
     pub fn name(&self) -> &OsStr {
         self.path.file_name().unwrap_or_default()
@@ -123,13 +115,17 @@ impl<H: AsFd> Dir<H> {
 
 impl Level {
     fn new(dir: Dir, path: PathBuf) -> io::Result<Level> {
-        let names = dir.entries()?;
-        let dir = Rc::new(dir);
-        Ok(Level { dir, names, path })
+        let names = dir.into_entries()?;
+        Ok(Level { names, path })
     }
 }
 
 impl Walk {
+    /// The folder that holds the entry that was given out last; none once the walk has ended.
+    pub fn parent(&self) -> io::Result<Dir<BorrowedFd<'_>>> {
+        self.levels.last().ok_or(Errno::BADF)?.names.dir()
+    }
+
     /// Does not enter the folder that was given out last.
     pub fn skip_dir(&mut self) {
         self.next = None;
@@ -137,7 +133,7 @@ impl Walk {
 
     /// Enters the folder that was given out last, if it was one and was not skipped.
     fn enter(&mut self) -> Result<(), WalkError> {
-        let (Some((parent, name)), Some(above)) = (self.next.take(), self.levels.last()) else {
+        let (Some(name), Some(above)) = (self.next.take(), self.levels.last()) else {
             return Ok(());
         };
         let path = above.path.join(&name);
@@ -145,9 +141,10 @@ impl Walk {
         if self.levels.len() >= depth || path.as_os_str().len() >= longest {
             return Err(WalkError::TooDeep { path, depth });
         }
-        let level = parent
-            .open_dir(&name)
-            .and_then(|dir| Level::new(dir, path.clone()));
+        let level = above
+            .names
+            .dir()
+            .and_then(|parent| Level::new(parent.open_dir(&name)?, path.clone()));
         match level {
             Ok(level) => self.levels.push(level),
             Err(source) => return Err(WalkError::Read { path, source }),
@@ -165,18 +162,14 @@ impl Walk {
             let limit = self.bounds.entries;
             return Some(Err(WalkError::TooMany { path, limit }));
         }
-        let parent = level.dir.clone();
-        match rustix::fs::statat(&*parent, &name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => None,
-            Err(errno) => Some(Err(WalkError::Read {
-                path,
-                source: errno.into(),
-            })),
-            Ok(stat) => {
+        match level.names.dir().and_then(|parent| parent.stat(&name)) {
+            Ok(None) => None,
+            Err(source) => Some(Err(WalkError::Read { path, source })),
+            Ok(Some(stat)) => {
                 if FileType::from_raw_mode(stat.st_mode).is_dir() {
-                    self.next = Some((parent.clone(), name));
+                    self.next = Some(name);
                 }
-                Some(Ok(WalkEntry { path, stat, parent }))
+                Some(Ok(WalkEntry { path, stat }))
             }
         }
     }

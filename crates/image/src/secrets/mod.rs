@@ -6,7 +6,7 @@
 mod patterns;
 
 use crate::contract::{Line, Outcome};
-use ::fs::{Dir, WalkBounds, WalkEntry, WalkError};
+use ::fs::{Dir, Walk, WalkBounds, WalkEntry, WalkError};
 use rustix::fs::FileType;
 use spec::ImageConfig;
 use std::io;
@@ -48,8 +48,9 @@ impl Search {
             depth: DEEPEST + 1,
             ..WalkBounds::default()
         };
-        for found in root.walk(bounds)? {
-            search.look(found);
+        let mut walk = root.walk(bounds)?;
+        while let Some(found) = walk.next() {
+            search.look(&walk, found);
         }
         Ok(search)
     }
@@ -149,12 +150,12 @@ impl Search {
         }
     }
 
-    fn look(&mut self, found: Result<WalkEntry, WalkError>) {
+    fn look(&mut self, walk: &Walk, found: Result<WalkEntry, WalkError>) {
         match found {
             Ok(entry) => {
                 self.entries += 1;
                 if entry.kind() == FileType::RegularFile && entry.stat.st_size > 0 {
-                    self.file(&entry);
+                    self.file(walk, &entry);
                 }
             }
             Err(WalkError::TooMany { limit, .. }) => {
@@ -168,7 +169,7 @@ impl Search {
         }
     }
 
-    fn file(&mut self, entry: &WalkEntry) {
+    fn file(&mut self, walk: &Walk, entry: &WalkEntry) {
         let path = &*entry.path.to_string_lossy();
         let size = u64::try_from(entry.stat.st_size).unwrap_or(u64::MAX);
         let known = patterns::file(path);
@@ -186,7 +187,7 @@ impl Search {
         if self.read.saturating_add(size) > MOST_READ {
             return self.bound(format!("small files hold more than {MOST_READ} bytes"));
         }
-        let bytes = match read(entry) {
+        let bytes = match read(walk, entry) {
             Ok(bytes) => bytes,
             Err(error) => return self.failed(path, &error),
         };
@@ -202,8 +203,8 @@ impl Search {
 }
 
 /// Never waits: what looked like a plain file a moment ago may be a pipe by now.
-fn read(entry: &WalkEntry) -> io::Result<Vec<u8>> {
-    let file = entry.parent().read_file(entry.name())?;
+fn read(walk: &Walk, entry: &WalkEntry) -> io::Result<Vec<u8>> {
+    let file = walk.parent()?.read_file(entry.name())?;
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut io::Read::take(file, LARGEST_READ), &mut bytes)?;
     Ok(bytes)
