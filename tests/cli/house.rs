@@ -27,7 +27,12 @@ const MAY_USE: [(&str, &[&str]); 19] = [
     ),
     (
         "airlock-worker",
-        &["airlock-doors", "airlock-engine", "airlock-spec"],
+        &[
+            "airlock-doors",
+            "airlock-engine",
+            "airlock-fs",
+            "airlock-spec",
+        ],
     ),
     (
         "airlock-gateway",
@@ -79,7 +84,10 @@ const MAY_USE: [(&str, &[&str]); 19] = [
         ],
     ),
     ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
-    ("airlock-doors", &["airlock-journal", "airlock-spec"]),
+    (
+        "airlock-doors",
+        &["airlock-fs", "airlock-journal", "airlock-spec"],
+    ),
     (
         "airlock-store",
         &["airlock-fs", "airlock-journal", "airlock-spec"],

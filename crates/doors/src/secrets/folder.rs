@@ -6,21 +6,14 @@ use super::{
     master::{Key, raw_or_text},
     read_whole, seal,
 };
-use rustix::{
-    fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags},
-    io::Errno,
-    process::geteuid,
-};
+use ::fs::Dir;
+use rustix::{fs::Mode, io::Errno, process::geteuid};
 use spec::Id;
 use std::{
     fs::{DirBuilder, File, Metadata},
     io::{self, Write},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt, MetadataExt},
-    },
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
     time::SystemTime,
 };
 
@@ -36,25 +29,25 @@ pub struct Stored {
 /// Behind a name; so that no secret is in the way of the key.
 const END: &str = ".secret";
 const KEY: &str = "key";
+const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
 /// More than anybody has.
 const MOST: usize = 10_000;
 
 #[derive(Debug)]
 pub(super) struct Folder {
-    handle: OwnedFd,
+    handle: Dir,
     path: PathBuf,
 }
 
 impl Folder {
     /// Opens the folder, if it is there.
     pub(super) fn open(path: &Path) -> Result<Option<Folder>, SecretsError> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let handle = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+        let handle = match Dir::open_no_follow(path) {
             Ok(handle) => handle,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(unusable(path, &error.into())),
+            Err(absent) if absent.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unusable(path, &error)),
         };
-        let found = rustix::fs::fstat(&handle).map_err(|error| unusable(path, &error.into()))?;
+        let found = handle.status().map_err(|error| unusable(path, &error))?;
         if found.st_uid != geteuid().as_raw() && !geteuid().is_root() {
             return Err(unusable(
                 path,
@@ -92,20 +85,17 @@ impl Folder {
     }
 
     pub(super) fn write(&self, name: &Id, sealed: &[u8]) -> Result<(), SecretsError> {
-        self.put(&record(name), sealed, RenameFlags::empty())
+        self.handle
+            .replace(record(name), OURS, |file| file.write_all(sealed))
             .map_err(|error| self.failed("write", &error))
     }
 
     pub(super) fn list(&self) -> Result<Vec<Stored>, SecretsError> {
-        let failed = |error: Errno| self.failed("list", &error.into());
+        let failed = |error: io::Error| self.failed("list", &error);
         let mut stored = Vec::new();
-        for entry in Dir::read_from(&self.handle).map_err(failed)? {
+        for entry in self.handle.entries().map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let name = entry
-                .file_name()
-                .to_str()
-                .ok()
-                .and_then(|name| name.strip_suffix(END));
+            let name = entry.name.to_str().and_then(|name| name.strip_suffix(END));
             let Some(name) = name.and_then(|name| Id::new(name).ok()) else {
                 continue;
             };
@@ -129,14 +119,14 @@ impl Folder {
     }
 
     pub(super) fn remove(&self, name: &Id) -> Result<bool, SecretsError> {
-        match rustix::fs::unlinkat(&self.handle, record(name), AtFlags::empty()) {
-            Ok(()) => self
-                .sync()
-                .map(|()| true)
-                .map_err(|error| self.failed("remove", &error)),
-            Err(Errno::NOENT) => Ok(false),
-            Err(error) => Err(self.failed("remove", &error.into())),
-        }
+        let remove = || {
+            let removed = self.handle.remove_file(record(name))?;
+            if removed {
+                self.handle.sync()?;
+            }
+            Ok(removed)
+        };
+        remove().map_err(|error| self.failed("remove", &error))
     }
 
     /// The master key that lies here, if one does.
@@ -165,7 +155,8 @@ impl Folder {
 
     /// Keeps a new master key here, unless somebody was faster: then theirs counts.
     pub(super) fn keep_key(&self, key: &Key) -> Result<Key, SecretsError> {
-        match self.put(KEY, key.as_slice(), RenameFlags::NOREPLACE) {
+        let write = |file: &mut File| file.write_all(key.as_slice());
+        match self.handle.create_whole(KEY, OURS, write) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(self.failed("write", &error))
             }
@@ -176,11 +167,10 @@ impl Folder {
     }
 
     fn file(&self, name: &str) -> Result<Option<(File, Metadata)>, SecretsError> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = match rustix::fs::openat(&self.handle, name, flags, Mode::empty()) {
-            Ok(handle) => File::from(handle),
-            Err(Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(self.failed("open", &error.into())),
+        let file = match self.handle.read_file(name) {
+            Ok(file) => file,
+            Err(absent) if absent.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.failed("open", &error)),
         };
         let about = file
             .metadata()
@@ -192,48 +182,6 @@ impl Folder {
                 &io::Error::other(format!("`{name}` is not a file of this store")),
             )),
         }
-    }
-
-    /// Written beside, made to last, then moved into its place in one step.
-    fn put(&self, name: &str, bytes: &[u8], how: RenameFlags) -> io::Result<()> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let fresh = format!(".new-{}-{count}", std::process::id());
-        // Left by a process of the same number that was killed.
-        match rustix::fs::unlinkat(&self.handle, &fresh, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::openat(
-            &self.handle,
-            &fresh,
-            flags,
-            Mode::RUSR | Mode::WUSR,
-        )?);
-        let moved = file
-            .write_all(bytes)
-            .and_then(|()| file.sync_all())
-            .and_then(|()| {
-                Ok(rustix::fs::renameat_with(
-                    &self.handle,
-                    &fresh,
-                    &self.handle,
-                    name,
-                    how,
-                )?)
-            });
-        if moved.is_err() {
-            // The reason for that is told; that the rest stays behind would hide it.
-            let _ = rustix::fs::unlinkat(&self.handle, &fresh, AtFlags::empty());
-        }
-        moved?;
-        self.sync()
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::fsync(&self.handle)?)
     }
 
     fn failed(&self, what: &str, error: &io::Error) -> SecretsError {
