@@ -78,6 +78,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
         &[
             "airlock-sandbox",
             "airlock-doors",
+            "airlock-fs",
             "airlock-store",
             "airlock-image",
             "airlock-spec",

@@ -13,15 +13,11 @@ use super::{
     names::{self, OURS, version_number},
     too_large,
 };
-use rustix::{
-    fs::{AtFlags, FlockOperation},
-    io::Errno,
-};
+use ::fs::{Dir, Draft};
 use std::{
     collections::BTreeSet,
     fs::File,
     io::{self, Read, Write},
-    os::fd::OwnedFd,
     path::Path,
 };
 
@@ -35,8 +31,8 @@ const META: &str = ".meta";
 
 #[derive(Debug)]
 pub(super) struct Folder {
-    base: OwnedFd,
-    drafts: OwnedFd,
+    base: Dir,
+    drafts: Dir,
 }
 
 impl Folder {
@@ -76,7 +72,7 @@ impl Folder {
         Ok((number, opened(&folder, number, "")?.metadata()?.len()))
     }
 
-    fn find(&self, place: &[String; 4], version: Option<i64>) -> Result<(OwnedFd, i64), Failed> {
+    fn find(&self, place: &[String; 4], version: Option<i64>) -> Result<(Dir, i64), Failed> {
         let folder = match beneath::open_folder(&self.base, place.join("/")) {
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => {
                 return Err(missing(version));
@@ -102,21 +98,20 @@ impl Folder {
         for name in &place[1..] {
             folder = beneath::make_folder(&folder, name)?;
         }
-        let data = self.draft(bytes)?;
+        let mut data = self.draft(bytes)?;
         // As Python's `json.dump` writes it; a MIME type has nothing that would be escaped but these two.
         let quoted = mime_type.replace('\\', "\\\\").replace('"', "\\\"");
         let meta = format!("{{\"mime_type\": \"{quoted}\"}}");
         for _ in 0..TRIES {
             let number = Numbers::of(&folder)?.next()?;
             // A new one each time: an agent may have taken the number, and be writing into the one of before.
-            let beside = self.draft(meta.as_bytes())?;
-            if !beside.became(&folder, &format!("{number}{META}"))? {
+            let mut beside = self.draft(meta.as_bytes())?;
+            if !became(&mut beside, &folder, &format!("{number}{META}"))? {
                 continue;
             }
-            if !data.became(&folder, &number.to_string())? {
+            if !became(&mut data, &folder, &number.to_string())? {
                 continue;
             }
-            rustix::fs::fsync(&folder).map_err(io::Error::from)?;
             return Ok(number);
         }
         Err(Failed("too many others keep files of this name".to_owned()))
@@ -124,77 +119,38 @@ impl Folder {
 
     /// A file that nobody sees yet, whole and on the disk.
     fn draft(&self, bytes: &[u8]) -> io::Result<Draft<'_>> {
-        for _ in 0..TRIES {
-            let name = beneath::unique()?;
-            let file = File::from(beneath::create(&self.drafts, &name, beneath::FILE)?);
-            let mut draft = Draft {
-                drafts: &self.drafts,
-                name,
-                file,
-            };
-            rustix::fs::flock(&draft.file, FlockOperation::LockExclusive)?;
-            // A sweep may have been faster than the lock.
-            if rustix::fs::fstat(&draft.file)?.st_nlink > 0 {
-                draft.file.write_all(bytes)?;
-                draft.file.sync_all()?;
-                return Ok(draft);
-            }
-        }
-        Err(io::Error::other("a sweep took every draft away"))
+        let draft = self.drafts.draft(beneath::unique()?, beneath::FILE)?;
+        draft.file().write_all(bytes)?;
+        draft.file().sync_all()?;
+        Ok(draft)
     }
 }
 
-/// Gone with the value, unless it was moved away. Holds the lock.
-#[derive(Debug)]
-struct Draft<'a> {
-    drafts: &'a OwnedFd,
-    name: String,
-    file: File,
-}
-
-impl Draft<'_> {
-    /// Gives it its name, unless something has that; what has it then is what was written.
-    fn became(&self, folder: &OwnedFd, name: &str) -> Result<bool, Failed> {
-        match beneath::move_new(self.drafts, &self.name, folder, name) {
-            Err(Errno::EXIST) => return Ok(false),
-            moved => moved.map_err(io::Error::from)?,
-        }
-        let written = rustix::fs::fstat(&self.file).map_err(io::Error::from)?;
-        let kept =
-            rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(io::Error::from)?;
-        match (kept.st_dev, kept.st_ino) == (written.st_dev, written.st_ino) {
-            true => Ok(true),
-            false => Err(Failed("somebody put another file in its place".to_owned())),
-        }
+/// Gives a draft its name, unless something has that; what has it then is what was written.
+fn became(draft: &mut Draft<'_>, folder: &Dir, name: &str) -> Result<bool, Failed> {
+    match draft.publish_new(folder, name) {
+        Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+        published => published?,
+    }
+    match folder.is_entry(name, draft.file())? {
+        true => Ok(true),
+        false => Err(Failed("somebody put another file in its place".to_owned())),
     }
 }
 
-impl Drop for Draft<'_> {
-    fn drop(&mut self) {
-        // Best effort: what stays is the sweep's.
-        _ = beneath::remove(self.drafts, &self.name, AtFlags::empty());
-    }
-}
-
-fn opened(folder: &OwnedFd, number: i64, ending: &str) -> Result<File, Failed> {
+fn opened(folder: &Dir, number: i64, ending: &str) -> Result<File, Failed> {
     match beneath::read(folder, format!("{number}{ending}")) {
         Err(absent) if absent.kind() == io::ErrorKind::NotFound => Err(missing(Some(number))),
-        opened => Ok(File::from(opened?)),
+        opened => Ok(opened?),
     }
 }
 
 /// Removes what has no lock, and with it no writer.
-fn sweep(drafts: &OwnedFd) -> io::Result<()> {
-    for name in beneath::names(drafts)?.take(MOST_ENTRIES) {
-        let name = name?;
-        let Ok(name) = name.to_str() else { continue };
-        let Ok(file) = beneath::read(drafts, name) else {
-            continue;
-        };
-        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            // Its writer may have moved it away meanwhile: then there is nothing to remove, as names are never used twice.
-            beneath::remove(drafts, name, AtFlags::empty())?;
-        }
+fn sweep(drafts: &Dir) -> io::Result<()> {
+    for entry in drafts.entries()?.take(MOST_ENTRIES) {
+        let name = entry?.name;
+        // What cannot be opened or removed is in nobody's way: names are never used twice.
+        _ = drafts.sweep_draft(&name);
     }
     Ok(())
 }
@@ -207,17 +163,17 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn of(folder: &OwnedFd) -> Result<Numbers, Failed> {
+    fn of(folder: &Dir) -> Result<Numbers, Failed> {
         let mut numbers = Numbers::default();
-        for (count, name) in beneath::names(folder)?.enumerate() {
+        for (count, entry) in folder.entries()?.enumerate() {
             if count >= MOST_ENTRIES {
                 return Err(Failed(format!(
                     "it has more than {} versions",
                     MOST_ENTRIES / 2
                 )));
             }
-            let name = name?;
-            let Ok(name) = name.to_str() else { continue };
+            let name = entry?.name;
+            let Some(name) = name.to_str() else { continue };
             match name.strip_suffix(META) {
                 Some(number) => numbers.metas.extend(version_number(number)),
                 None => numbers.bytes.extend(version_number(name)),

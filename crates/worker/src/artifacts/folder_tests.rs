@@ -510,17 +510,17 @@ fn what_was_exchanged_on_its_way_is_not_kept() {
     let base = Base::new();
     let folder = Folder::open(&base.0).unwrap();
     let there = beneath::make_folder(&folder.base, "there").unwrap();
-    let draft = folder.draft(b"ours").unwrap();
-    fs::remove_file(base.drafts().join(&draft.name)).unwrap();
-    fs::write(base.drafts().join(&draft.name), "theirs").unwrap();
-    let Failed(why) = draft.became(&there, "0").unwrap_err();
+    let mut draft = folder.draft(b"ours").unwrap();
+    fs::remove_file(base.drafts().join(draft.name())).unwrap();
+    fs::write(base.drafts().join(draft.name()), "theirs").unwrap();
+    let Failed(why) = became(&mut draft, &there, "0").unwrap_err();
     assert!(why.contains("another file"), "{why}");
     assert!(
-        folder.draft(b"ours").unwrap().became(&there, "1").unwrap(),
+        became(&mut folder.draft(b"ours").unwrap(), &there, "1").unwrap(),
         "the control"
     );
     assert!(
-        !folder.draft(b"ours").unwrap().became(&there, "1").unwrap(),
+        !became(&mut folder.draft(b"ours").unwrap(), &there, "1").unwrap(),
         "the name is taken"
     );
 }

@@ -1,8 +1,9 @@
 //! The work folder of a box, by handle: made, written and read from outside while whoever is inside may do what he likes with
 //! it. Nothing leads through a link or out of it, nothing that is no regular file is read, and nothing waits.
 
+use ::fs::{Dir, Lookup};
 use rustix::{
-    fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid},
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid},
     io::Errno,
 };
 use std::{
@@ -11,9 +12,6 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
-
-/// How often a path is tried that changes while it is followed.
-const MOST_TRIES: usize = 64;
 
 /// A work folder. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -37,12 +35,13 @@ pub(crate) enum Unread {
 }
 
 impl Unread {
-    fn of(error: Errno) -> Unread {
-        match error {
-            Errno::NOENT => Unread::Missing,
-            Errno::LOOP => Unread::Kind("a symbolic link"),
-            Errno::XDEV => Unread::Kind("a mount"),
-            other => Unread::Other(other.into()),
+    fn of(error: impl Into<io::Error>) -> Unread {
+        let error = error.into();
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOENT) => Unread::Missing,
+            Some(Errno::LOOP) => Unread::Kind("a symbolic link"),
+            Some(Errno::XDEV) => Unread::Kind("a mount"),
+            _ => Unread::Other(error),
         }
     }
 }
@@ -200,19 +199,9 @@ pub(crate) fn size(folder: BorrowedFd<'_>, name: &str) -> Result<u64, Unread> {
     Ok(u64::try_from(found.st_size).unwrap_or(u64::MAX))
 }
 
-fn open(folder: BorrowedFd<'_>, name: &str, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
-    let resolve = ResolveFlags::BENEATH
-        | ResolveFlags::NO_MAGICLINKS
-        | ResolveFlags::NO_SYMLINKS
-        | ResolveFlags::NO_XDEV;
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for _ in 0..MOST_TRIES {
-        match rustix::fs::openat2(folder, name, flags, Mode::from_raw_mode(mode), resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            opened => return opened,
-        }
-    }
-    Err(Errno::AGAIN)
+fn open(folder: BorrowedFd<'_>, name: &str, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
+    let mode = Mode::from_raw_mode(mode);
+    Dir::from_fd(folder).open_at(name, flags, mode, Lookup::NoLinksOneMount)
 }
 
 fn kind(found: &Stat) -> FileType {

@@ -5,8 +5,9 @@ use super::{
     Stamp,
     problem::{Problem, word},
 };
+use ::fs::{Dir, Lookup};
 use rustix::{
-    fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2},
+    fs::{CWD, FileType, Mode, OFlags, openat},
     io::Errno,
 };
 use sha2::{Digest, Sha256};
@@ -66,14 +67,9 @@ pub(crate) fn executable(
 
 /// Through no link that leads out of the folder.
 fn beneath(folder: BorrowedFd<'_>, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    openat2(
-        folder,
-        path,
-        flags | OFlags::CLOEXEC,
-        Mode::empty(),
-        resolve,
-    )
+    Dir::from_fd(folder)
+        .open_at(path, flags, Mode::empty(), Lookup::LinksBeneath)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 fn program(folder: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<()> {

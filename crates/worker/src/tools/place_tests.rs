@@ -152,7 +152,7 @@ fn what_tool_sync_keeps_for_itself_is_no_code() {
     let before = look();
     let base = beneath::base(&folder.0).unwrap();
     let own = beneath::own_folder(&base, ".airlock-sync").unwrap();
-    beneath::create(&own, "draft", 0o600).unwrap();
+    beneath::create(&own, "draft").unwrap();
     assert_eq!(look(), before);
     folder.put("airlock-sync/draft", 0o600);
     assert_ne!(look(), before, "the control");

@@ -9,8 +9,9 @@
 
 use super::{ancestors, refusal};
 use crate::artifacts::{beneath, names};
+use ::fs::Dir;
 use rustix::{
-    fs::{AtFlags, FileType, FlockOperation, Mode, OFlags},
+    fs::{FileType, FlockOperation, Mode, OFlags},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::{self, BufRead, BufReader, Read, Write},
-    os::fd::OwnedFd,
     path::Path,
 };
 
@@ -80,9 +80,9 @@ struct Differing {
 /// The folder, held by a lock.
 #[derive(Debug)]
 pub(super) struct Tree {
-    base: OwnedFd,
-    own: OwnedFd,
-    lock: OwnedFd,
+    base: Dir,
+    own: Dir,
+    lock: File,
     table: Table,
 }
 
@@ -98,7 +98,7 @@ impl Tree {
     pub(super) fn open(folder: &Path) -> io::Result<Tree> {
         let base = beneath::base(folder)?;
         let own = beneath::own_folder(&base, OWN)?;
-        let lock = beneath::open(&own, LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
+        let lock = beneath::open(&own, LOCK, OFlags::RDWR | OFlags::CREATE)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another worker is at it")),
             locked => locked?,
@@ -133,8 +133,8 @@ impl Tree {
     /// A file of its own for what is on its way.
     pub(super) fn draft(&self) -> io::Result<(String, File)> {
         let name = beneath::unique()?;
-        let file = beneath::create(&self.own, &name, 0o600)?;
-        Ok((name, File::from(file)))
+        let file = beneath::create(&self.own, &name)?;
+        Ok((name, file))
     }
 
     /// Puts everything into its place: code before manifests, which name it, and takes away what vanished at last. What was
@@ -232,7 +232,7 @@ impl Tree {
     }
 
     fn put(&self, file: &Fetched) -> io::Result<()> {
-        let draft = File::from(beneath::read(&self.own, &file.draft)?);
+        let draft = beneath::read(&self.own, &file.draft)?;
         rustix::fs::fchmod(&draft, Mode::from_raw_mode(mode(&draft)?))?;
         let (folders, name) = split(&file.path);
         let mut folder = self.base.try_clone()?;
@@ -240,12 +240,12 @@ impl Tree {
             folder = beneath::make_folder(&folder, part)?;
         }
         // An empty folder may be left from a file in it; one that is not empty is somebody else's, and stays.
-        match rustix::fs::renameat(&self.own, &file.draft, &folder, name) {
-            Err(Errno::ISDIR) => {
-                rustix::fs::unlinkat(&folder, name, AtFlags::REMOVEDIR)?;
-                Ok(rustix::fs::renameat(&self.own, &file.draft, &folder, name)?)
+        match self.own.rename(&file.draft, &folder, name) {
+            Err(there) if there.kind() == io::ErrorKind::IsADirectory => {
+                folder.remove_dir(name)?;
+                self.own.rename(&file.draft, &folder, name)
             }
-            moved => Ok(moved?),
+            moved => moved,
         }
     }
 
@@ -254,8 +254,8 @@ impl Tree {
         if self.table.files.contains_key(&file.path) || self.foreign(&file.path).is_none() {
             return true;
         }
-        let here = beneath::read(&self.base, &file.path).map(File::from);
-        let draft = beneath::read(&self.own, &file.draft).map(File::from);
+        let here = beneath::read(&self.base, &file.path);
+        let draft = beneath::read(&self.own, &file.draft);
         here.and_then(|here| is_same(here, draft?)).unwrap_or(false)
     }
 
@@ -274,12 +274,7 @@ impl Tree {
     /// What is there and is no folder: what tells it from what it was before. Folders are never replaced, unless they are
     /// empty.
     fn foreign(&self, path: &str) -> Option<String> {
-        let (folders, name) = split(path);
-        let folder = match folders {
-            Some(folders) => beneath::open_folder(&self.base, folders),
-            None => self.base.try_clone(),
-        };
-        let found = rustix::fs::statat(folder.ok()?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let found = self.base.stat(path).ok()??;
         (FileType::from_raw_mode(found.st_mode) != FileType::Directory).then(|| {
             format!(
                 "{} {} {}.{:09}",
@@ -295,19 +290,17 @@ impl Tree {
     }
 
     fn size(&self, path: &str) -> Option<u64> {
-        let found = File::from(beneath::read(&self.base, path).ok()?)
-            .metadata()
-            .ok()?;
+        let found = beneath::read(&self.base, path).ok()?.metadata().ok()?;
         found.is_file().then_some(found.len())
     }
 }
 
 impl Table {
     /// One that cannot be read is as good as none: everything is brought again, and nothing is taken away.
-    fn read(own: &OwnedFd) -> Table {
+    fn read(own: &Dir) -> Table {
         let mut text = Vec::new();
         let read = beneath::read(own, TABLE)
-            .and_then(|file| File::from(file).take(LONGEST_TABLE).read_to_end(&mut text));
+            .and_then(|file| file.take(LONGEST_TABLE).read_to_end(&mut text));
         let mut table: Table = read
             .ok()
             .and_then(|_| serde_json::from_slice(&text).ok())
@@ -317,13 +310,11 @@ impl Table {
         table
     }
 
-    fn write(&self, own: &OwnedFd) -> io::Result<()> {
-        let name = beneath::unique()?;
-        let mut file = File::from(beneath::create(own, &name, 0o600)?);
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.sync_all()?;
-        rustix::fs::renameat(own, &name, own, TABLE)?;
-        Ok(rustix::fs::fsync(own)?)
+    fn write(&self, own: &Dir) -> io::Result<()> {
+        let bytes = serde_json::to_vec(self)?;
+        own.replace(TABLE, Mode::RUSR | Mode::WUSR, |file| {
+            file.write_all(&bytes)
+        })
     }
 }
 
@@ -340,19 +331,19 @@ fn is_same(one: File, other: File) -> io::Result<bool> {
     }
 }
 
-fn sweep(own: &OwnedFd) -> io::Result<()> {
-    for name in beneath::names(own)? {
-        match name?.to_str() {
-            Ok(LOCK | TABLE) | Err(_) => {}
-            Ok(name) => beneath::remove(own, name, AtFlags::empty())?,
+fn sweep(own: &Dir) -> io::Result<()> {
+    for entry in own.entries()? {
+        match entry?.name.to_str() {
+            Some(LOCK | TABLE) | None => {}
+            Some(name) => drop(own.remove_file(name)?),
         }
     }
     Ok(())
 }
 
 /// Removes a file, and the folders that are empty without it. What somebody put in its place is not ours to remove.
-fn remove(base: &OwnedFd, path: &str) -> io::Result<()> {
-    let (mut rest, mut how) = (path, AtFlags::empty());
+fn remove(base: &Dir, path: &str) -> io::Result<()> {
+    let (mut rest, mut is_file) = (path, true);
     loop {
         let (folders, name) = split(rest);
         let folder = match folders {
@@ -360,15 +351,29 @@ fn remove(base: &OwnedFd, path: &str) -> io::Result<()> {
             None => base.try_clone(),
         };
         let Ok(folder) = folder else { return Ok(()) };
-        match (rustix::fs::unlinkat(&folder, name, how), folders) {
-            (Ok(()) | Err(Errno::NOENT), Some(folders)) => {
-                (rest, how) = (folders, AtFlags::REMOVEDIR)
-            }
-            (Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST), _) => return Ok(()),
-            (Err(Errno::ISDIR | Errno::NOTDIR), _) => return Ok(()),
-            (Err(source), _) => return Err(source.into()),
+        let removed = if is_file {
+            folder.remove_file(name)
+        } else {
+            folder.remove_dir(name)
+        };
+        match (removed, folders) {
+            (Ok(_), Some(folders)) => (rest, is_file) = (folders, false),
+            (Ok(_), None) => return Ok(()),
+            (Err(error), _) if is_others(&error) => return Ok(()),
+            (Err(error), _) => return Err(error),
         }
     }
+}
+
+/// Whether something is left that is not ours: a folder with something in it, or another kind of thing.
+fn is_others(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::DirectoryNotEmpty
+            | io::ErrorKind::AlreadyExists
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::NotADirectory
+    )
 }
 
 fn split(path: &str) -> (Option<&str>, &str) {
