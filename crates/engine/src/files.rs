@@ -4,8 +4,9 @@
 //! goes by handle, beneath the workspace and through no symbolic link; only regular files are read.
 
 use crate::Rights;
+use ::fs::{Dir, Lookup, Walk, WalkBounds, WalkEntry, WalkError};
 use rustix::{
-    fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid},
+    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid},
     io::Errno,
 };
 use spec::WorkspacePath;
@@ -13,18 +14,13 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, Read, Write},
-    os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
-    path::{Path, PathBuf},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 /// What lies here at the end is kept, under its name relative to this folder.
 const ARTIFACTS: &str = ".artifacts";
-/// How often the kernel may say that a rename elsewhere disturbed the lookup.
-const DISTURBED: usize = 64;
 
 /// Why an input could not be put into the workspace.
 #[derive(Debug, thiserror::Error)]
@@ -214,24 +210,14 @@ pub(crate) fn make_folder(
 /// Whether a folder is ours and nothing is in it: whoever had it put in place of the one that was made gets nothing.
 pub(crate) fn is_new(folder: &OwnedFd) -> io::Result<bool> {
     let ours = rustix::fs::fstat(folder)?.st_uid == rustix::process::geteuid().as_raw();
-    Ok(ours && is_empty(folder)?)
-}
-
-/// Whether nothing is in a folder.
-pub(crate) fn is_empty(folder: &OwnedFd) -> io::Result<bool> {
-    let mut names = Dir::read_from(folder)?;
-    Ok(names.try_fold(true, |empty, entry| {
-        entry.map(|entry| empty && matches!(entry.file_name().to_bytes(), b"." | b".."))
-    })?)
+    Ok(ours && Dir::from_fd(folder).is_empty()?)
 }
 
 pub(crate) fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>> {
-    match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Err(Errno::NOENT) => Ok(None),
-        Err(source) => Err(source.into()),
-        Ok(found) if kind(&found) == FileType::RegularFile => Ok(None),
-        Ok(found) => Ok(Some(called(kind(&found)))),
-    }
+    let found = Dir::from_fd(folder).stat(name)?.map(|found| kind(&found));
+    Ok(found
+        .filter(|kind| *kind != FileType::RegularFile)
+        .map(called))
 }
 
 /// An input in the making. It has no name where the file system can do that: then a crash leaves nothing.
@@ -382,13 +368,9 @@ pub fn collect(
 
 /// Whether nothing lies in `.artifacts`, for certain: one look, which a file system in memory answers at once.
 pub fn artifacts_are_empty(workspace: BorrowedFd<'_>) -> bool {
-    let listed =
-        open(workspace, ARTIFACTS, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|folder| {
-            let mut names = rustix::fs::Dir::new(folder)?;
-            names.try_fold(true, |empty, entry| {
-                Ok(empty && matches!(entry?.file_name().to_bytes(), b"." | b".."))
-            })
-        });
+    let listed = Dir::from_fd(workspace)
+        .open_dir(ARTIFACTS)
+        .and_then(|folder| folder.is_empty());
     listed.unwrap_or(false)
 }
 
@@ -415,99 +397,68 @@ struct Collecting<'a> {
     collected: Collected,
 }
 
-/// A folder that is being read.
-struct Level {
-    folder: Dir,
-    /// What its files are called before their own name.
-    name: PathBuf,
-}
-
 impl Collecting<'_> {
-    fn start(&mut self, parent: BorrowedFd<'_>, handle: &OwnedFd, path: &Path, name: &Path) {
-        if let Some(folder) = self.visit(parent, handle, path, name) {
-            self.walk(Level {
-                folder,
-                name: name.to_owned(),
-            });
-        }
-    }
-
-    fn walk(&mut self, top: Level) {
-        let mut levels = vec![top];
-        while let Some(level) = levels.last_mut()
-            && !self.full
-        {
-            let entry = match level.folder.read() {
-                Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => continue,
-                Some(Ok(entry)) => OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(),
-                Some(Err(source)) => {
-                    self.skip(&level.name, why_not(&source.into()));
-                    levels.pop();
-                    continue;
-                }
-                None => {
-                    levels.pop();
-                    continue;
-                }
-            };
-            let name = level.name.join(&entry);
-            let folder = self.enter(level, &entry, &name);
-            match folder {
-                Some(_) if levels.len() >= self.bounds.depth => {
-                    self.skip(
-                        &name,
-                        format!("lies deeper than {} folders", self.bounds.depth),
-                    );
-                }
-                Some(folder) => levels.push(Level { folder, name }),
-                None => {}
-            }
-        }
-    }
-
-    /// Looks at one entry; gives back the folder if it is one.
-    fn enter(&mut self, level: &Level, entry: &OsStr, name: &Path) -> Option<Dir> {
-        self.entries += 1;
-        if self.entries > self.bounds.entries {
-            self.full = true;
-            let reason = format!(
-                "more than {} entries: the rest was not looked at",
-                self.bounds.entries
-            );
-            return self.skip_entry(name, reason);
-        }
-        let opened = level
-            .folder
-            .fd()
-            .map_err(io::Error::from)
-            .and_then(|folder| {
-                let handle = open(folder, entry, OFlags::PATH)?;
-                Ok((folder, handle))
-            });
-        match opened {
-            Ok((folder, handle)) => self.visit(folder, &handle, Path::new(entry), name),
-            Err(source) => self.skip_entry(name, why_not(&source)),
-        }
-    }
-
-    /// Decides on the handle, which opens nothing: opening a FIFO would wait, a device could do anything.
-    fn visit(
-        &mut self,
-        parent: BorrowedFd<'_>,
-        handle: &OwnedFd,
-        path: &Path,
-        name: &Path,
-    ) -> Option<Dir> {
+    /// Decides on a handle that opens nothing: opening a FIFO would wait, a device could do anything.
+    fn start(&mut self, workspace: BorrowedFd<'_>, handle: &OwnedFd, path: &Path, name: &Path) {
         let found = match rustix::fs::fstat(handle) {
             Ok(found) => found,
-            Err(source) => return self.skip_entry(name, why_not(&source.into())),
+            Err(source) => return self.skip(name, why_not(&source.into())),
         };
         let outcome = match kind(&found) {
-            FileType::RegularFile => self.file(parent, path, &found, name).map(|()| None),
-            FileType::Directory => open_to_read(handle).map(Some),
+            FileType::RegularFile => self.file(workspace, path, &found, name),
+            FileType::Directory => self.walk(Dir::from_fd(handle), name),
             other => Err(format!("is {}", called(other))),
         };
-        outcome.unwrap_or_else(|reason| self.skip_entry(name, reason))
+        if let Err(reason) = outcome {
+            self.skip(name, reason);
+        }
+    }
+
+    /// Looks at everything in a folder, whose files are called `top` before their own name.
+    fn walk(&mut self, folder: Dir<&OwnedFd>, top: &Path) -> Result<(), String> {
+        let bounds = WalkBounds {
+            entries: self.bounds.entries.saturating_sub(self.entries),
+            depth: self.bounds.depth,
+            ..WalkBounds::default()
+        };
+        let mut walk = folder.walk(bounds).map_err(|source| why_not(&source))?;
+        while let Some(found) = walk.next()
+            && !self.full
+        {
+            match found {
+                Ok(entry) => {
+                    self.entries += 1;
+                    self.visit(&walk, &entry, &top.join(&entry.path));
+                }
+                Err(WalkError::Read { path, source }) => {
+                    self.skip(&top.join(path), why_not(&source));
+                }
+                Err(WalkError::TooDeep { path, depth }) => {
+                    self.skip(&top.join(path), format!("lies deeper than {depth} folders"));
+                }
+                Err(WalkError::TooMany { path, .. }) => {
+                    self.full = true;
+                    let most = self.bounds.entries;
+                    let reason = format!("more than {most} entries: the rest was not looked at");
+                    self.skip(&top.join(path), reason);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn visit(&mut self, walk: &Walk, entry: &WalkEntry, name: &Path) {
+        let outcome = match entry.kind() {
+            FileType::RegularFile => match walk.parent() {
+                Ok(parent) => self.file(parent.as_fd(), Path::new(entry.name()), &entry.stat, name),
+                Err(source) => Err(why_not(&source)),
+            },
+            FileType::Directory => Ok(()),
+            other => Err(format!("is {}", called(other))),
+        };
+        if let Err(reason) = outcome {
+            self.skip(name, reason);
+        }
     }
 
     /// Hands one file over; the error is the reason why not.
@@ -559,11 +510,6 @@ impl Collecting<'_> {
         })
     }
 
-    fn skip_entry(&mut self, name: &Path, reason: String) -> Option<Dir> {
-        self.skip(name, reason);
-        None
-    }
-
     fn skip(&mut self, name: &Path, reason: impl Into<String>) {
         // That a bound was reached is always told.
         match self.collected.skipped.len() < self.bounds.told || self.full {
@@ -595,36 +541,13 @@ pub(crate) fn open_seen(
     }
 }
 
-/// The very folder that was seen, opened for reading.
-fn open_to_read(handle: &OwnedFd) -> Result<Dir, String> {
-    let folder = open(handle, ".", OFlags::RDONLY | OFlags::DIRECTORY);
-    folder
-        .and_then(|folder| Ok(Dir::new(folder)?))
-        .map_err(|source| why_not(&source))
-}
-
 /// Opens beneath `folder`, through no symbolic link; a new file is nobody else's to read yet.
 pub(crate) fn open(
     folder: impl AsFd,
     path: impl AsRef<Path>,
     flags: OFlags,
 ) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let makes = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
-    let mode = if makes {
-        Mode::RUSR | Mode::WUSR
-    } else {
-        Mode::empty()
-    };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for _ in 0..DISTURBED {
-        match rustix::fs::openat2(folder.as_fd(), path.as_ref(), flags, mode, resolve) {
-            // A lease makes an open that must not wait fail in the same way; it is given up on, too.
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            opened => return Ok(opened?),
-        }
-    }
-    Err(Errno::AGAIN.into())
+    Dir::from_fd(folder).open_at(path, flags, Mode::RUSR | Mode::WUSR, Lookup::NoLinks)
 }
 
 pub(crate) fn why_not(source: &io::Error) -> String {

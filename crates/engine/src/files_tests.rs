@@ -6,9 +6,11 @@ use std::{
     collections::BTreeMap,
     fs,
     os::unix::{
+        ffi::OsStrExt,
         fs::{MetadataExt, PermissionsExt, symlink},
         net::UnixListener,
     },
+    path::PathBuf,
     sync::atomic::AtomicBool,
 };
 

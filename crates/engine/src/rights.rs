@@ -3,16 +3,10 @@
 //! there with the rights of the folder's owner, be it root's own: a file that he may not read is read for nobody.
 
 use crate::files::{self, Bounds, Collected, Found};
-use rustix::fs::{Dir, OFlags};
+use ::fs::Dir;
 use sandbox::native::protect;
 use spec::{SandboxSpec, WorkspacePath};
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd},
-    path::Path,
-    sync::mpsc,
-    thread,
-};
+use std::{io, os::fd::BorrowedFd, path::Path, sync::mpsc, thread};
 
 /// What holds in a workspace; nothing in one of the box's own.
 #[derive(Clone, Debug, Default)]
@@ -116,15 +110,8 @@ impl Rights {
 /// Whether there is a folder `.git` with something in it. One that cannot be looked at is none: then all of it is protected.
 fn has_repository(workspace: BorrowedFd<'_>) -> bool {
     let listed = || -> io::Result<bool> {
-        let folder = files::open(
-            workspace.as_fd(),
-            ".git",
-            OFlags::RDONLY | OFlags::DIRECTORY,
-        )?;
-        let names = Dir::new(folder)?.take(3).collect::<Result<Vec<_>, _>>()?;
-        Ok(names
-            .iter()
-            .any(|entry| !matches!(entry.file_name().to_bytes(), b"." | b"..")))
+        let folder = Dir::from_fd(workspace).open_dir(".git")?;
+        Ok(!folder.is_empty()?)
     };
     listed().unwrap_or(false)
 }

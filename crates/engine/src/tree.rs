@@ -5,7 +5,6 @@
 //! here waits for a program, but a file system may take its time: call it off the event loop.
 
 mod copy;
-mod remove;
 
 pub use copy::{Copied, CopyBounds};
 
@@ -13,8 +12,9 @@ use crate::{
     Rights,
     files::{self, Draft, called, kind},
 };
+use ::fs::{Dir, Lookup, RemoveError, RemoveOptions};
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat},
+    fs::{AtFlags, FileType, Mode, OFlags, Stat},
     io::Errno,
 };
 use spec::{Timestamp, WorkspacePath};
@@ -25,7 +25,7 @@ use std::{
     io::{self, Write},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::ffi::{OsStrExt, OsStringExt},
+        unix::ffi::OsStringExt,
     },
     path::{Path, PathBuf},
 };
@@ -36,6 +36,8 @@ pub const MOST_LISTED: usize = 10_000;
 const MOST_LISTED_BYTES: usize = 4 << 20;
 /// Entries of a folder that are looked at for it.
 const MOST_READ: usize = 1_000_000;
+/// Entries that one removal takes away or looks at; whoever has more asks again.
+const MOST_STEPS: usize = 2_000_000;
 
 /// A workspace, as a handle.
 #[derive(Debug)]
@@ -274,27 +276,22 @@ impl Tree {
             let clean = inside(path)?;
             let failed = |error: io::Error| TreeError::of(path, error);
             let folder = open(&self.workspace, &clean, OFlags::RDONLY | OFlags::DIRECTORY)
+                .map(Dir::from)
                 .map_err(failed)?;
             let most = most.clamp(1, MOST_LISTED);
             let (mut names, mut more) = (BTreeSet::new(), false);
-            for (count, found) in Dir::read_from(&folder)
-                .map_err(|error| failed(error.into()))?
-                .enumerate()
-            {
-                let found = found.map_err(|error| failed(error.into()))?;
-                let name = OsStr::from_bytes(found.file_name().to_bytes());
+            for (count, found) in folder.entries().map_err(failed)?.enumerate() {
+                let name = found.map_err(failed)?.name;
                 if count >= MOST_READ {
                     return Err(TreeError::TooMany {
                         path: files::shown(path),
                         limit: MOST_READ,
                     });
                 }
-                if [".", ".."].iter().any(|dots| name == *dots)
-                    || after.is_some_and(|after| name <= after)
-                {
+                if after.is_some_and(|after| name <= after) {
                     continue;
                 }
-                names.insert(name.to_owned());
+                names.insert(name);
                 more |= names.len() > most && names.pop_last().is_some();
             }
             let look = |name: OsString| match open(&folder, Path::new(&name), OFlags::PATH) {
@@ -386,12 +383,12 @@ impl Tree {
             let failed = |error: io::Error| TreeError::of(path, error);
             let folder =
                 open(&self.workspace, &parent, OFlags::PATH | OFlags::DIRECTORY).map_err(failed)?;
-            remove::remove(&folder, &name, recursive).map_err(|error| match error {
-                remove::Failed::TooMany(limit) => TreeError::TooMany {
+            remove(&Dir::from(folder), &name, recursive).map_err(|error| match error {
+                RemoveError::TooMany { limit } => TreeError::TooMany {
                     path: files::shown(path),
                     limit,
                 },
-                remove::Failed::Io(error) => failed(error),
+                RemoveError::Io(error) => failed(error),
             })
         })
     }
@@ -406,6 +403,23 @@ impl Tree {
             bounds,
         )
     }
+}
+
+/// Removes a name. Whether it is a folder is found out by trying: it may change at any time.
+fn remove(folder: &Dir, name: &OsStr, recursive: bool) -> Result<(), RemoveError> {
+    if recursive {
+        let options = RemoveOptions {
+            max_steps: MOST_STEPS,
+            one_mount: true,
+            ..RemoveOptions::default()
+        };
+        return folder.remove_tree(name, options);
+    }
+    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        done => return Ok(done?),
+    }
+    Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?)
 }
 
 /// A file in the making. Dropped, nothing came of it.
@@ -508,18 +522,7 @@ fn entry(handle: impl AsFd, name: &OsStr) -> io::Result<Entry> {
 
 /// Opens a name in a folder, which lies on the same mount: what is mounted somewhere in a workspace is not part of it.
 fn open_here(folder: impl AsFd, name: &OsStr, flags: OFlags) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH
-        | ResolveFlags::NO_MAGICLINKS
-        | ResolveFlags::NO_SYMLINKS
-        | ResolveFlags::NO_XDEV;
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for _ in 0..64 {
-        match rustix::fs::openat2(folder.as_fd(), name, flags, Mode::empty(), resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            opened => return Ok(opened?),
-        }
-    }
-    Err(Errno::AGAIN.into())
+    Dir::from_fd(folder).open_at(name, flags, Mode::empty(), Lookup::NoLinksOneMount)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::{
     fs,
     io::Read,
     os::unix::{
+        ffi::OsStrExt,
         fs::{MetadataExt, PermissionsExt, symlink},
         net::UnixListener,
     },

@@ -1,7 +1,8 @@
 //! How much each part of a state folder takes.
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, statat};
-use std::{io, os::fd::OwnedFd, path::Path};
+use ::fs::{Dir, WalkBounds};
+use rustix::fs::{FileType, Stat};
+use std::{ffi::OsStr, io, path::Path};
 
 /// What lies in a state folder, and what each part is.
 const PARTS: [(&str, &str); 9] = [
@@ -47,19 +48,16 @@ pub struct Weight {
 
 /// Weighs a state folder. What goes away meanwhile weighs nothing.
 pub fn weigh(state: &Path) -> io::Result<Weight> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(state, flags, Mode::empty())?;
+    let folder = Dir::open(state)?;
     let mut weight = Weight {
         nearly_full: crate::room::is_nearly_full(state),
         ..Weight::default()
     };
     let disk = rustix::fs::statvfs(state)?;
     weight.free_bytes = disk.f_bavail * disk.f_frsize;
-    for entry in Dir::read_from(&folder)? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if name == "." || name == ".." {
-            continue;
-        }
+    for entry in folder.entries()? {
+        let found = entry?.name;
+        let name = found.to_string_lossy();
         let known = PARTS
             .iter()
             .find(|(part, _)| name == *part || name.starts_with(&format!("{part}-")));
@@ -78,7 +76,7 @@ pub fn weigh(state: &Path) -> io::Result<Weight> {
                 });
                 weight.parts.len() - 1
             });
-        add(&folder, &name, &mut weight.parts[at], DEEPEST);
+        add(&folder, &found, &mut weight.parts[at]);
     }
     weight.parts.sort_by(|one, other| one.name.cmp(&other.name));
     weight.bytes = weight.parts.iter().map(|part| part.bytes).sum();
@@ -86,28 +84,31 @@ pub fn weigh(state: &Path) -> io::Result<Weight> {
 }
 
 /// By handle and without following links: programs have written parts of it.
-fn add(folder: &OwnedFd, name: &str, part: &mut Part, depth: usize) {
-    let Ok(found) = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
+fn add(folder: &Dir, name: &OsStr, part: &mut Part) {
+    let Ok(Some(found)) = folder.stat(name) else {
         return;
     };
-    part.bytes += u64::try_from(found.st_blocks).unwrap_or_default() * 512;
-    if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
-        part.files += 1;
+    part.add(&found);
+    let bounds = WalkBounds {
+        depth: DEEPEST,
+        ..WalkBounds::default()
+    };
+    let Ok(walk) = folder.open_dir(name).and_then(|part| part.walk(bounds)) else {
         return;
+    };
+    for entry in walk.flatten() {
+        if part.files >= MOST_FILES {
+            return;
+        }
+        part.add(&entry.stat);
     }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let Ok(inner) = rustix::fs::openat(folder, name, flags, Mode::empty()) else {
-        return;
-    };
-    let Ok(entries) = Dir::read_from(&inner) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let Ok(name) = entry.file_name().to_str() else {
-            continue;
-        };
-        if name != "." && name != ".." && depth > 0 && part.files < MOST_FILES {
-            add(&inner, name, part, depth - 1);
+}
+
+impl Part {
+    fn add(&mut self, found: &Stat) {
+        self.bytes += u64::try_from(found.st_blocks).unwrap_or_default() * 512;
+        if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+            self.files += 1;
         }
     }
 }

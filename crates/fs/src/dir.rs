@@ -31,7 +31,8 @@ pub struct Dir<H = OwnedFd>(H);
 /// magic links of `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// No symbolic link, also not as the last component.
+    /// No symbolic link, also not as the last component. With `OFlags::PATH` alone a link in that
+    /// place is opened itself.
     NoLinks,
     /// The same, and no mount point.
     NoLinksOneMount,

@@ -27,13 +27,8 @@ pub use read::{Sink, check};
 pub use restore::{Waiting, examine, restore};
 pub use write::{Backup, Progress, backup};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::{Deserialize, Serialize};
-use std::{
-    io,
-    os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
-};
+use std::{io, path::PathBuf};
 
 /// The form of the archive.
 const FORMAT: u32 = 1;
@@ -143,20 +138,6 @@ impl Entry<'_> {
         line.push('\n');
         line
     }
-}
-
-/// Opens what lies in a folder, never out of it and never through a link.
-fn beneath(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) {
-        Mode::RUSR | Mode::WUSR
-    } else {
-        Mode::empty()
-    };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    Ok(rustix::io::retry_on_intr(|| {
-        rustix::fs::openat2(&folder, name, flags, mode, resolve)
-    })?)
 }
 
 fn hexadecimal(hash: &[u8]) -> String {

@@ -2,7 +2,8 @@
 //! a disk is mounted nothing can take its place: there it is unpacked within, in `.restoring`, and moved up. Until that is
 //! gone nobody opens the folder as a state.
 
-use super::{BackupError, DATABASE, Report, Sink, beneath, check, judge};
+use super::{BackupError, DATABASE, Report, Sink, check, judge};
+use crate::files;
 use image::tar::Input;
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags},
@@ -232,7 +233,7 @@ struct Unpacking {
 
 impl Unpacking {
     fn parent(&self, path: &str) -> io::Result<OwnedFd> {
-        let mut folder = beneath(&self.folder, ".", OFlags::DIRECTORY)?;
+        let mut folder = files::open(&self.folder, ".", OFlags::DIRECTORY)?;
         let Some((above, _)) = path.rsplit_once('/') else {
             return Ok(folder);
         };
@@ -241,7 +242,7 @@ impl Unpacking {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
-            folder = beneath(&folder, name, OFlags::DIRECTORY)?;
+            folder = files::open(&folder, name, OFlags::DIRECTORY)?;
         }
         Ok(folder)
     }
@@ -250,7 +251,7 @@ impl Unpacking {
         let parent = self.parent(path)?;
         let name = path.rsplit('/').next().unwrap_or(path);
         // A file that a folder has to be made for, or the other way round, is refused by the kernel.
-        Ok(File::from(beneath(
+        Ok(File::from(files::open(
             &parent,
             name,
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY,

@@ -1,11 +1,13 @@
 //! From a state folder to an archive.
 
 use super::{
-    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, beneath, hexadecimal,
-    read::placed, tar,
+    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, hexadecimal, read::placed,
+    tar,
 };
+use crate::files;
+use ::fs::Dir;
 use doors::ledger::{self, Fault, Head, Reader};
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
@@ -268,7 +270,7 @@ impl<W: Write> Archive<'_, W> {
         kind: &dyn Fn(&str) -> Kind,
     ) -> Result<(), BackupError> {
         let failed = BackupError::file("read", part);
-        match beneath(state, part, OFlags::DIRECTORY) {
+        match files::open(state, part, OFlags::DIRECTORY) {
             Ok(folder) => self.below(&folder, part, kind, 0),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(failed(error)),
@@ -296,7 +298,7 @@ impl<W: Write> Archive<'_, W> {
             };
             match FileType::from_raw_mode(found.st_mode) {
                 FileType::Directory if depth < DEEPEST => {
-                    match beneath(folder, &name, OFlags::DIRECTORY) {
+                    match files::open(folder, &name, OFlags::DIRECTORY) {
                         Ok(inner) => self.below(&inner, &path, kind, depth + 1)?,
                         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                         Err(error) => return Err(BackupError::file("open", path)(error)),
@@ -309,7 +311,7 @@ impl<W: Write> Archive<'_, W> {
                         self.skip(why);
                         continue;
                     }
-                    match beneath(folder, &name, OFlags::NONBLOCK) {
+                    match files::open(folder, &name, OFlags::NONBLOCK) {
                         Ok(file) if together => held.push((path, File::from(file), kind(&name))),
                         Ok(file) => self.taken(&path, &File::from(file), kind(&name))?,
                         Err(error) if error.kind() == io::ErrorKind::NotFound && together => {
@@ -430,12 +432,11 @@ impl Read for At<'_> {
 /// In order, without drafts and what else begins with a dot.
 fn names(folder: &OwnedFd) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in Dir::read_from(folder)? {
-        let name = entry?
-            .file_name()
-            .to_str()
-            .map_err(|_| io::Error::other("a name is not UTF-8"))?
-            .to_owned();
+    for entry in Dir::from_fd(folder).entries()? {
+        let name = entry?.name;
+        let name = name
+            .into_string()
+            .map_err(|_| io::Error::other("a name is not UTF-8"))?;
         if !name.starts_with('.') {
             names.push(name);
         }

@@ -1,8 +1,11 @@
 //! Trees by handle: what lies in one, and how to be rid of it. A tree may be hostile and may change meanwhile: no name is
 //! ever resolved out of it or through a link, and depth costs neither stack nor descriptors without bound.
 
+pub(super) use crate::files::open;
+
+use ::fs::{Dir, RemoveOptions, Walk, WalkBounds, WalkEntry, WalkError};
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat},
+    fs::{AtFlags, FileType, Stat},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
@@ -11,7 +14,7 @@ use std::{
     ffi::{OsStr, OsString},
     io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
@@ -25,8 +28,6 @@ pub(super) const MOST_ENTRIES: usize = 200_000;
 pub(super) const MOST_NAME_BYTES: usize = 64 << 20;
 /// Bytes of one path: what every call to the kernel takes.
 const MOST_PATH: usize = 4000;
-/// How often the kernel may say that a rename elsewhere disturbed the lookup.
-const DISTURBED: usize = 64;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
@@ -83,36 +84,21 @@ impl Version {
     }
 }
 
-/// Opens `path` beneath `folder`, through no link.
-pub(super) fn open(
-    folder: impl AsFd,
-    path: impl AsRef<Path>,
-    flags: OFlags,
-) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) {
-        Mode::RUSR | Mode::WUSR
-    } else {
-        Mode::empty()
-    };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for _ in 0..DISTURBED {
-        match rustix::fs::openat2(&folder, path.as_ref(), flags, mode, resolve) {
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            opened => return Ok(opened?),
+impl Seen {
+    fn of(found: &Stat, target: Option<OsString>) -> Seen {
+        Seen {
+            kind: kind(found),
+            mode: found.st_mode & 0o777,
+            version: Version::of(found),
+            target,
         }
     }
-    Err(Errno::AGAIN.into())
 }
 
 /// The folder that holds the last name of `path`, and that name.
 pub(super) fn parent(folder: impl AsFd, path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
-    let name = path.file_name().ok_or(Errno::INVAL)?;
-    let above = path
-        .parent()
-        .filter(|above| !above.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    Ok((open(folder, above, OFlags::PATH | OFlags::DIRECTORY)?, name))
+    let (above, name) = Dir::from_fd(folder).locate_parent(path)?;
+    Ok((above.into(), name))
 }
 
 /// What has this path, if anything; also nothing where a folder on the way is none any more.
@@ -136,13 +122,7 @@ pub(super) fn see(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<Seen> {
         _ => None,
     };
     let target = target.map(|target| OsStr::from_bytes(target.as_bytes()).to_owned());
-    let (mode, version) = (found.st_mode & 0o777, Version::of(&found));
-    Ok(Seen {
-        kind,
-        mode,
-        version,
-        target,
-    })
+    Ok(Seen::of(&found, target))
 }
 
 /// What a file takes on the disk; of one with several names, each has its share.
@@ -163,186 +143,76 @@ pub(super) fn kind(found: &Stat) -> Kind {
     }
 }
 
-/// A folder that is being read.
-struct Level {
-    folder: Dir,
-    path: PathBuf,
-}
-
 /// Everything below `top`. An error only if the top itself cannot be read.
 pub(super) fn walk(top: impl AsFd) -> io::Result<Walked> {
-    let folder = open(top, ".", OFlags::RDONLY | OFlags::DIRECTORY)?;
-    let mut levels = vec![Level {
-        folder: Dir::new(folder)?,
-        path: PathBuf::new(),
-    }];
+    let bounds = WalkBounds {
+        entries: MOST_ENTRIES,
+        depth: MOST_DEPTH,
+        path_bytes: MOST_PATH,
+    };
+    let mut walk = Dir::from_fd(top).walk(bounds)?;
     let mut walked = Walked::default();
-    while let Some(level) = levels.last_mut() {
-        let name = match level.folder.read() {
-            Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => continue,
-            Some(Ok(entry)) => OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(),
-            Some(Err(source)) => {
-                walked
-                    .unknown
-                    .insert(level.path.clone(), source.to_string());
-                levels.pop();
-                continue;
-            }
-            None => {
-                levels.pop();
-                continue;
-            }
-        };
-        if walked.entries.len() == MOST_ENTRIES || walked.name_bytes > MOST_NAME_BYTES {
-            let reason =
-                format!("there are more than {MOST_ENTRIES} names, or they are too long together");
-            walked.unknown.insert(PathBuf::new(), reason);
+    while let Some(found) = walk.next() {
+        if walked.name_bytes > MOST_NAME_BYTES {
+            walked.is_too_much();
             break;
         }
-        let deep = levels.len() >= MOST_DEPTH;
-        if let Some(level) = levels.last_mut()
-            && let Some(below) = visit(&mut walked, level, &name, deep)
-        {
-            levels.push(below);
+        match found {
+            Ok(entry) => walked.note(entry, &walk),
+            Err(WalkError::Read { path, source }) => walked.is_unknown(path, source.to_string()),
+            Err(WalkError::TooDeep { path, depth }) => walked.is_unknown(
+                path,
+                format!("it is deeper than {depth} folders, or its path too long"),
+            ),
+            Err(WalkError::TooMany { .. }) => walked.is_too_much(),
         }
     }
     Ok(walked)
 }
 
-/// Notes one entry; gives the folder to go on in.
-fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option<Level> {
-    let path = level.path.join(name);
-    let seen = level
-        .folder
-        .fd()
-        .map_err(io::Error::from)
-        .and_then(|folder| {
-            let seen = see(folder, name)?;
-            let enter = seen.kind == Kind::Folder && !deep && path.as_os_str().len() < MOST_PATH;
-            let below = enter.then(|| open(folder, name, OFlags::RDONLY | OFlags::DIRECTORY));
-            Ok((seen, below))
-        });
-    let (seen, below) = match seen {
-        Ok(seen) => seen,
-        // Gone while we looked: it was never there.
-        Err(gone) if gone.kind() == io::ErrorKind::NotFound => return None,
-        Err(source) => {
-            walked.unknown.insert(path, source.to_string());
-            return None;
-        }
-    };
-    let is_folder = seen.kind == Kind::Folder;
-    walked.name_bytes +=
-        path.as_os_str().len() + seen.target.as_ref().map_or(0, |target| target.len());
-    walked.entries.insert(path.clone(), seen);
-    match below {
-        Some(below) => match below.and_then(|below| Ok(Dir::new(below)?)) {
-            Ok(folder) => return Some(Level { folder, path }),
-            Err(source) => {
-                walked.unknown.insert(path, source.to_string());
+impl Walked {
+    fn note(&mut self, entry: WalkEntry, walk: &Walk) {
+        let target = match entry.kind() {
+            FileType::Symlink => {
+                let read = walk
+                    .parent()
+                    .and_then(|parent| parent.read_link(entry.name()));
+                match read {
+                    Ok(target) => Some(target.into_os_string()),
+                    // Gone while we looked: it was never there.
+                    Err(gone) if gone.kind() == io::ErrorKind::NotFound => return,
+                    Err(source) => return self.is_unknown(entry.path, source.to_string()),
+                }
             }
-        },
-        None if is_folder => {
-            walked.unknown.insert(
-                path,
-                format!("it is deeper than {MOST_DEPTH} folders, or its path too long"),
-            );
-        }
-        None => {}
+            _ => None,
+        };
+        self.name_bytes +=
+            entry.path.as_os_str().len() + target.as_ref().map_or(0, |target| target.len());
+        self.entries
+            .insert(entry.path, Seen::of(&entry.stat, target));
     }
-    None
+
+    fn is_unknown(&mut self, path: PathBuf, reason: String) {
+        self.unknown.insert(path, reason);
+    }
+
+    fn is_too_much(&mut self) {
+        let reason =
+            format!("there are more than {MOST_ENTRIES} names, or they are too long together");
+        self.is_unknown(PathBuf::new(), reason);
+    }
 }
 
-/// Names that are removed at a time.
-const AT_A_TIME: usize = 4096;
-
-/// Removes the folder `name` and all below it, however deep: what lies deeper is moved up first.
+/// Removes the folder `name` and all below it, however deep, also folders that a program closed to itself.
 pub(crate) fn remove(parent: impl AsFd, name: &OsStr) -> io::Result<()> {
-    let top = enter(parent.as_fd(), name)?;
-    let mut moved = 0;
-    loop {
-        let names = some_names(&top, AT_A_TIME)?;
-        if names.is_empty() {
-            break;
-        }
-        for name in names {
-            if !removed(top.as_fd(), &name)? {
-                let below = enter(top.as_fd(), &name)?;
-                empty(&below, &top, &mut moved)?;
-                rustix::fs::unlinkat(&top, &name, AtFlags::REMOVEDIR)?;
-            }
-        }
-    }
-    Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
-}
-
-/// Empties one folder; folders in it that are not empty go up to the top.
-fn empty(folder: &OwnedFd, top: &OwnedFd, moved: &mut u64) -> io::Result<()> {
-    loop {
-        let names = some_names(folder, AT_A_TIME)?;
-        if names.is_empty() {
-            return Ok(());
-        }
-        for name in names {
-            if !removed(folder.as_fd(), &name)? {
-                move_up(folder, &name, top, moved)?;
-            }
-        }
-    }
-}
-
-fn move_up(folder: &OwnedFd, name: &OsStr, top: &OwnedFd, moved: &mut u64) -> io::Result<()> {
-    // Whoever moves a folder must be able to write it: its `..` changes.
-    drop(enter(folder.as_fd(), name)?);
-    loop {
-        *moved += 1;
-        let free = format!("moved-{moved}");
-        match rustix::fs::renameat_with(folder, name, top, &free, RenameFlags::NOREPLACE) {
-            Err(Errno::EXIST) => {}
-            done => return Ok(done?),
-        }
-    }
-}
-
-/// Removes a file or an empty folder; says no for one with something in it.
-fn removed(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<bool> {
-    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(true),
-        Err(Errno::ISDIR | Errno::PERM) => {}
-        Err(source) => return Err(source.into()),
-    }
-    match rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(Errno::NOENT) => Ok(true),
-        Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
-        Err(source) => Err(source.into()),
-    }
-}
-
-/// Opens a folder that is to be emptied, and makes sure that it can be.
-fn enter(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
-    let handle = open(parent, name, OFlags::PATH | OFlags::DIRECTORY)?;
-    let found = rustix::fs::fstat(&handle)?;
-    if found.st_mode & 0o700 != 0o700 && found.st_uid == rustix::process::geteuid().as_raw() {
-        rustix::fs::chmod(format!("/proc/self/fd/{}", handle.as_raw_fd()), Mode::RWXU)?;
-    }
-    open(&handle, ".", OFlags::RDONLY | OFlags::DIRECTORY)
+    let options = RemoveOptions {
+        open_closed: true,
+        ..RemoveOptions::default()
+    };
+    Ok(Dir::from_fd(parent).remove_tree(name, options)?)
 }
 
 pub(crate) fn names(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
-    some_names(folder, usize::MAX)
-}
-
-/// So many of them at most: a program can make millions.
-fn some_names(folder: &OwnedFd, most: usize) -> io::Result<Vec<OsString>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(folder)? {
-        let entry = entry?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            names.push(OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
-        }
-        if names.len() >= most {
-            break;
-        }
-    }
-    Ok(names)
+    let entries = Dir::from_fd(folder).entries()?;
+    entries.map(|entry| Ok(entry?.name)).collect()
 }
