@@ -1,7 +1,7 @@
 //! What must last: artifacts in a folder or a bucket, and in a database the images that may be used, what models
 //! were used for, and a gateway's keys and runs.
 //!
-//! Every file is reached by handle (`openat2`, beneath, no symbolic links): a path string is never
+//! Every file is reached by handle (`fs`: beneath, no symbolic links): a path string is never
 //! resolved twice.
 
 mod allowed_images;
