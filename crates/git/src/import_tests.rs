@@ -1,0 +1,88 @@
+use super::*;
+use std::{fs, os::fd::AsFd};
+
+const OLD: &str = "1111111111111111111111111111111111111111";
+const NEW: &str = "2222222222222222222222222222222222222222";
+
+fn id(text: &str) -> ObjectId {
+    ObjectId::parse(text, ObjectFormat::Sha1).unwrap()
+}
+
+fn before() -> RefMap {
+    RefMap {
+        direct: [
+            ("refs/heads/main".to_owned(), id(OLD)),
+            ("refs/tags/t".to_owned(), id(OLD)),
+        ]
+        .into(),
+        ..RefMap::default()
+    }
+}
+
+fn plan(lines: &str) -> Plan {
+    let text = format!("ref: refs/heads/main\n{lines}\nPACK");
+    let (listing, rest) = Listing::parse(text.as_bytes(), ObjectFormat::Sha1).unwrap();
+    assert_eq!(rest, b"PACK");
+    listing
+        .plan(&Head::Branch("refs/heads/main".to_owned()), &before())
+        .unwrap()
+}
+
+#[test]
+fn only_what_is_new_and_harmless_is_brought() {
+    let planned = plan(&format!(
+        "{NEW} refs/heads/main\n{OLD} refs/tags/t\n{NEW} refs/heads/feat/x\n{NEW} refs/replace/{OLD}\n\
+         {NEW} refs/heads/-x\n{NEW} refs/heads/sym refs/heads/main\n{NEW} refs/stash\n"
+    ));
+    let names: Vec<_> = planned.refs.iter().map(|one| one.below.as_str()).collect();
+    assert_eq!(names, ["heads/feat/x", "heads/main", "stash"]);
+    assert_eq!(planned.refs[1].old, Some(id(OLD)));
+    assert_eq!(planned.left.len(), 2);
+}
+
+#[test]
+fn absence_means_nothing() {
+    assert_eq!(plan(""), Plan::default());
+}
+
+#[test]
+fn a_detached_head_arrives_under_its_name() {
+    let text = format!("{NEW}\n\n");
+    let (listing, _) = Listing::parse(text.as_bytes(), ObjectFormat::Sha1).unwrap();
+    let planned = listing.plan(&Head::Branch("refs/heads/main".to_owned()), &before());
+    assert_eq!(planned.unwrap().refs[0].below, "HEAD");
+}
+
+#[test]
+fn a_list_that_does_not_end_is_refused() {
+    for text in [
+        "",
+        "ref: x",
+        "ref: x\nabc",
+        "ref: x\nabc refs/heads/x\n\n",
+        "\n\u{0}\n",
+    ] {
+        assert!(
+            Listing::parse(text.as_bytes(), ObjectFormat::Sha1).is_err(),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn references_are_placed_beside_those_of_an_earlier_run_and_through_no_link() {
+    let top = std::env::temp_dir().join(format!("airlock-place-{}", std::process::id()));
+    _ = fs::remove_dir_all(&top);
+    fs::create_dir_all(top.join("refs")).unwrap();
+    let folder = fs::File::open(&top).unwrap();
+    let planned = plan(&format!("{NEW} refs/heads/a/b\n"));
+    let put = || place(folder.as_fd(), "run.1", None, &planned, &RefMap::default());
+    assert_eq!(put().unwrap(), ["refs/airlock/run_1/heads/a/b"]);
+    assert_eq!(put().unwrap(), ["refs/airlock/run_1-2/heads/a/b"]);
+    let written = fs::read_to_string(top.join("refs/airlock/run_1/heads/a/b")).unwrap();
+    assert_eq!(written, format!("{NEW}\n"));
+    fs::remove_dir_all(top.join("refs/airlock")).unwrap();
+    std::os::unix::fs::symlink("/", top.join("refs/airlock")).unwrap();
+    assert!(put().is_err());
+    fs::remove_dir_all(top).unwrap();
+}

@@ -1,0 +1,290 @@
+//! References: reading them from a git folder by handle, and which names are taken from a program.
+
+use crate::{GitError, ObjectFormat, ObjectId, failed, handle};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+/// References of one repository that are read.
+pub const MOST_REFS: usize = 100_000;
+/// Bytes of `packed-refs`.
+const MOST_PACKED: u64 = 64 << 20;
+/// Bytes of a file that holds one reference.
+const MOST_LOOSE: u64 = 4096;
+/// Folders below each other in `refs`.
+const DEEPEST: usize = 16;
+/// Bytes of a name that is taken from a program.
+const LONGEST_NAME: usize = 240;
+
+/// Where `HEAD` leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// To a branch, which need not exist yet.
+    Branch(String),
+    /// To a commit.
+    Detached(ObjectId),
+}
+
+/// The references of a repository.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RefMap {
+    /// Those that name an object.
+    pub direct: BTreeMap<String, ObjectId>,
+    /// Those that name another reference.
+    pub symbolic: BTreeMap<String, String>,
+}
+
+/// What a file of a reference says.
+enum Reference {
+    Direct(ObjectId),
+    Symbolic(String),
+}
+
+/// Reads `HEAD` of a git folder.
+pub fn read_head(folder: BorrowedFd<'_>, format: ObjectFormat) -> Result<Head, GitError> {
+    let bytes = handle::read(folder, "HEAD", MOST_LOOSE).map_err(failed("read HEAD"))?;
+    let bytes = bytes.ok_or_else(|| GitError::Unsupported("there is no HEAD".to_owned()))?;
+    match parse_loose(&bytes, format) {
+        Some(Reference::Direct(id)) => Ok(Head::Detached(id)),
+        Some(Reference::Symbolic(name)) => Ok(Head::Branch(name)),
+        None => Err(GitError::Unsupported("HEAD cannot be read".to_owned())),
+    }
+}
+
+impl RefMap {
+    /// Reads packed and loose references of a git folder. What is no regular file, or names nothing, is left out.
+    pub fn read(folder: BorrowedFd<'_>, format: ObjectFormat) -> Result<RefMap, GitError> {
+        let mut refs = RefMap::default();
+        let packed = handle::read(folder, "packed-refs", MOST_PACKED);
+        if let Some(packed) = packed.map_err(failed("read packed-refs"))? {
+            refs.add_packed(&packed, format)?;
+        }
+        let top = match handle::open(folder, "refs", handle::FOLDER) {
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(refs),
+            top => top.map_err(failed("open refs"))?,
+        };
+        refs.add_loose(top.as_fd(), "refs", format, 0)?;
+        Ok(refs)
+    }
+
+    fn add_packed(&mut self, packed: &[u8], format: ObjectFormat) -> Result<(), GitError> {
+        for line in packed.split(|byte| *byte == b'\n') {
+            let Ok(line) = std::str::from_utf8(line) else {
+                continue;
+            };
+            // Comments, and what a tag above leads to.
+            if line.starts_with(['#', '^']) || line.is_empty() {
+                continue;
+            }
+            let parsed = line.split_once(' ').and_then(|(id, name)| {
+                Some((
+                    ObjectId::parse(id, format)?,
+                    is_format(name).then_some(name)?,
+                ))
+            });
+            if let Some((id, name)) = parsed {
+                self.insert(name, Reference::Direct(id))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_loose(
+        &mut self,
+        folder: BorrowedFd<'_>,
+        above: &str,
+        format: ObjectFormat,
+        depth: usize,
+    ) -> Result<(), GitError> {
+        if depth > DEEPEST {
+            return Err(GitError::Unsupported(
+                "its references are nested too deep".to_owned(),
+            ));
+        }
+        for name in handle::names(folder).map_err(failed(format!("list {above}")))? {
+            let Some(part) = name.to_str().filter(|part| !part.ends_with(".lock")) else {
+                continue;
+            };
+            let full = format!("{above}/{part}");
+            match handle::open(folder, part, handle::FOLDER) {
+                Ok(below) => self.add_loose(below.as_fd(), &full, format, depth + 1)?,
+                Err(_) => {
+                    let read = handle::read(folder, part, MOST_LOOSE).ok().flatten();
+                    let read = read.and_then(|bytes| parse_loose(&bytes, format));
+                    if let (Some(reference), true) = (read, is_format(&full)) {
+                        self.insert(&full, reference)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, name: &str, reference: Reference) -> Result<(), GitError> {
+        if self.direct.len() + self.symbolic.len() >= MOST_REFS {
+            return Err(GitError::Unsupported(format!(
+                "it has more than {MOST_REFS} references"
+            )));
+        }
+        match reference {
+            Reference::Direct(id) => _ = self.direct.insert(name.to_owned(), id),
+            Reference::Symbolic(target) => {
+                self.direct.remove(name);
+                self.symbolic.insert(name.to_owned(), target);
+            }
+        }
+        Ok(())
+    }
+
+    /// The direct ones as a file `packed-refs`.
+    pub fn packed(&self) -> String {
+        let lines = self
+            .direct
+            .iter()
+            .map(|(name, id)| format!("{id} {name}\n"));
+        std::iter::once("# pack-refs with: sorted \n".to_owned())
+            .chain(lines)
+            .collect()
+    }
+}
+
+fn parse_loose(bytes: &[u8], format: ObjectFormat) -> Option<Reference> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    match text.strip_prefix("ref:") {
+        Some(target) => {
+            let target = target.trim();
+            is_format(target).then(|| Reference::Symbolic(target.to_owned()))
+        }
+        None => ObjectId::parse(text.trim_end(), format).map(Reference::Direct),
+    }
+}
+
+/// Whether it is the full name of a reference by the rules of `git check-ref-format`.
+pub fn is_format(name: &str) -> bool {
+    let part = |part: &str| {
+        !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock") && part != "@"
+    };
+    let bad = |c: char| c.is_ascii_control() || " ~^:?*[\\".contains(c);
+    name.starts_with("refs/")
+        && name.len() <= 1024
+        && name.split('/').all(part)
+        && !name.contains("..")
+        && !name.contains("@{")
+        && !name.ends_with('.')
+        && !name.contains(bad)
+}
+
+/// Whether a name that a program chose is taken, under `refs/airlock`: beyond the format nothing that a terminal, a shell
+/// or git itself takes for something else.
+pub fn is_acceptable(name: &str) -> bool {
+    let reads_as_plain = |c: char| c.is_alphanumeric() || c.is_ascii_graphic();
+    let part = |part: &str| {
+        let is_id = [40, 64].contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit());
+        !part.starts_with('-') && !is_id && part != "HEAD" && !part.ends_with("_HEAD")
+    };
+    is_format(name)
+        && name.len() <= LONGEST_NAME
+        && name.chars().all(reads_as_plain)
+        && name.split('/').all(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::symlink, path::PathBuf};
+
+    const ID: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";
+
+    fn scratch(name: &str) -> PathBuf {
+        let folder =
+            std::env::temp_dir().join(format!("airlock-refs-{name}-{}", std::process::id()));
+        _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("refs/heads/a")).unwrap();
+        folder
+    }
+
+    fn read(folder: &PathBuf) -> Result<RefMap, GitError> {
+        let handle = fs::File::open(folder).unwrap();
+        RefMap::read(handle.as_fd(), ObjectFormat::Sha1)
+    }
+
+    #[test]
+    fn names_of_programs_are_judged() {
+        for good in [
+            "refs/heads/main",
+            "refs/heads/feat/x-1",
+            "refs/tags/v1.0",
+            "refs/heads/größe",
+        ] {
+            assert!(is_acceptable(good), "{good}");
+        }
+        for bad in [
+            "main",
+            "refs/heads/-x",
+            "refs/heads/HEAD",
+            "refs/heads/FETCH_HEAD",
+            "refs/heads/.x",
+            "refs/heads/x.lock",
+            "refs/heads/a..b",
+            "refs/heads/a//b",
+            "refs/heads/a/",
+            "refs/heads/a b",
+            "refs/heads/a\u{1b}[31m",
+            "refs/heads/a\u{202e}b",
+            "refs/heads/@",
+            "refs/heads/a@{1}",
+            "refs/heads/../../config",
+            &format!("refs/heads/{ID}"),
+            &format!("refs/heads/{}", "x".repeat(300)),
+        ] {
+            assert!(!is_acceptable(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn loose_references_win_over_packed_ones_and_links_are_not_followed() {
+        let folder = scratch("read");
+        let other = ID.replace('4', "5");
+        let packed = format!(
+            "# pack-refs with: peeled\n{ID} refs/heads/main\n{ID} refs/tags/t\n^{other}\n{ID} refs/heads/..\n"
+        );
+        fs::write(folder.join("packed-refs"), packed).unwrap();
+        fs::write(folder.join("refs/heads/main"), format!("{other}\n")).unwrap();
+        fs::write(folder.join("refs/heads/a/b"), "ref: refs/heads/main\n").unwrap();
+        fs::write(folder.join("refs/heads/junk"), "junk").unwrap();
+        symlink("main", folder.join("refs/heads/link")).unwrap();
+        symlink("/etc", folder.join("refs/linked")).unwrap();
+        let refs = read(&folder).unwrap();
+        assert_eq!(
+            refs.packed(),
+            format!("# pack-refs with: sorted \n{other} refs/heads/main\n{ID} refs/tags/t\n")
+        );
+        assert_eq!(
+            refs.symbolic,
+            BTreeMap::from([("refs/heads/a/b".to_owned(), "refs/heads/main".to_owned())])
+        );
+        fs::remove_file(folder.join("packed-refs")).unwrap();
+        symlink("/etc/passwd", folder.join("packed-refs")).unwrap();
+        assert!(read(&folder).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_fifo_as_head_is_not_waited_for() {
+        let folder = scratch("fifo");
+        let made = rustix::fs::mknodat(
+            rustix::fs::CWD,
+            folder.join("HEAD"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        );
+        made.unwrap();
+        let handle = fs::File::open(&folder).unwrap();
+        assert!(read_head(handle.as_fd(), ObjectFormat::Sha1).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
