@@ -306,10 +306,7 @@ impl Driver {
         let mut counting =
             tokio::time::interval_at((Instant::now() + COUNTED_EVERY).into(), COUNTED_EVERY);
         let is_counted = self.making.spec.owner.is_some();
-        let (state, has_layer) = (
-            self.making.engine.state.clone(),
-            self.making.layer.is_some(),
-        );
+        let (state, has_layer) = (self.making.engine.state.clone(), self.making.fills_state());
         let shortage = room::shortage(&state);
         tokio::pin!(shortage);
         let mut asked = None;

@@ -168,6 +168,9 @@ fn in_words(error: &StoreError) -> String {
 /// under the same version of Airlock.
 fn policy_hash(spec: &RunSpec) -> String {
     let sandbox = &spec.sandbox;
+    // What stands for the repository of the workspace is called by the run's name, and goes with the workspace.
+    let asked = |mount: &&spec::Mount| !sandbox.git.contains_key(&mount.host);
+    let mounts: Vec<_> = sandbox.mounts.iter().filter(asked).collect();
     let facts: [(&str, &dyn std::fmt::Debug); 16] = [
         ("profile", &sandbox.profile),
         ("backend", &sandbox.backend),
@@ -175,7 +178,7 @@ fn policy_hash(spec: &RunSpec) -> String {
         ("writable_root", &sandbox.writable_root),
         ("workspace_of_host", &sandbox.workspace.is_some()),
         ("allow_protected", &sandbox.allow_protected),
-        ("mounts", &sandbox.mounts),
+        ("mounts", &mounts),
         ("volumes", &sandbox.volumes),
         ("extra_mounts", &sandbox.extra_mounts),
         ("network", &sandbox.network),

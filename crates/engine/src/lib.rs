@@ -31,6 +31,7 @@ mod driver;
 mod egress;
 mod feed;
 pub mod files;
+mod git;
 mod guard;
 mod interpreter;
 mod keep;
@@ -309,6 +310,7 @@ impl Engine {
                 spec,
                 cancelled,
                 layer: None,
+                git: None,
                 own: Vec::new(),
             },
             events: sender,
@@ -507,6 +509,7 @@ fn sweep(
     swept.problems.extend(artifacts.sweep());
     swept.problems.extend(workspaces::sweep(state));
     swept.problems.extend(steps::sweep(state));
+    swept.problems.extend(git::sweep(state));
     doors::sweep(state);
     swept
 }

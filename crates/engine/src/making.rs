@@ -4,7 +4,7 @@
 use crate::{
     Inner, Rights,
     doors::{self, Opened},
-    files, guard,
+    files, git, guard,
     keep::Keeper,
     origin::{self, Origin},
     pool::{self, Made, Taken},
@@ -52,6 +52,8 @@ pub(crate) struct Making {
     pub(crate) cancelled: watch::Receiver<bool>,
     /// What holds the changes of a workspace that is copied on writing, from the standing of the box on.
     pub(crate) layer: Option<Hold>,
+    /// What stands for the repository of its workspace, likewise.
+    pub(crate) git: Option<git::Hold>,
     /// Folders of Airlock's own that the box is shown, which no caller may ask for.
     pub(crate) own: Vec<Mount>,
 }
@@ -92,7 +94,7 @@ impl Making {
             .is_some()
             .then(|| self.record())
             .transpose()?;
-        let opened = match self.lay_and_open().await {
+        let opened = match self.lay_and_open(&mut result.notes).await {
             Ok(opened) => opened,
             Err(error) => {
                 named
@@ -119,11 +121,14 @@ impl Making {
         }
     }
 
-    /// A layer for a workspace that is copied on writing, and the doors.
-    async fn lay_and_open(&mut self) -> Result<Opened, ErrorInfo> {
+    /// A layer for a workspace that is copied on writing or a git folder for one that is not, and the doors.
+    async fn lay_and_open(&mut self, notes: &mut Vec<String>) -> Result<Opened, ErrorInfo> {
         let state = &self.engine.state;
         self.layer =
             workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
+        let git = git::prepare(state, &self.id, &mut self.spec.sandbox, notes).await;
+        self.git = git
+            .map_err(|error| internal(format!("cannot make a git folder for the run: {error}")))?;
         for mount in &self.own {
             let shown = guard::add_own(&mut self.spec.sandbox, &mount.host);
             shown.map_err(|error| {
@@ -136,7 +141,7 @@ impl Making {
 
     /// Whether what the program writes lands on the disk of the state folder.
     pub(crate) fn fills_state(&self) -> bool {
-        self.layer.is_some() || !self.own.is_empty()
+        self.layer.is_some() || self.git.is_some() || !self.own.is_empty()
     }
 
     /// The folders of Airlock's own that the program writes to, and what each may take: as much as its scratch space,
@@ -149,11 +154,17 @@ impl Making {
         )
     }
 
-    /// Once the box is gone: says what was changed in a workspace that is copied on writing.
+    /// Once the box is gone: says what was changed in a workspace that is copied on writing, and brings commits to the
+    /// repository of one that is not.
     pub(crate) async fn settle_workspace(&mut self, ran: bool, result: &mut RunResult) {
         if let Some(layer) = self.layer.take() {
             let (changes, notes) = workspaces::live::settle(layer, ran).await;
             result.workspace = changes;
+            result.notes.extend(notes);
+        }
+        if let Some(git) = self.git.take() {
+            let (imports, notes) = git::settle(&self.engine, &self.id, git, ran).await;
+            result.git = imports;
             result.notes.extend(notes);
         }
     }
@@ -470,7 +481,7 @@ pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
 }
 
 /// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file, the one that was looked at.
-fn open_regular(path: &Path, spec: &SandboxSpec) -> io::Result<File> {
+pub(crate) fn open_regular(path: &Path, spec: &SandboxSpec) -> io::Result<File> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = std::fs::OpenOptions::new()
         .read(true)

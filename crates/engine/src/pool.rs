@@ -39,14 +39,12 @@ fn parks(pool: &Pool, spec: &SandboxSpec) -> bool {
         && spec.limits.open_files >= FEWEST_FILES
 }
 
-/// Whether another run of this kind is to be expected. A file that a door shows inside is called by the run's name: each
-/// such run would be a kind of its own, and drive the others out.
+/// Whether another run of this kind is to be expected. A file that a door shows inside is called by the run's name, and so
+/// is a git folder: each such run would be a kind of its own, and drive the others out.
 fn returns(spec: &SandboxSpec, state: &Path) -> bool {
     let doors = state.join("doors");
-    !spec
-        .mounts
-        .iter()
-        .any(|mount| mount.host.starts_with(&doors))
+    let of_run = |mount: &spec::Mount| mount.host.starts_with(&doors);
+    spec.git.is_empty() && !spec.mounts.iter().any(of_run)
 }
 
 /// How many are kept ready for runs of this kind.

@@ -174,6 +174,7 @@ impl Engine {
             spec: spec.run.clone(),
             cancelled,
             layer: None,
+            git: None,
             own,
         };
         let (ready, session) = oneshot::channel();

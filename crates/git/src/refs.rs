@@ -9,6 +9,8 @@ use std::{
 
 /// References of one repository that are read.
 pub const MOST_REFS: usize = 100_000;
+/// Names in `refs` that are looked at, whatever they are.
+const MOST_VISITED: usize = 4 * MOST_REFS;
 /// Bytes of `packed-refs`.
 const MOST_PACKED: u64 = 64 << 20;
 /// Bytes of a file that holds one reference.
@@ -65,7 +67,8 @@ impl RefMap {
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(refs),
             top => top.map_err(failed("open refs"))?,
         };
-        refs.add_loose(top.as_fd(), "refs", format, 0)?;
+        let mut left = MOST_VISITED;
+        refs.add_loose(top.as_fd(), "refs", format, &mut left, 0)?;
         Ok(refs)
     }
 
@@ -96,20 +99,21 @@ impl RefMap {
         folder: BorrowedFd<'_>,
         above: &str,
         format: ObjectFormat,
+        left: &mut usize,
         depth: usize,
     ) -> Result<(), GitError> {
-        if depth > DEEPEST {
-            return Err(GitError::Unsupported(
-                "its references are nested too deep".to_owned(),
-            ));
-        }
         for name in handle::names(folder).map_err(failed(format!("list {above}")))? {
             let Some(part) = name.to_str().filter(|part| !part.ends_with(".lock")) else {
                 continue;
             };
             let full = format!("{above}/{part}");
+            *left = left.saturating_sub(1);
+            if *left == 0 || depth > DEEPEST {
+                let why = "its references are too many, or nested too deep".to_owned();
+                return Err(GitError::Unsupported(why));
+            }
             match handle::open(folder, part, handle::FOLDER) {
-                Ok(below) => self.add_loose(below.as_fd(), &full, format, depth + 1)?,
+                Ok(below) => self.add_loose(below.as_fd(), &full, format, left, depth + 1)?,
                 Err(_) => {
                     let read = handle::read(folder, part, MOST_LOOSE).ok().flatten();
                     let read = read.and_then(|bytes| parse_loose(&bytes, format));
@@ -180,7 +184,8 @@ pub fn is_format(name: &str) -> bool {
 /// Whether a name that a program chose is taken, under `refs/airlock`: beyond the format nothing that a terminal, a shell
 /// or git itself takes for something else.
 pub fn is_acceptable(name: &str) -> bool {
-    let reads_as_plain = |c: char| c.is_alphanumeric() || c.is_ascii_graphic();
+    // Printed in commands for the user to copy: nothing that a shell would take for its own.
+    let reads_as_plain = |c: char| c.is_alphanumeric() || "-_./+@=%#,".contains(c);
     let part = |part: &str| {
         let is_id = [40, 64].contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit());
         !part.starts_with('-') && !is_id && part != "HEAD" && !part.ends_with("_HEAD")
@@ -232,6 +237,9 @@ mod tests {
             "refs/heads/a//b",
             "refs/heads/a/",
             "refs/heads/a b",
+            "refs/heads/a;b",
+            "refs/heads/$(a)",
+            "refs/heads/a'b",
             "refs/heads/a\u{1b}[31m",
             "refs/heads/a\u{202e}b",
             "refs/heads/@",

@@ -66,8 +66,8 @@ pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 pub use result::base64;
 pub use result::{
     ArtifactRef, BadTimestamp, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event,
-    LearnedRule, LlmUsage, Moments, RunResult, Status, Stream, Timestamp, Truncated, Usage,
-    WorkspaceChanges,
+    GitImport, GitLeft, GitRef, LearnedRule, LlmUsage, Moments, RunResult, Status, Stream,
+    Timestamp, Truncated, Usage, WorkspaceChanges,
 };
 pub use run::{
     Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root,

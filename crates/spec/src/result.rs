@@ -281,6 +281,8 @@ pub struct RunResult {
     pub learned: Vec<LearnedRule>,
     /// What the program changed in a workspace that is copied on writing, if it was one and there is anything.
     pub workspace: Option<WorkspaceChanges>,
+    /// What arrived in the repositories of a workspace that is mounted as it is, or did not.
+    pub git: Vec<GitImport>,
     /// Not shown.
     pub moments: Moments,
 }
@@ -297,6 +299,45 @@ pub struct WorkspaceChanges {
     pub changed: u64,
     /// Names that are gone.
     pub removed: u64,
+}
+
+/// What a program committed in one repository of its workspace. Nothing of the user's moves: it arrives beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct GitImport {
+    /// `.git`, or that of a submodule below it.
+    pub path: String,
+    /// Objects that are new.
+    pub objects: u64,
+    /// What they take.
+    pub bytes: u64,
+    /// Branches and tags that are new or other than before.
+    pub refs: Vec<GitRef>,
+    /// What did not arrive.
+    pub not_brought: Vec<GitLeft>,
+}
+
+/// A reference that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct GitRef {
+    /// What the program called it.
+    pub name: String,
+    /// The object that it named before.
+    pub old: Option<String>,
+    /// The object that it names.
+    pub new: String,
+    /// What it is called on the host.
+    pub placed: String,
+}
+
+/// What did not arrive, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct GitLeft {
+    pub what: String,
+    pub why: String,
 }
 
 impl RunResult {
@@ -329,6 +370,7 @@ impl RunResult {
             notes: Vec::new(),
             learned: Vec::new(),
             workspace: None,
+            git: Vec::new(),
             moments: Moments::default(),
         }
     }
@@ -428,7 +470,7 @@ pub use wire::base64;
 
 #[cfg(feature = "serde")]
 mod wire {
-    use super::{LearnedRule, RunResult, Timestamp};
+    use super::{GitImport, LearnedRule, RunResult, Timestamp, WorkspaceChanges};
     use serde::{
         Serialize, Serializer,
         ser::{SerializeMap, SerializeStruct},
@@ -478,11 +520,21 @@ mod wire {
             map.serialize_entry("enforced_by", &self.enforced_by)?;
             map.serialize_entry("notes", &self.notes)?;
             map.serialize_entry("learned", &self.learned)?;
-            if let Some(workspace) = &self.workspace {
-                map.serialize_entry("workspace", workspace)?;
+            if self.workspace.is_some() || !self.git.is_empty() {
+                let (changes, git) = (self.workspace.as_ref(), self.git.as_slice());
+                map.serialize_entry("workspace", &Workspace { changes, git })?;
             }
             map.end()
         }
+    }
+
+    /// What became of a workspace that is the host's.
+    #[derive(serde::Serialize)]
+    struct Workspace<'a> {
+        #[serde(flatten)]
+        changes: Option<&'a WorkspaceChanges>,
+        #[serde(skip_serializing_if = "<[_]>::is_empty")]
+        git: &'a [GitImport],
     }
 
     /// Timestamp where it is UTF-8, base64 under the other name where it is not.

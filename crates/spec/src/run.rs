@@ -152,6 +152,9 @@ pub struct SandboxSpec {
     /// What some of its host paths led to when a front looked at them without following links; a path that is not among
     /// them may lead anywhere.
     pub pinned: Exact,
+    /// Those of the mounts that stand for the workspace's own repository, and what they must turn out to be: what they
+    /// cover is not protected, and they are read with the rights of their owner.
+    pub git: Exact,
     /// Volumes of a container engine.
     pub volumes: Vec<Volume>,
     /// Where the program starts.
@@ -223,11 +226,11 @@ impl SandboxSpec {
 
     /// Whether what was found at one of its host paths may be shown: always, or if it is what was admitted there.
     pub fn admits(&self, path: &Path, found: FileId) -> bool {
-        let is_exact = self
-            .exact
-            .as_ref()
-            .is_none_or(|exact| exact.get(path) == Some(&found));
-        is_exact && self.pinned.get(path).is_none_or(|pinned| *pinned == found)
+        let is_pinned = |pins: &Exact| pins.get(path).is_none_or(|known| *known == found);
+        let exact = self.exact.as_ref();
+        exact.is_none_or(|exact| exact.get(path) == Some(&found))
+            && is_pinned(&self.pinned)
+            && is_pinned(&self.git)
     }
 
     /// A host path of Airlock's own joins those that were asked for.
@@ -431,6 +434,7 @@ impl Policy {
                 mounts,
                 exact: request.exact,
                 pinned: Exact::new(),
+                git: Exact::new(),
                 directory: PathBuf::from(WORKSPACE),
                 image_env: BTreeMap::new(),
                 extra_mounts: profile.extra_mounts,

@@ -40,7 +40,7 @@ use launcher::{Begun, Channel, Launcher};
 use live::Held;
 use plan::Who;
 use protect::Protection;
-use spec::{Id, Network, SandboxSpec};
+use spec::{Id, Network, SandboxSpec, WorkspacePath};
 use std::{
     ffi::{CStr, CString, OsStr},
     net::TcpListener,
@@ -363,11 +363,12 @@ impl Native {
 
     fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        Ok(Protection::put_up(
-            &self.state,
-            folder.as_fd(),
-            &spec.allow_protected,
-        )?)
+        let mut allowed = spec.allow_protected.clone();
+        if !spec.git.is_empty() {
+            // The program does not see it: something is mounted over it.
+            allowed.extend(WorkspacePath::new(Path::new(".git")).ok());
+        }
+        Ok(Protection::put_up(&self.state, folder.as_fd(), &allowed)?)
     }
 
     /// The process of a launcher: the one that had a head start, or a new one.

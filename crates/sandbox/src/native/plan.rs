@@ -258,7 +258,8 @@ fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {
     })
 }
 
-/// Only what may be written is idmapped: reading stays with the rights that anybody has.
+/// Only what may be written is idmapped, and the workspace's own repository: reading anything else stays with the rights
+/// that anybody has.
 fn host_path(
     spec: &SandboxSpec,
     host: &Path,
@@ -287,7 +288,7 @@ fn host_path(
         inode: found.ino(),
         inside: c_string(inside)?,
         writable,
-        owner: (mapping && writable).then_some(owner),
+        owner: (mapping && (writable || spec.git.contains_key(host))).then_some(owner),
     })
 }
 

@@ -1,0 +1,253 @@
+//! The repository of a mounted workspace. The program gets a git folder of ours over the host's, which it neither sees nor
+//! changes; what it commits arrives there afterwards, checked, under `refs/airlock/RUN/`.
+//!
+//! ```text
+//! prepare ─ host's .git read as its owner ─ folder in the state ─ mounts ──▶ the program runs
+//! settle  ─ anything new? ─ box A: list and pack ─ own check, own index ─ box B: fsck, connected? ─ placed as the owner
+//! ```
+//!
+//! Git itself runs in boxes only. Whatever fails leaves the host's repository as it was, and our folder where it is.
+
+mod boxes;
+mod folder;
+mod import;
+
+pub(crate) use folder::sweep;
+pub(crate) use import::settle;
+
+use crate::{Rights, guard, making::open_regular};
+use ::git::{
+    Config, GitError,
+    snapshot::{DotGit, GitFolders, Snapshot, lent},
+};
+use folder::GitFolder;
+use rustix::fs::{Mode, OFlags};
+use spec::{Access, Backend, FileId, Id, InsidePath, Mount, SandboxSpec};
+use std::{
+    fs,
+    io::{self, Read},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Where a repository is mounted inside.
+const DOT_GIT: &str = "/workspace/.git";
+/// Where it is mounted if `.git` is a file, which then leads there.
+const BESIDE: &str = "/airlock-git";
+/// Bytes of a user's configuration.
+const MOST_CONFIG: u64 = 1 << 20;
+
+/// One repository of a run: that of the workspace, or of a submodule.
+#[derive(Debug)]
+pub(crate) struct Repository {
+    /// Below our git folder; empty for the workspace's own.
+    place: String,
+    host: GitFolders,
+    snapshot: Snapshot,
+}
+
+/// What stands for the repository of a workspace while a program runs.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    folder: GitFolder,
+    rights: Rights,
+    repositories: Vec<Repository>,
+}
+
+/// What a workspace gets.
+enum Prepared {
+    /// Nothing of ours: it has no repository, or its protection is another's.
+    Nothing,
+    /// A git folder of ours.
+    Ours(Box<Hold>, Vec<Mount>),
+    /// Its own, read-only, and the reason.
+    ReadOnly(Vec<Mount>, String),
+    /// What protects a file `.git` anyway, and the reason why it is no more.
+    AsItIs(String),
+}
+
+/// Gives the box a git folder of its own if its workspace has a repository. What cannot be read or is of a kind that is
+/// not handled is shown read-only; the notes say so.
+pub(crate) async fn prepare(
+    state: &Path,
+    id: &Id,
+    sandbox: &mut SandboxSpec,
+    notes: &mut Vec<String>,
+) -> io::Result<Option<Hold>> {
+    let lifted = |path: &spec::WorkspacePath| path.as_path().starts_with(".git");
+    let Some(workspace) = sandbox.workspace.clone() else {
+        return Ok(None);
+    };
+    if sandbox.backend != Backend::Native
+        || sandbox.copy_on_write
+        || sandbox.allow_protected.iter().any(lifted)
+    {
+        return Ok(None);
+    }
+    let (state, id) = (state.to_owned(), id.clone());
+    let prepared = tokio::task::spawn_blocking(move || prepare_now(&state, &id, &workspace)).await;
+    let (hold, mounts) = match prepared.map_err(io::Error::other)?? {
+        Prepared::Nothing => return Ok(None),
+        Prepared::Ours(hold, mounts) => (Some(*hold), mounts),
+        Prepared::ReadOnly(mounts, why) => {
+            notes.push(format!("`.git` is read-only inside: {why}"));
+            (None, mounts)
+        }
+        Prepared::AsItIs(why) => {
+            notes.push(format!("the repository is not shown inside: {why}"));
+            return Ok(None);
+        }
+    };
+    for mount in mounts {
+        let found = fs::metadata(&mount.host)?;
+        let (device, inode) = (found.dev(), found.ino());
+        guard::add_own(sandbox, &mount.host)?;
+        sandbox
+            .git
+            .insert(mount.host.clone(), FileId { device, inode });
+        sandbox.mounts.push(mount);
+    }
+    Ok(hold)
+}
+
+fn prepare_now(state: &Path, id: &Id, workspace: &Path) -> io::Result<Prepared> {
+    let opened = open_folder(workspace)?;
+    let rights = Rights::of_owner(opened.as_fd())?;
+    let user = rights
+        .user()
+        .map_or_else(|| rustix::process::geteuid().as_raw(), |(user, _)| user);
+    let read = rights.act(|| Ok(read_repositories(&opened, workspace, user)))?;
+    let (repositories, is_folder) = match read {
+        Ok(None) => return Ok(Prepared::Nothing),
+        Ok(Some(read)) => read,
+        Err(why) if opened_is_folder(&opened) => {
+            let mount = mount(workspace.join(".git"), DOT_GIT, Access::ReadOnly)?;
+            return Ok(Prepared::ReadOnly(vec![mount], in_words(&why)));
+        }
+        Err(why) => return Ok(Prepared::AsItIs(in_words(&why))),
+    };
+    let folder = GitFolder::make(state, id)?;
+    for repository in &repositories {
+        let place = folder.place(&repository.place, rights.user())?;
+        repository.snapshot.write(place.as_fd(), rights.user())?;
+    }
+    let base = match is_folder {
+        true => DOT_GIT,
+        false => BESIDE,
+    };
+    let mut mounts = show(&folder.shown(), base, &repositories, Access::ReadWrite)?;
+    if !is_folder {
+        let file = folder.write("dot-git", format!("gitdir: {BESIDE}\n").as_bytes())?;
+        mounts.push(mount(file, DOT_GIT, Access::ReadOnly)?);
+    }
+    let hold = Hold {
+        folder,
+        rights,
+        repositories,
+    };
+    Ok(Prepared::Ours(Box::new(hold), mounts))
+}
+
+fn open_folder(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+fn opened_is_folder(workspace: &OwnedFd) -> bool {
+    crate::files::open(workspace, ".git", OFlags::PATH | OFlags::DIRECTORY).is_ok()
+}
+
+/// The repository and its submodules, and whether `.git` is a folder. A submodule of a kind that is not handled is left out.
+fn read_repositories(
+    workspace: &OwnedFd,
+    path: &Path,
+    user: u32,
+) -> Result<Option<(Vec<Repository>, bool)>, GitError> {
+    let (host, is_folder) = match DotGit::find(workspace.as_fd(), path, user)? {
+        DotGit::Absent => return Ok(None),
+        DotGit::Folder(host) => (host, true),
+        DotGit::File(host) => (host, false),
+    };
+    let identity = identity(user);
+    let modules = host.modules();
+    let mut all = vec![Repository {
+        place: String::new(),
+        snapshot: Snapshot::read(&host, &identity, user)?,
+        host,
+    }];
+    for (place, host) in modules {
+        if let Ok(snapshot) = Snapshot::read(&host, &identity, user) {
+            all.push(Repository {
+                place,
+                host,
+                snapshot,
+            });
+        }
+    }
+    Ok(Some((all, is_folder)))
+}
+
+/// Our git folder at `base`, and in it, read-only, the objects that it borrows.
+fn show(
+    folder: &Path,
+    base: &str,
+    repositories: &[Repository],
+    access: Access,
+) -> io::Result<Vec<Mount>> {
+    let mut mounts = vec![mount(folder.to_owned(), base, access)?];
+    for repository in repositories {
+        for (number, objects) in repository.snapshot.objects.iter().enumerate() {
+            let inside = Path::new(base).join(&repository.place).join(lent(number));
+            mounts.push(mount(objects.clone(), inside, Access::ReadOnly)?);
+        }
+    }
+    Ok(mounts)
+}
+
+fn mount(host: PathBuf, inside: impl AsRef<Path>, access: Access) -> io::Result<Mount> {
+    let inside =
+        InsidePath::new(inside.as_ref()).map_err(|why| io::Error::other(why.to_string()))?;
+    Ok(Mount {
+        host,
+        inside,
+        access,
+    })
+}
+
+/// Who commits, by the configuration of that user: only his name and address are taken from it.
+fn identity(user: u32) -> Config {
+    let Some(home) = home_of(user) else {
+        return Config::default();
+    };
+    let mut all = Config::default();
+    for name in [".config/git/config", ".gitconfig"] {
+        let mut text = Vec::new();
+        let read = open_regular(&home.join(name))
+            .and_then(|file| file.take(MOST_CONFIG).read_to_end(&mut text));
+        if read.is_ok() {
+            all.entries.extend(Config::parse(&text).identity().entries);
+        }
+    }
+    all
+}
+
+fn home_of(user: u32) -> Option<PathBuf> {
+    let accounts = fs::read_to_string("/etc/passwd").ok()?;
+    let home = accounts.lines().find_map(|line| {
+        let fields: Vec<_> = line.split(':').collect();
+        let is_him = fields.get(2)?.parse() == Ok(user);
+        is_him.then(|| PathBuf::from(fields.get(5).copied().unwrap_or_default()))
+    })?;
+    home.is_absolute().then_some(home)
+}
+
+/// With its cause, on one line.
+fn in_words(error: &GitError) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
