@@ -179,6 +179,40 @@ impl Plan {
     }
 }
 
+/// A path that new commits change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change<'a> {
+    /// As the folders have it.
+    pub path: &'a [u8],
+    /// Whether another repository is to lie there from now on: git then looks into it, and obeys it.
+    pub is_new_gitlink: bool,
+}
+
+/// Reads what `git log --raw -z --no-abbrev --format=` prints.
+pub fn parse_changes(text: &[u8]) -> Result<Vec<Change<'_>>, GitError> {
+    const GITLINK: &[u8] = b"160000";
+    let refused = || GitError::Refused("the list of changed paths cannot be read".to_owned());
+    let mut fields = text.split(|byte| *byte == 0).peekable();
+    let mut changes = Vec::new();
+    while let Some(field) = fields.next() {
+        // Between commits, and at the end.
+        let field = field.strip_prefix(b"\n").unwrap_or(field);
+        if field.is_empty() {
+            continue;
+        }
+        let words: Vec<_> = field.split(|byte| *byte == b' ').collect();
+        let ([old, new, ..], Some(path)) = (words.as_slice(), fields.next()) else {
+            return Err(refused());
+        };
+        let old = old.strip_prefix(b":").ok_or_else(refused)?;
+        changes.push(Change {
+            path,
+            is_new_gitlink: *new == GITLINK && old != GITLINK,
+        });
+    }
+    Ok(changes)
+}
+
 /// Puts a checked and verified pack, and then the references, into a repository of the host's. Gives back the full name of
 /// each reference.
 pub fn place(

@@ -70,6 +70,27 @@ fn a_list_that_does_not_end_is_refused() {
 }
 
 #[test]
+fn changed_paths_are_read() {
+    let text = format!(
+        ":000000 100644 {OLD} {NEW} A\0a b\0:160000 160000 {OLD} {NEW} M\0sub\0\0:000000 160000 {OLD} {NEW} A\0x/y\0"
+    );
+    let read: Vec<_> = parse_changes(text.as_bytes())
+        .unwrap()
+        .into_iter()
+        .map(|change| (change.path.to_vec(), change.is_new_gitlink))
+        .collect();
+    let expected = [("a b", false), ("sub", false), ("x/y", true)];
+    assert_eq!(
+        read,
+        expected.map(|(path, new)| (path.as_bytes().to_vec(), new))
+    );
+    assert_eq!(parse_changes(b"").unwrap(), []);
+    for bad in ["x", ":1 2 3", "1 2 3\0x"] {
+        assert!(parse_changes(bad.as_bytes()).is_err(), "{bad}");
+    }
+}
+
+#[test]
 fn references_are_placed_beside_those_of_an_earlier_run_and_through_no_link() {
     let top = std::env::temp_dir().join(format!("airlock-place-{}", std::process::id()));
     _ = fs::remove_dir_all(&top);

@@ -65,7 +65,8 @@ printf '%s\n' "$head"; cat /tmp/refs; echo
 exec git --git-dir=$g pack-objects --revs --stdout -q --window=0 --depth=0 --no-reuse-delta --missing=error </tmp/revs
 "#;
 
-/// Has git judge the pack, and says by its exit status whether everything new is there and connected.
+/// Has git judge the pack, says by its exit status whether everything new is there and connected, and prints the paths that
+/// new commits change.
 const VERIFY: &str = r#"
 for pack in $in/objects/pack/*.pack; do
   [ -e "$pack" ] || continue
@@ -79,8 +80,9 @@ for pack in $in/objects/pack/*.pack; do
 done
 git --git-dir=$g rev-list --objects --quiet --stdin <$in/revs
 if git --git-dir=$g cat-file --batch-check='%(objecttype)' <$in/commits | grep -qvx commit; then
-  echo 'a branch is no commit' >&2; exit 5
+  echo 'a reference leads to no commit' >&2; exit 5
 fi
+exec git --git-dir=$g log -m --root --no-renames --raw -z --no-abbrev --format= --stdin <$in/revs
 "#;
 
 /// What is done in a box.
@@ -89,6 +91,8 @@ pub(super) struct Order<'a> {
     pub(super) repository: &'a Repository,
     /// Our git folder, as the program left it.
     pub(super) folder: &'a Path,
+    /// A folder with nothing in it.
+    pub(super) empty: &'a Path,
     /// What the box is told.
     pub(super) told: PathBuf,
 }
@@ -116,13 +120,14 @@ pub(super) fn told(repository: &Repository, plan: Option<&Plan>) -> Vec<(&'stati
             files.push(("known", known.into_bytes()));
         }
         Some(plan) => {
-            let lines = |wanted: &dyn Fn(&str) -> bool| -> String {
-                let wanted = plan.refs.iter().filter(|planned| wanted(&planned.below));
-                wanted.map(|planned| format!("{}\n", planned.new)).collect()
+            let lines = |end: &str| -> String {
+                let refs = plan.refs.iter();
+                refs.map(|planned| format!("{}{end}\n", planned.new))
+                    .collect()
             };
-            files.push(("revs", (lines(&|_| true) + &known).into_bytes()));
-            let commits = lines(&|below| !below.starts_with("tags/"));
-            files.push(("commits", commits.into_bytes()));
+            files.push(("revs", (lines("") + &known).into_bytes()));
+            // A branch is one; what a tag leads to must be one.
+            files.push(("commits", lines("^{commit}").into_bytes()));
         }
     }
     files.push(("alternates", alternates.into_bytes()));
@@ -141,8 +146,14 @@ impl Order<'_> {
     /// Box A: what the program has, by a git that reads its folder. Nothing of it is believed.
     pub(super) async fn export(self) -> Result<Vec<u8>, String> {
         let one = std::slice::from_ref(self.repository);
-        let mut mounts =
-            show(self.folder, "/workspace/src", one, Access::ReadOnly).map_err(told_io)?;
+        let mut mounts = show(
+            self.folder,
+            self.empty,
+            "/workspace/src",
+            one,
+            Access::ReadOnly,
+        )
+        .map_err(told_io)?;
         mounts.push(mount(self.told.clone(), "/workspace/in", Access::ReadOnly).map_err(told_io)?);
         let result = self.run(EXPORT, mounts).await?;
         match result.truncated.stdout {
@@ -153,15 +164,19 @@ impl Order<'_> {
         }
     }
 
-    /// Box B: whether git takes the pack that we checked, and finds everything that it leads to.
-    pub(super) async fn verify(self) -> Result<(), String> {
+    /// Box B: whether git takes the pack that we checked, and finds everything that it leads to. Which paths are changed.
+    pub(super) async fn verify(self) -> Result<Vec<u8>, String> {
         let mut mounts =
             vec![mount(self.told.clone(), "/workspace/in", Access::ReadOnly).map_err(told_io)?];
         for (number, objects) in self.repository.snapshot.objects.iter().enumerate() {
             let inside = format!("/workspace/host/{number}");
             mounts.push(mount(objects.clone(), inside, Access::ReadOnly).map_err(told_io)?);
         }
-        self.run(VERIFY, mounts).await.map(drop)
+        let result = self.run(VERIFY, mounts).await?;
+        match result.truncated.stdout {
+            true => Err("verify: too many paths are changed".to_owned()),
+            false => Ok(result.stdout),
+        }
     }
 
     async fn run(self, script: &str, mounts: Vec<Mount>) -> Result<RunResult, String> {

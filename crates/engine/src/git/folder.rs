@@ -21,6 +21,8 @@ use std::{
 const FOLDERS: &str = "git";
 /// What of one is shown inside. The folder around it is nobody's but ours, and so is its lock.
 const SHOWN: &str = "git";
+/// What covers a folder that means nothing inside.
+const EMPTY: &str = "empty";
 /// Says that something in it was not brought.
 const KEPT: &str = "kept";
 /// How long that stays.
@@ -57,6 +59,7 @@ impl GitFolder {
         let (name, locked) = made.unwrap_or_else(|| Err(Errno::EXIST.into()))?;
         rustix::fs::mkdirat(&locked, SHOWN, Mode::from_raw_mode(0o700))?;
         let shown = files::open(&locked, SHOWN, FOLDER)?;
+        files::make_folder(&locked, EMPTY.as_ref(), None)?;
         let path = state.join(FOLDERS).join(&name);
         Ok(GitFolder {
             folders,
@@ -70,6 +73,11 @@ impl GitFolder {
     /// Where the part is that the program sees.
     pub(super) fn shown(&self) -> PathBuf {
         self.path.join(SHOWN)
+    }
+
+    /// A folder with nothing in it.
+    pub(super) fn empty(&self) -> PathBuf {
+        self.path.join(EMPTY)
     }
 
     /// Where all of it is.

@@ -7,11 +7,21 @@ use super::{
 };
 use crate::{Inner, making::internal};
 use ::git::{Bounds, GitError, Head, Listing, Pack, Plan, RefMap, escape, import, refs};
+use sandbox::native::protect;
 use spec::{GitImport, GitLeft, GitRef, Id};
-use std::{io, os::fd::AsFd, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    io,
+    os::{fd::AsFd, unix::ffi::OsStrExt},
+    path::Path,
+    sync::Arc,
+};
 
 /// Commands that one note names.
 const MOST_COMMANDS: usize = 3;
+/// Paths to beware of that a result names.
+const MOST_TOUCHED: usize = 100;
 
 /// Brings what is new in each repository, submodules first, and gives the folder back: removed, or kept where something
 /// could not be brought.
@@ -76,11 +86,13 @@ async fn bring(
     if is_untouched(hold, repository) {
         return Ok(None);
     }
-    let (format, folder) = (repository.snapshot.format, hold.folder.shown());
+    let format = repository.snapshot.format;
+    let (folder, empty) = (hold.folder.shown(), hold.folder.empty());
     let order = |told| Order {
         engine,
         repository,
         folder: &folder,
+        empty: &empty,
         told,
     };
     let lay_out = |files: Vec<(&'static str, Vec<u8>)>, more: &[(&str, &[u8])]| {
@@ -116,11 +128,13 @@ async fn bring(
         true => Vec::new(),
         false => vec![(&data, bytes), (&list, &index)],
     };
-    order(lay_out(told(repository, Some(&plan)), &packed)?)
+    let changes = order(lay_out(told(repository, Some(&plan)), &packed)?)
         .verify()
         .await?;
+    let touches = touches(&changes).map_err(|error| in_words(&error))?;
     let placed = place(hold, repository, run, (&pack, bytes), &plan)?;
-    Ok(Some(report(repository, &plan, placed, (&pack, bytes))))
+    let report = report(repository, &plan, placed, (&pack, bytes));
+    Ok(Some(GitImport { touches, ..report }))
 }
 
 /// Whether the program's references are what they were. What cannot be read is for the box to say.
@@ -149,6 +163,20 @@ fn check(
     let pack = Pack::check(rest, format, &Bounds::DEFAULT)?;
     plan.check(&pack)?;
     Ok((plan, pack, output.len() - rest.len()))
+}
+
+/// Protected names that new commits change, and places where another repository is to lie: git or an editor would obey
+/// what lies there once the commits are taken over.
+fn touches(changes: &[u8]) -> Result<Vec<String>, GitError> {
+    let all = import::parse_changes(changes)?.into_iter();
+    let risky = all.filter(|change| {
+        let path = Path::new(OsStr::from_bytes(change.path));
+        change.is_new_gitlink || protect::touched(path, &[], false, true).is_some()
+    });
+    let paths: BTreeSet<_> = risky
+        .map(|change| escape(&String::from_utf8_lossy(change.path)))
+        .collect();
+    Ok(paths.into_iter().take(MOST_TOUCHED).collect())
 }
 
 /// As the owner of the folder, and only if the repository is still the one that the program's was made from.
@@ -206,6 +234,7 @@ fn report(
         objects: pack.len() as u64,
         bytes: bytes.len() as u64,
         refs: refs.collect(),
+        touches: Vec::new(),
         not_brought: left.collect(),
     }
 }
@@ -219,6 +248,13 @@ fn note(hold: &Hold, repository: &Repository, import: &GitImport) -> Option<Stri
         Ok((head, refs.unwrap_or_default()))
     });
     let (head, now) = now.unwrap_or_default();
+    if let Some(first) = import.touches.first() {
+        let placed = &import.refs.first()?.placed;
+        return Some(format!(
+            "git: the program's commits have arrived under `{placed}`, but change what git or your tools obey, `{first}` \
+             for one: read them before you take them over"
+        ));
+    }
     let commands = import
         .refs
         .iter()

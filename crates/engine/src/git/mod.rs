@@ -138,7 +138,13 @@ fn prepare_now(state: &Path, id: &Id, workspace: &Path) -> io::Result<Prepared> 
         true => DOT_GIT,
         false => BESIDE,
     };
-    let mut mounts = show(&folder.shown(), base, &repositories, Access::ReadWrite)?;
+    let mut mounts = show(
+        &folder.shown(),
+        &folder.empty(),
+        base,
+        &repositories,
+        Access::ReadWrite,
+    )?;
     if !is_folder {
         let file = folder.write("dot-git", format!("gitdir: {BESIDE}\n").as_bytes())?;
         mounts.push(mount(file, DOT_GIT, Access::ReadOnly)?);
@@ -193,6 +199,7 @@ fn read_repositories(
 /// Our git folder at `base`, and in it, read-only, the objects that it borrows.
 fn show(
     folder: &Path,
+    empty: &Path,
     base: &str,
     repositories: &[Repository],
     access: Access,
@@ -201,10 +208,22 @@ fn show(
     for repository in repositories {
         for (number, objects) in repository.snapshot.objects.iter().enumerate() {
             let inside = Path::new(base).join(&repository.place).join(lent(number));
-            mounts.push(mount(objects.clone(), inside, Access::ReadOnly)?);
+            mounts.push(mount(objects.clone(), &inside, Access::ReadOnly)?);
+            if number == 0 && repository.snapshot.objects.len() > 1 && has_info(objects) {
+                // It names places that are not there inside, of which git would complain.
+                mounts.push(mount(
+                    empty.to_owned(),
+                    inside.join("info"),
+                    Access::ReadOnly,
+                )?);
+            }
         }
     }
     Ok(mounts)
+}
+
+fn has_info(objects: &Path) -> bool {
+    fs::symlink_metadata(objects.join("info")).is_ok_and(|found| found.is_dir())
 }
 
 fn mount(host: PathBuf, inside: impl AsRef<Path>, access: Access) -> io::Result<Mount> {
