@@ -79,11 +79,13 @@ const MAY_USE: [(&str, &[&str]); 19] = [
             "airlock-sandbox",
             "airlock-doors",
             "airlock-fs",
+            "airlock-git",
             "airlock-store",
             "airlock-image",
             "airlock-spec",
         ],
     ),
+    ("airlock-git", &[]),
     ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
     (
         "airlock-doors",

@@ -31,7 +31,7 @@ const COMMON: &str = r#"
 set -eu
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_COUNT=0 GIT_NO_REPLACE_OBJECTS=1 \
   GIT_NO_LAZY_FETCH=1 GIT_ALLOW_PROTOCOL=none GIT_GRAFT_FILE=/dev/null GIT_TERMINAL_PROMPT=0 \
-  GIT_OPTIONAL_LOCKS=0 LC_ALL=C HOME=/nonexistent
+  GIT_OPTIONAL_LOCKS=0 GIT_ADVICE=0 LC_ALL=C HOME=/nonexistent
 command -v git >/dev/null || exit 127
 in=/workspace/in g=/tmp/g
 mkdir -p $g/objects/info $g/refs
@@ -213,7 +213,8 @@ fn told_io(error: io::Error) -> String {
 /// What git said, as far as that fits into a line.
 fn last_word(result: &RunResult) -> String {
     let text = String::from_utf8_lossy(&result.stderr);
-    let line = text.lines().find(|line| !line.trim().is_empty());
+    let says = |line: &&str| !line.trim().is_empty() && !line.starts_with("hint:");
+    let line = text.lines().find(says);
     let line: String = line
         .unwrap_or("nothing was said")
         .chars()

@@ -285,6 +285,13 @@ fn command(one: &GitRef, head: Option<&Head>, now: &RefMap) -> String {
     match (branch, tag) {
         (Some(_), _) if is_open && known == one.old => format!("`git reset {placed}`"),
         (Some(_), _) if is_open => format!("`git merge --autostash {placed}`"),
+        // Under its own name it would stand before another one of the user's.
+        (Some(name), _) if now.direct.contains_key(&format!("refs/tags/{name}")) => {
+            format!("`git log {placed}`")
+        }
+        (None, Some(name)) if now.direct.contains_key(&format!("refs/heads/{name}")) => {
+            format!("`git log {placed}`")
+        }
         (Some(name), _) if known.is_none() => format!("`git branch {name} {placed}`"),
         (Some(name), _) => format!("`git fetch . {placed}:refs/heads/{name}`"),
         (None, Some(name)) => format!("`git tag {name} {placed}`"),
