@@ -92,10 +92,9 @@ impl DotGit {
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(DotGit::Absent),
             Err(_) => return find_by_file(workspace, path, owner),
         };
-        if handle::names(&common)
-            .map_err(failed("list .git"))?
-            .is_empty()
-        {
+        // As git has it: without all of them it is no repository, and obeyed by nobody.
+        let is_there = |name: &&str| handle::open(&common, name, OFlags::PATH).is_ok();
+        if !["HEAD", "objects", "refs"].iter().all(is_there) {
             return Ok(DotGit::Absent);
         }
         if handle::open(&common, "commondir", OFlags::PATH).is_ok() {

@@ -64,7 +64,7 @@ impl Rules {
         let mounts = spec.mounts.iter().map(|mount| {
             let (host, inside) = (mount.host.display(), mount.inside.as_path());
             let remedy = || match spec.git.contains_key(&mount.host) {
-                true => ("mount", "nothing".to_owned()),
+                true => ("protected", "--allow-protected .git".to_owned()),
                 false => ("mount", format!("--mount {host}:{}:rw", inside.display())),
             };
             let rule = (mount.access == Access::ReadOnly).then(remedy);
