@@ -6,7 +6,7 @@
 //! host's .git ◀── place ── plan ◀── Pack::check ◀── pack and listing of a sandboxed git
 //! ```
 //!
-//! Files are opened by handle, through no symbolic link ([`handle`]); every length is bounded.
+//! Files are opened by handle, through no symbolic link (`handle.rs`); every length is bounded.
 
 pub mod config;
 mod handle;
@@ -19,7 +19,7 @@ pub use config::Config;
 pub use import::{Listing, Plan, PlannedRef};
 pub use pack::{Bounds, Pack};
 pub use refs::{Head, RefMap};
-pub use snapshot::{GitFolders, Snapshot};
+pub use snapshot::{GitFolders, ObjectFolder, Snapshot};
 
 use std::{fmt, io};
 
@@ -34,7 +34,7 @@ pub enum ObjectFormat {
 
 impl ObjectFormat {
     /// Bytes of a name.
-    pub const fn len(self) -> usize {
+    pub const fn id_bytes(self) -> usize {
         match self {
             ObjectFormat::Sha1 => 20,
             ObjectFormat::Sha256 => 32,
@@ -67,7 +67,7 @@ impl ObjectId {
             _ => None,
         };
         let bytes = text.as_bytes();
-        if bytes.len() != format.len() * 2 {
+        if bytes.len() != format.id_bytes() * 2 {
             return None;
         }
         let pairs = bytes.chunks_exact(2);

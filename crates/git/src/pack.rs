@@ -145,7 +145,7 @@ impl Pack {
     pub fn check(bytes: &[u8], format: ObjectFormat, bounds: &Bounds) -> Result<Pack, GitError> {
         let end = bytes
             .len()
-            .checked_sub(format.len())
+            .checked_sub(format.id_bytes())
             .filter(|end| *end >= 12)
             .ok_or_else(|| refused("it is too short"))?;
         let (body, trailer) = bytes.split_at(end);
@@ -211,7 +211,7 @@ impl Pack {
     pub fn index(&self) -> Vec<u8> {
         let mut sorted: Vec<_> = self.objects.iter().collect();
         sorted.sort_by(|one, other| one.0.cmp(other.0));
-        let mut index = Vec::with_capacity(1100 + sorted.len() * (self.format.len() + 8));
+        let mut index = Vec::with_capacity(1100 + sorted.len() * (self.format.id_bytes() + 8));
         index.extend(b"\xfftOc\0\0\0\x02");
         let mut counts = [0u32; 256];
         sorted
@@ -269,7 +269,7 @@ impl Pack {
             let (mode, after) = (&rest[..space], &rest[space + 1..]);
             let nul = after.iter().position(|byte| *byte == 0)?;
             let (name, after) = (&after[..nul], &after[nul + 1..]);
-            let (id, after) = after.split_at_checked(self.format.len())?;
+            let (id, after) = after.split_at_checked(self.format.id_bytes())?;
             entries.push(TreeEntry { mode, name, id });
             rest = after;
         }

@@ -69,8 +69,19 @@ pub struct Snapshot {
     /// Commits whose parents are not there.
     pub shallow: Option<Vec<u8>>,
     /// Folders of objects on the host, its own first.
-    pub objects: Vec<PathBuf>,
+    pub objects: Vec<ObjectFolder>,
     files: Vec<(String, Vec<u8>)>,
+}
+
+/// A folder of objects on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectFolder {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What it must turn out to be there: whoever may write the folder around it could put another one in its place.
+    pub device: u64,
+    /// The same.
+    pub inode: u64,
 }
 
 /// What lies at `.git` in a workspace.
@@ -421,19 +432,38 @@ fn config_inside(config: &Config, identity: &Config, format: ObjectFormat) -> St
     version + &inside.text()
 }
 
-/// The folders that hold objects. One that is not the owner's is left out: he must not lend what is not his.
-fn objects(folders: &GitFolders, owner: u32) -> Result<Vec<PathBuf>, GitError> {
-    let own = folders.path.join("objects");
+/// The folders that hold objects. Root shows none but the owner's: he must not lend what is not his.
+fn objects(folders: &GitFolders, owner: u32) -> Result<Vec<ObjectFolder>, GitError> {
+    let may_show = |user: u32| user == owner || !rustix::process::geteuid().is_root();
+    let path = folders.path.join("objects");
     let open = handle::open(&folders.common, "objects", FOLDER).map_err(failed("open objects"))?;
+    let found = rustix::fs::fstat(&open).map_err(|error| failed("open objects")(error.into()))?;
+    if !may_show(found.st_uid) {
+        return Err(unsupported("its objects are somebody else's"));
+    }
+    let own = ObjectFolder {
+        path: path.clone(),
+        device: found.st_dev,
+        inode: found.st_ino,
+    };
     let text = handle::read(&open, "info/alternates", MOST_FILE);
     let text = text.map_err(failed("read alternates"))?.unwrap_or_default();
+    let other = |line: &[u8]| {
+        let path = fs::canonicalize(path.join(OsStr::from_bytes(line))).ok()?;
+        let found = fs::symlink_metadata(&path).ok()?;
+        let (device, inode) = (found.dev(), found.ino());
+        (found.is_dir() && may_show(found.uid())).then_some(ObjectFolder {
+            path,
+            device,
+            inode,
+        })
+    };
     let others = text
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty() && !line.starts_with(b"#"))
-        .filter_map(|line| fs::canonicalize(own.join(OsStr::from_bytes(line))).ok())
-        .filter(|path| fs::metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == owner))
+        .filter_map(other)
         .take(MOST_ALTERNATES);
-    Ok(std::iter::once(own.clone()).chain(others).collect())
+    Ok(std::iter::once(own).chain(others).collect())
 }
 
 #[cfg(test)]

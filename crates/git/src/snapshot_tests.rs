@@ -65,7 +65,7 @@ fn inside(top: &Path, folders: &GitFolders, work: &Path) -> String {
         .unwrap();
     for (number, objects) in snapshot.objects.iter().enumerate() {
         fs::remove_dir(ours.join(lent(number))).unwrap();
-        std::os::unix::fs::symlink(objects, ours.join(lent(number))).unwrap();
+        std::os::unix::fs::symlink(&objects.path, ours.join(lent(number))).unwrap();
     }
     let (ours, work) = (ours.display(), work.display());
     let words = [

@@ -1,16 +1,13 @@
 //! The two boxes in which git reads what a program left. Both see the host's `/usr`, no network and no secret, and write
 //! nowhere but to their own scratch space; what they say comes as their output, bounded like their time and memory.
 
-use super::{Repository, mount, show};
+use super::{Repository, Shown, mount, show, show_objects};
 use crate::{Inner, driver::Driver, making::Making, record::fresh_id};
 use ::git::{Head, ObjectFormat, Plan, snapshot::lent};
-use spec::{
-    Access, FileId, Maximum, Mount, Network, Policy, RunRequest, RunResult, Size, Status, Time,
-};
+use spec::{Access, Maximum, Network, Policy, RunRequest, RunResult, Size, Status, Time};
 use std::{
     ffi::OsString,
-    fs, io,
-    os::unix::fs::MetadataExt,
+    io,
     path::{Path, PathBuf},
     pin::Pin,
     sync::{Arc, atomic::AtomicU64},
@@ -170,7 +167,7 @@ impl Order<'_> {
             vec![mount(self.told.clone(), "/workspace/in", Access::ReadOnly).map_err(told_io)?];
         for (number, objects) in self.repository.snapshot.objects.iter().enumerate() {
             let inside = format!("/workspace/host/{number}");
-            mounts.push(mount(objects.clone(), inside, Access::ReadOnly).map_err(told_io)?);
+            mounts.push(show_objects(objects, inside).map_err(told_io)?);
         }
         let result = self.run(VERIFY, mounts).await?;
         match result.truncated.stdout {
@@ -179,7 +176,7 @@ impl Order<'_> {
         }
     }
 
-    async fn run(self, script: &str, mounts: Vec<Mount>) -> Result<RunResult, String> {
+    async fn run(self, script: &str, mounts: Vec<Shown>) -> Result<RunResult, String> {
         let format = self.repository.snapshot.format;
         let command = [
             "sh".to_owned(),
@@ -227,7 +224,7 @@ fn last_word(result: &RunResult) -> String {
 fn in_box(
     engine: Arc<Inner>,
     command: Vec<OsString>,
-    mounts: Vec<Mount>,
+    mounts: Vec<Shown>,
 ) -> io::Result<Pin<Box<dyn Future<Output = RunResult> + Send>>> {
     let limits = Maximum {
         memory: Some(Size(MEMORY)),
@@ -248,11 +245,10 @@ fn in_box(
     let admitted = Policy::default().admit(request);
     let mut spec = admitted.map_err(|error| io::Error::other(error.to_string()))?;
     spec.keep = false;
-    for mount in &mounts {
-        let found = fs::metadata(&mount.host)?;
-        let (device, inode) = (found.dev(), found.ino());
-        let id = FileId { device, inode };
+    let mut own = Vec::new();
+    for Shown { mount, id } in mounts {
         spec.sandbox.git.insert(mount.host.clone(), id);
+        own.push(mount);
     }
     Ok(Box::pin(async move {
         let (_cancel, cancelled) = watch::channel(false);
@@ -267,7 +263,7 @@ fn in_box(
                 cancelled,
                 layer: None,
                 git: None,
-                own: mounts,
+                own,
             },
             events,
             doors: None,

@@ -255,9 +255,11 @@ fn note(hold: &Hold, repository: &Repository, import: &GitImport) -> Option<Stri
              for one: read them before you take them over"
         ));
     }
-    let commands = import
-        .refs
-        .iter()
+    let is_open = |one: &&GitRef| matches!(&head, Some(Head::Branch(name)) if *name == one.name);
+    let (open, others): (Vec<_>, Vec<_>) = import.refs.iter().partition(is_open);
+    let commands = open
+        .into_iter()
+        .chain(others)
         .map(|one| command(one, head.as_ref(), &now));
     let shown: Vec<_> = commands.take(MOST_COMMANDS).collect();
     let more = import.refs.len().saturating_sub(shown.len());

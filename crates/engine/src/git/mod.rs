@@ -15,9 +15,9 @@ mod import;
 pub(crate) use folder::sweep;
 pub(crate) use import::settle;
 
-use crate::{Rights, guard, making::open_regular};
+use crate::{Rights, making::open_regular};
 use ::git::{
-    Config, GitError,
+    Config, GitError, ObjectFolder,
     snapshot::{DotGit, GitFolders, Snapshot, lent},
 };
 use folder::GitFolder;
@@ -57,14 +57,20 @@ pub(crate) struct Hold {
     repositories: Vec<Repository>,
 }
 
+/// A mount, and what must turn out to be there.
+struct Shown {
+    mount: Mount,
+    id: FileId,
+}
+
 /// What a workspace gets.
 enum Prepared {
     /// Nothing of ours: it has no repository, or its protection is another's.
     Nothing,
     /// A git folder of ours.
-    Ours(Box<Hold>, Vec<Mount>),
+    Ours(Box<Hold>, Vec<Shown>),
     /// Its own, read-only, and the reason.
-    ReadOnly(Vec<Mount>, String),
+    ReadOnly(Vec<Shown>, String),
     /// What protects a file `.git` anyway, and the reason why it is no more.
     AsItIs(String),
 }
@@ -101,13 +107,9 @@ pub(crate) async fn prepare(
             return Ok(None);
         }
     };
-    for mount in mounts {
-        let found = fs::metadata(&mount.host)?;
-        let (device, inode) = (found.dev(), found.ino());
-        guard::add_own(sandbox, &mount.host)?;
-        sandbox
-            .git
-            .insert(mount.host.clone(), FileId { device, inode });
+    for Shown { mount, id } in mounts {
+        sandbox.add_own(&mount.host, id);
+        sandbox.git.insert(mount.host.clone(), id);
         sandbox.mounts.push(mount);
     }
     Ok(hold)
@@ -123,11 +125,15 @@ fn prepare_now(state: &Path, id: &Id, workspace: &Path) -> io::Result<Prepared> 
     let (repositories, is_folder) = match read {
         Ok(None) => return Ok(Prepared::Nothing),
         Ok(Some(read)) => read,
-        Err(why) if opened_is_folder(&opened) => {
-            let mount = mount(workspace.join(".git"), DOT_GIT, Access::ReadOnly)?;
-            return Ok(Prepared::ReadOnly(vec![mount], in_words(&why)));
+        Err(why) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            let Ok(own) = crate::files::open(&opened, ".git", flags) else {
+                return Ok(Prepared::AsItIs(in_words(&why)));
+            };
+            let id = id_of(&own)?;
+            let shown = show_as(workspace.join(".git"), id, DOT_GIT, Access::ReadOnly)?;
+            return Ok(Prepared::ReadOnly(vec![shown], in_words(&why)));
         }
-        Err(why) => return Ok(Prepared::AsItIs(in_words(&why))),
     };
     let folder = GitFolder::make(state, id)?;
     for repository in &repositories {
@@ -162,8 +168,10 @@ fn open_folder(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-fn opened_is_folder(workspace: &OwnedFd) -> bool {
-    crate::files::open(workspace, ".git", OFlags::PATH | OFlags::DIRECTORY).is_ok()
+fn id_of(file: &OwnedFd) -> io::Result<FileId> {
+    let found = rustix::fs::fstat(file)?;
+    let (device, inode) = (found.st_dev, found.st_ino);
+    Ok(FileId { device, inode })
 }
 
 /// The repository and its submodules, and whether `.git` is a folder. A submodule of a kind that is not handled is left out.
@@ -203,13 +211,14 @@ fn show(
     base: &str,
     repositories: &[Repository],
     access: Access,
-) -> io::Result<Vec<Mount>> {
+) -> io::Result<Vec<Shown>> {
     let mut mounts = vec![mount(folder.to_owned(), base, access)?];
     for repository in repositories {
         for (number, objects) in repository.snapshot.objects.iter().enumerate() {
             let inside = Path::new(base).join(&repository.place).join(lent(number));
-            mounts.push(mount(objects.clone(), &inside, Access::ReadOnly)?);
-            if number == 0 && repository.snapshot.objects.len() > 1 && has_info(objects) {
+            let has_info = has_info(&objects.path);
+            mounts.push(show_objects(objects, &inside)?);
+            if number == 0 && repository.snapshot.objects.len() > 1 && has_info {
                 // It names places that are not there inside, of which git would complain.
                 mounts.push(mount(
                     empty.to_owned(),
@@ -226,14 +235,34 @@ fn has_info(objects: &Path) -> bool {
     fs::symlink_metadata(objects.join("info")).is_ok_and(|found| found.is_dir())
 }
 
-fn mount(host: PathBuf, inside: impl AsRef<Path>, access: Access) -> io::Result<Mount> {
+/// Something of our own in the state.
+fn mount(host: PathBuf, inside: impl AsRef<Path>, access: Access) -> io::Result<Shown> {
+    let found = fs::metadata(&host)?;
+    let (device, inode) = (found.dev(), found.ino());
+    show_as(host, FileId { device, inode }, inside, access)
+}
+
+/// Objects of the host's, read-only.
+fn show_objects(objects: &ObjectFolder, inside: impl AsRef<Path>) -> io::Result<Shown> {
+    let (device, inode) = (objects.device, objects.inode);
+    let id = FileId { device, inode };
+    show_as(objects.path.clone(), id, inside, Access::ReadOnly)
+}
+
+fn show_as(
+    host: PathBuf,
+    id: FileId,
+    inside: impl AsRef<Path>,
+    access: Access,
+) -> io::Result<Shown> {
     let inside =
         InsidePath::new(inside.as_ref()).map_err(|why| io::Error::other(why.to_string()))?;
-    Ok(Mount {
+    let mount = Mount {
         host,
         inside,
         access,
-    })
+    };
+    Ok(Shown { mount, id })
 }
 
 /// Who commits, by the configuration of that user: only his name and address are taken from it.
