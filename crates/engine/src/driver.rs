@@ -18,7 +18,7 @@ use crate::{
     keep::Keeper,
     making::{
         LONGEST_START, Making, Standing, cancellation, close, environment, injected, internal,
-        leave, refused, until_cancelled,
+        leave, refused, take_in, until_cancelled,
     },
     origin::Origin,
     pool,
@@ -124,7 +124,7 @@ impl Driver {
         // Before the box is cleared away: listeners keep its network alive.
         opened.close(result).await;
         // With the result a workspace is the caller's again.
-        result.notes.extend(sandbox.give_workspace_back().await);
+        take_in(result, sandbox.give_workspace_back().await);
         match self.making.engine.pools.is_on() && !matches!(origin, Origin::Engine(_)) {
             true => self.leave_behind(sandbox, records, &mut result.notes).await,
             false => result.notes.extend(leave(sandbox, records).await),

@@ -142,7 +142,7 @@ pub fn put_input(
     limit_bytes: u64,
     rights: &Rights,
 ) -> Result<(), InputError> {
-    if let Some(why) = rights.protects(workspace, name.as_path()) {
+    if let Some(why) = rights.protects(name.as_path()) {
         return Err(InputError::Protected {
             name: name.clone(),
             why,

@@ -12,9 +12,10 @@ use crate::{
     workspaces::{self, Hold},
 };
 use ::doors::{ledger::Whose, secrets::Secrets};
-use sandbox::{Sandbox, SandboxError, container::ImageFacts};
+use sandbox::{Sandbox, SandboxError, TakenDown, container::ImageFacts};
 use spec::{
     EnvName, ErrorCode, ErrorInfo, FileId, Id, InputSource, Mount, RunResult, RunSpec, SandboxSpec,
+    WorkspaceChanges,
 };
 use std::{
     collections::BTreeMap,
@@ -338,6 +339,29 @@ impl Making {
     }
 }
 
+/// What the end of a mounted workspace brought, for its reader.
+pub(crate) fn take_in(result: &mut RunResult, taken_down: TakenDown) {
+    let TakenDown { held_back, notes } = taken_down;
+    result.notes.extend(notes);
+    if held_back.is_empty() {
+        return;
+    }
+    let id = result.run_id.clone();
+    result.notes.push(format!(
+        "{} names were taken out of the workspace, because tools of the host would obey them or they lead out of it: \
+         see them with `airlock workspace held {id}`",
+        held_back.len()
+    ));
+    let changes = result.workspace.get_or_insert(WorkspaceChanges {
+        id,
+        added: 0,
+        changed: 0,
+        removed: 0,
+        held_back: Vec::new(),
+    });
+    changes.held_back.extend(held_back);
+}
+
 /// A source that cannot be read any more once the run is cancelled.
 struct UntilCancelled<'a> {
     source: Box<dyn io::Read>,
@@ -405,7 +429,7 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
         ("AIRLOCK_WORKSPACE", spec::WORKSPACE),
         ("CYNODE_ARTIFACTS_DIR", "/workspace/.artifacts"),
         ("CYNODE_WORKSPACE_DIR", spec::WORKSPACE),
-        ("HOME", "/workspace/.home"),
+        ("HOME", spec::HOME),
         ("RUN_ID", id.as_str()),
         ("TMPDIR", "/tmp"),
     ];
@@ -536,6 +560,12 @@ fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
 pub(crate) async fn leave(sandbox: Box<dyn Sandbox>, records: Vec<Record>) -> Vec<String> {
     let released = sandbox.release().await;
     let mut notes = released.notes;
+    if !released.held_back.is_empty() {
+        let count = released.held_back.len();
+        notes.push(format!(
+            "{count} names were taken out of the workspace: `airlock workspace held` shows them"
+        ));
+    }
     if !released.left_over {
         records
             .into_iter()

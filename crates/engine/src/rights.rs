@@ -3,7 +3,6 @@
 //! there with the rights of the folder's owner, be it root's own: a file that he may not read is read for nobody.
 
 use crate::files::{self, Bounds, Collected, Found};
-use ::fs::Dir;
 use sandbox::native::protect;
 use spec::{SandboxSpec, WorkspacePath};
 use std::{io, os::fd::BorrowedFd, path::Path, sync::mpsc, thread};
@@ -100,18 +99,9 @@ impl Rights {
     }
 
     /// Why what lies at a path must stay as it is, if it must.
-    pub(crate) fn protects(&self, workspace: BorrowedFd<'_>, path: &Path) -> Option<String> {
+    pub(crate) fn protects(&self, path: &Path) -> Option<String> {
         let allowed = self.mounted.as_ref()?;
-        let held = protect::held(path, allowed, has_repository(workspace))?;
+        let held = protect::protects(path, allowed)?;
         Some(format!("`{}` is protected: {}", held.name, held.reason))
     }
-}
-
-/// Whether there is a folder `.git` with something in it. One that cannot be looked at is none: then all of it is protected.
-fn has_repository(workspace: BorrowedFd<'_>) -> bool {
-    let listed = || -> io::Result<bool> {
-        let folder = Dir::from_fd(workspace).open_dir(".git")?;
-        Ok(!folder.is_empty()?)
-    };
-    listed().unwrap_or(false)
 }

@@ -208,7 +208,7 @@ impl Tree {
     }
 
     fn may_change(&self, path: &Path) -> Answer<()> {
-        match self.rights.protects(self.workspace.as_fd(), &inside(path)?) {
+        match self.rights.protects(&inside(path)?) {
             Some(why) => Err(TreeError::Protected {
                 path: files::shown(path),
                 why,

@@ -15,7 +15,7 @@ use crate::{
     standby,
     step::{Failure, Step, Steps},
     sys::{self, ChildStack, Forked},
-    template::failure,
+    template::{self, failure},
     terminal,
 };
 use rustix::{
@@ -43,7 +43,7 @@ pub const NAMESPACES: [(Step, &CStr); 7] = [
     (Step::EnterUserNamespace, c"/proc/self/ns/user"),
 ];
 /// What is written and not kept. Handed out, too: whether it is full can only be seen by those who have it.
-pub const SCRATCH: [&CStr; 3] = [c"/tmp", c"/run", c"/dev/shm"];
+pub const SCRATCH: [&CStr; 4] = [c"/tmp", c"/run", c"/dev/shm", c"/home/agent"];
 
 /// What is handed out when the box is looked at.
 struct Found {
@@ -301,6 +301,9 @@ fn furnish_workspace(plan: &InsidePlan) -> Result<OwnedFd, Failure> {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(at(path)(error.into())),
         }
+    }
+    if plan.fresh_workspace {
+        template::link_home(&workspace).map_err(at(c".home"))?;
     }
     Ok(workspace)
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     network::{self, Passing},
-    plan::{BoxPlan, HostPath, Ids, Owner, ProtectedKind},
+    plan::{BoxPlan, HostPath, Ids, Owner},
     protocol::{self, Report},
     step::{Failure, Step, Steps},
     submounts,
@@ -410,7 +410,7 @@ fn scratch(plan: &BoxPlan) -> io::Result<()> {
         rustix::fs::mkdirat(&space, name, mode)?;
         give(&space, name, plan.ids)?;
     }
-    hide_home_from_git(&space)
+    Ok(())
 }
 
 /// Lays a writable layer over a folder of the root: what is changed there is changed in scratch space, by this box.
@@ -450,11 +450,19 @@ fn lay_over(folder: &CStr, ids: Ids) -> io::Result<()> {
     template::attach(&template::make(c"overlay", &options)?, &CWD, folder)
 }
 
-/// The home lies in the workspace, and nobody means to commit it.
-fn hide_home_from_git(space: &OwnedFd) -> io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(space, c"home/.gitignore", flags, Mode::from_raw_mode(0o644))?;
-    io::Write::write_all(&mut std::fs::File::from(file), b"*\n")
+/// The home is scratch space, with the folders at which something is mounted.
+fn put_home(plan: &BoxPlan) -> io::Result<()> {
+    let home = beneath(&CWD, c"/home/agent")?;
+    bind_scratch(c"home", &home)?;
+    if plan.home_directories.is_empty() {
+        return Ok(());
+    }
+    let home = beneath(&CWD, c"/home/agent")?;
+    for path in &plan.home_directories {
+        rustix::fs::mkdirat(&home, path, Mode::from_raw_mode(0o755))?;
+        give(&home, path, plan.ids)?;
+    }
+    Ok(())
 }
 
 fn give(at: &impl AsFd, path: &CStr, ids: Ids) -> io::Result<()> {
@@ -485,6 +493,7 @@ fn put_workspace(plan: &BoxPlan, tree: Option<OwnedFd>) -> Result<OwnedFd, Failu
     let workspace = rustix::fs::openat(CWD, c"/workspace", flags, Mode::empty())
         .map_err(|error| at("/workspace")(error.into()))?;
     furnish_workspace(plan, &workspace)?;
+    put_home(plan).map_err(at("/home/agent"))?;
     bind_scratch(c"shm", &place(c"/dev/shm")?).map_err(at("/dev/shm"))?;
     // Last: it covers the scratch space itself.
     bind_scratch(c"tmp", &place(c"/tmp")?).map_err(at("/tmp"))?;
@@ -503,22 +512,17 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
             .map_err(|error| at(path)(error.into()))?;
         give(workspace, path, plan.ids).map_err(at(path))?;
     }
-    for protected in &plan.protected {
+    if plan.workspace.is_none() {
+        template::link_home(workspace).map_err(at(c".home"))?;
+    }
+    for path in &plan.protected {
         let put = || {
-            let place = beneath(workspace, &protected.path)?;
-            if protected.kind == ProtectedKind::Scratch {
-                return bind_scratch(c"home", &place);
-            }
+            let place = beneath(workspace, path)?;
             let tree = template::open_tree(&place, c"")?;
-            let attributes = if protected.kind == ProtectedKind::ReadOnly {
-                PLAIN | READ_ONLY
-            } else {
-                PLAIN
-            };
-            sys::set_mount(tree.as_fd(), true, attributes, None)?;
+            sys::set_mount(tree.as_fd(), true, PLAIN | READ_ONLY, None)?;
             template::attach(&tree, &place, c"")
         };
-        put().map_err(at(&protected.path))?;
+        put().map_err(at(path))?;
     }
     Ok(())
 }

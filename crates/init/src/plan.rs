@@ -89,10 +89,12 @@ pub struct BoxPlan {
     pub copies: Vec<CString>,
     /// A host folder for `/workspace`; else it is in scratch space.
     pub workspace: Option<HostPath>,
-    /// What in that folder is protected, parents first.
-    pub protected: Vec<Protected>,
+    /// What in that folder is read-only, relative to it, parents first.
+    pub protected: Vec<CString>,
     /// Directories to make in a fresh workspace, parents first, as places for mounts.
     pub workspace_directories: Vec<CString>,
+    /// The same in the home.
+    pub home_directories: Vec<CString>,
     /// Further mounts, parents first.
     pub mounts: Vec<HostPath>,
 }
@@ -184,26 +186,6 @@ pub struct HostPath {
 pub struct Owner {
     pub uid: u32,
     pub gid: u32,
-}
-
-/// A protected name in a mounted workspace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Protected {
-    /// Relative to the workspace.
-    pub path: CString,
-    /// How.
-    pub kind: ProtectedKind,
-}
-
-/// How a name is protected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProtectedKind {
-    /// Bound onto itself, so that it cannot be renamed away with what is protected in it.
-    Guard,
-    /// Read-only.
-    ReadOnly,
-    /// Covered by a folder in scratch space.
-    Scratch,
 }
 
 /// Who the program is, inside and outside.
@@ -330,6 +312,7 @@ wire_struct!(BoxPlan {
     workspace,
     protected,
     workspace_directories,
+    home_directories,
     mounts,
 });
 wire_struct!(PassingPlan {
@@ -363,8 +346,6 @@ wire_struct!(HostPath {
     owner
 });
 wire_struct!(Owner { uid, gid });
-wire_struct!(Protected { path, kind });
-wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids {
     uid,
     gid,
@@ -475,12 +456,6 @@ pub(crate) mod tests {
         )
     }
 
-    fn protected() -> impl Strategy<Value = Protected> {
-        use ProtectedKind::*;
-        let kind = proptest::sample::select(vec![Guard, ReadOnly, Scratch]);
-        (text(), kind).prop_map(|(path, kind)| Protected { path, kind })
-    }
-
     fn passing() -> impl Strategy<Value = PassingPlan> {
         let parts = (
             vec(any::<u16>(), 0..4),
@@ -500,8 +475,8 @@ pub(crate) mod tests {
         let paths = (
             texts(),
             option::of(host_path()),
-            vec(protected(), 0..4),
             texts(),
+            (texts(), texts()),
             vec(host_path(), 0..3),
         );
         (steps(), ids(), text(), numbers, paths).prop_map(
@@ -515,7 +490,8 @@ pub(crate) mod tests {
                     network,
                 ) = numbers;
                 let (doors, passing) = network;
-                let (copies, workspace, protected, workspace_directories, mounts) = paths;
+                let (copies, workspace, protected, directories, mounts) = paths;
+                let (workspace_directories, home_directories) = directories;
                 BoxPlan {
                     steps,
                     ids,
@@ -533,6 +509,7 @@ pub(crate) mod tests {
                     workspace,
                     protected,
                     workspace_directories,
+                    home_directories,
                     mounts,
                 }
             },

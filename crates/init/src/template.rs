@@ -330,6 +330,14 @@ pub(crate) fn attach(tree: &OwnedFd, at: &impl AsFd, path: &CStr) -> io::Result<
     Ok(rustix::mount::move_mount(tree, c"", at, path, flags)?)
 }
 
+/// In a fresh workspace the home can also be reached from there, unless something is mounted at that place.
+pub(crate) fn link_home(workspace: &impl AsFd) -> io::Result<()> {
+    match rustix::fs::symlinkat(c"/home/agent", workspace, c".home") {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 pub(crate) fn is_directory(at: &impl AsFd) -> io::Result<bool> {
     let stat = rustix::fs::statat(at, c"", AtFlags::EMPTY_PATH)?;
     Ok(FileType::from_raw_mode(stat.st_mode).is_dir())

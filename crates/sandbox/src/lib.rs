@@ -9,6 +9,7 @@ mod process;
 /// The static program that boxes start with, for images that want it as their first process.
 pub use init::LAUNCHER as FIRST_PROCESS;
 pub use init::act_in_files_as;
+pub use native::protect::TakenDown;
 pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
 pub use passing::{MeantFor, Passing};
 pub use process::Process;
@@ -96,8 +97,8 @@ pub trait Sandbox: Debug + Send + Sync {
     fn signal(&self, number: i32);
     /// Ends every process in the box and waits until they are gone; `None` if nobody could say so.
     fn end(&mut self) -> Soon<'_, Option<Ended>>;
-    /// Gives a mounted workspace back as it was; what there is to say.
-    fn give_workspace_back(&mut self) -> Soon<'_, Vec<String>>;
+    /// Gives a mounted workspace back; what was taken out of it, and what there is to say.
+    fn give_workspace_back(&mut self) -> Soon<'_, TakenDown>;
     /// Whether a mounted workspace is still to be given back.
     fn holds_workspace(&self) -> bool;
     /// Gives back what the box held outside.

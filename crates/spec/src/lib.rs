@@ -66,11 +66,11 @@ pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 pub use result::base64;
 pub use result::{
     ArtifactRef, BadTimestamp, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event,
-    GitImport, GitLeft, GitRef, LearnedRule, LlmUsage, Moments, RunResult, Status, Stream,
-    Timestamp, Truncated, Usage, WorkspaceChanges,
+    GitImport, GitLeft, GitRef, HeldBack, HoldReason, LearnedRule, LlmUsage, Moments, RunResult,
+    Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
 };
 pub use run::{
-    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root,
+    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, HOME, InputSource, Mount, Network, Root,
     RunRequest, RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
 };
 pub use session::{

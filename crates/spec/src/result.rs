@@ -299,6 +299,51 @@ pub struct WorkspaceChanges {
     pub changed: u64,
     /// Names that are gone.
     pub removed: u64,
+    /// What was taken out of the folder, or is not taken over.
+    pub held_back: Vec<HeldBack>,
+}
+
+/// Something that was taken out of a mounted workspace when the program ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct HeldBack {
+    /// Relative to the workspace; what is no text is replaced.
+    pub path: String,
+    /// Why it does not stay there.
+    pub why: HoldReason,
+}
+
+/// Why something does not stay in a mounted workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum HoldReason {
+    /// Tools of the host obey what has this name.
+    ProtectedName,
+    /// A link that leads out of the folder.
+    LinkOut,
+    /// A link that leads to a protected name.
+    LinkToProtected,
+    /// A device, a socket or a whiteout.
+    SpecialFile,
+    /// A folder that could not be looked into.
+    Unreadable,
+}
+
+impl HoldReason {
+    /// The reason in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            HoldReason::ProtectedName => "tools of the host obey files of this name",
+            HoldReason::LinkOut => "it is a link that leads out of the folder",
+            HoldReason::LinkToProtected => "it is a link to a protected name",
+            HoldReason::SpecialFile => "it is a device, a socket or a whiteout",
+            HoldReason::Unreadable => "it could not be looked into",
+        }
+    }
 }
 
 /// What a program committed in one repository of its workspace. Nothing of the user's moves: it arrives beside it.

@@ -18,6 +18,8 @@ use std::{
 
 /// The working directory inside.
 pub const WORKSPACE: &str = "/workspace";
+/// The program's home: scratch space, gone afterwards.
+pub const HOME: &str = "/home/agent";
 /// The search path inside.
 pub const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// The user and group id inside.

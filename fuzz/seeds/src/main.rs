@@ -8,7 +8,7 @@ use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
     plan::{
         BoxPlan, Errand, Fellows, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place,
-        PlaceKind, ProgramPlan, Protected, ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
+        PlaceKind, ProgramPlan, ResourceLimit, StockPlan, TemplatePlan,
     },
     protocol::{Arriving, Brief, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
@@ -417,6 +417,7 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
                 steps: Steps::ALL,
                 ids: IDS,
                 unmapped: vec![0, 2],
+                covered: vec![c"/workspace/proc".to_owned()],
                 passing: Arriving::default(),
             },
         ),
@@ -476,10 +477,6 @@ fn a_box() -> BoxPlan {
         writable: owner.is_some(),
         owner,
     };
-    let protected = |path: &CStr, kind| Protected {
-        path: path.to_owned(),
-        kind,
-    };
     BoxPlan {
         steps: Steps::ALL,
         ids: IDS,
@@ -506,12 +503,9 @@ fn a_box() -> BoxPlan {
                 gid: 1000,
             }),
         )),
-        protected: vec![
-            protected(c".git", ProtectedKind::Guard),
-            protected(c".git/hooks", ProtectedKind::ReadOnly),
-            protected(c".home", ProtectedKind::Scratch),
-        ],
-        workspace_directories: vec![c".artifacts".to_owned(), c".home".to_owned()],
+        protected: vec![c".envrc".to_owned(), c"sub/.git".to_owned()],
+        workspace_directories: vec![c".artifacts".to_owned(), c"data".to_owned()],
+        home_directories: vec![c".cache".to_owned()],
         mounts: vec![host_path(c"/data", c"/data", None)],
     }
 }

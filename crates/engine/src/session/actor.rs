@@ -9,7 +9,7 @@ use crate::{
     doors::Opened,
     driver::blank,
     feed::Budget,
-    making::{LONGEST_START, Making, Standing, environment, injected, internal, leave},
+    making::{LONGEST_START, Making, Standing, environment, injected, internal, leave, take_in},
     origin::Origin,
     pool,
     record::{self, Record},
@@ -136,9 +136,7 @@ async fn stand(making: &mut Making, result: &mut RunResult) -> Result<Standing, 
         Err(error) => {
             standing.sandbox.end().await;
             standing.opened.close(result).await;
-            result
-                .notes
-                .extend(standing.sandbox.give_workspace_back().await);
+            take_in(result, standing.sandbox.give_workspace_back().await);
             leave(standing.sandbox, standing.records).await;
             Err(error)
         }
@@ -615,9 +613,7 @@ impl Actor {
     /// As at the end of a run: doors, workspace, box, record.
     async fn give_back(mut self, why: SessionEnd) {
         self.opened.close(&mut self.result).await;
-        self.result
-            .notes
-            .extend(self.sandbox.give_workspace_back().await);
+        take_in(&mut self.result, self.sandbox.give_workspace_back().await);
         self.result
             .notes
             .extend(leave(self.sandbox, self.records).await);

@@ -15,7 +15,7 @@ use std::{
     fs::File,
     io::{self, Read},
     os::{fd::BorrowedFd, unix::ffi::OsStrExt},
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 /// The largest file that is taken over.
@@ -92,7 +92,6 @@ impl Sides<'_> {
         let mut changes = Vec::new();
         for path in names {
             let change = match (self.base.get(path), walked.entries.get(path)) {
-                (None, Some(now)) if self.stands_in(path, now, &walked) => None,
                 (None, Some(now)) => Some((What::Added, now.clone())),
                 (Some(was), None) => self.removed(path, was, &walked),
                 (Some(was), Some(now)) => self
@@ -110,17 +109,6 @@ impl Sides<'_> {
             changes,
             unknown: walked.unknown.into_iter().collect(),
         })
-    }
-
-    /// What the protection of names puts up while a box stands is nobody's change.
-    fn stands_in(&self, path: &Path, now: &Seen, walked: &Walked) -> bool {
-        let beneath = || walked.entries.range(path.to_owned()..).nth(1);
-        let empty = match now.kind {
-            Kind::Folder => !beneath().is_some_and(|(below, _)| below.starts_with(path)),
-            Kind::File => now.version.size <= 2,
-            Kind::Link | Kind::Other => false,
-        };
-        empty && protect::may_stand_in(path) && !self.is_lifted(path)
     }
 
     fn removed(&self, path: &Path, was: &Entry, walked: &Walked) -> Option<(What, Seen)> {
@@ -200,7 +188,7 @@ impl Sides<'_> {
     }
 
     fn reason_to_leave_out(&self, path: &Path, what: What, now: &Seen) -> Option<String> {
-        if let Some(reason) = self.protected(path, what) {
+        if let Some(reason) = self.protected(path) {
             return Some(reason);
         }
         if what == What::Removed {
@@ -214,31 +202,46 @@ impl Sides<'_> {
         }
         match now.kind {
             Kind::Other => Some("it is a pipe, a socket or a device".to_owned()),
-            Kind::Link if !stays_inside(path, now.target.as_deref().unwrap_or_default()) => {
-                Some("it is a link that could lead out of the folder".to_owned())
+            Kind::Link => self.link_reason(path, now.target.as_deref().unwrap_or_default()),
+            Kind::File if self.makes_repository(path) => {
+                Some("with `objects` and `refs` beside it, it makes a git repository".to_owned())
             }
             Kind::File if now.version.size > MOST_FILE_BYTES => {
                 Some(format!("it is larger than {} GiB", MOST_FILE_BYTES >> 30))
             }
-            Kind::File | Kind::Folder | Kind::Link => None,
+            Kind::File | Kind::Folder => None,
         }
     }
 
-    /// What may not be written in a mounted workspace may not be taken over either.
-    fn protected(&self, path: &Path, what: What) -> Option<String> {
-        let has_repository = self
-            .base
-            .get(Path::new(".git"))
-            .is_some_and(|git| git.kind == Kind::Folder);
-        // A folder above is touched when it comes or goes, not when its permissions change.
-        let hit = protect::touched(path, self.allowed, has_repository, what != What::Mode)?;
+    /// What may not stay in a mounted workspace is not taken over either.
+    fn protected(&self, path: &Path) -> Option<String> {
+        let hit = protect::protects(path, self.allowed)?;
         Some(format!("`{}` is protected: {}", hit.name, hit.reason))
     }
 
-    fn is_lifted(&self, name: &Path) -> bool {
-        self.allowed
-            .iter()
-            .any(|allowed| name.starts_with(allowed.as_path()))
+    /// Why a link is not taken over, if it is not.
+    fn link_reason(&self, path: &Path, target: &OsStr) -> Option<String> {
+        let Some(inside) = protect::resolve_inside(path, target) else {
+            return Some("it is a link that could lead out of the folder".to_owned());
+        };
+        let hit = protect::protects(&inside, self.allowed)?;
+        Some(format!(
+            "it is a link to `{}`, which is protected",
+            hit.name
+        ))
+    }
+
+    /// Without its `HEAD` no folder is a repository.
+    fn makes_repository(&self, path: &Path) -> bool {
+        let beside = |name: &str| {
+            let path = path.with_file_name(name);
+            matches!(tree::look(self.layer, &path), Ok(Some(_)))
+        };
+        let is_head = path
+            .file_name()
+            .is_some_and(|name| name.eq_ignore_ascii_case(protect::HEAD));
+        let is_allowed = protect::is_allowed(path, self.allowed);
+        is_head && !is_allowed && beside("objects") && beside("refs")
     }
 
     /// What lies in a folder that is left out has no place either.
@@ -339,25 +342,6 @@ fn is_still(was: &Entry, now: &Seen) -> bool {
             Kind::Link => now.target.as_ref() == Some(&was.target),
             Kind::Other => false,
         }
-}
-
-/// Whether a link at `path` stays inside whatever else is a link: `..` may only lead its target, where what lies above is
-/// known, and never further than the top.
-pub(super) fn stays_inside(path: &Path, target: &OsStr) -> bool {
-    let mut above = path.components().count().saturating_sub(1);
-    let mut leading = true;
-    Path::new(target).components().all(|part| match part {
-        Component::ParentDir if leading && above > 0 => {
-            above -= 1;
-            true
-        }
-        Component::CurDir => true,
-        Component::Normal(_) => {
-            leading = false;
-            true
-        }
-        Component::ParentDir | Component::RootDir | Component::Prefix(_) => false,
-    })
 }
 
 /// Compares two regular files of the same path.

@@ -70,6 +70,7 @@ fn settle_now(hold: Hold, ran: bool) -> (Option<WorkspaceChanges>, Vec<String>) 
         added: count(&|what| what == What::Added),
         changed: count(&|what| matches!(what, What::Changed | What::Replaced | What::Mode)),
         removed: count(&|what| what == What::Removed),
+        held_back: Vec::new(),
     };
     let WorkspaceChanges {
         added,

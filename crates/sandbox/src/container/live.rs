@@ -12,12 +12,12 @@ use super::{
 use crate::{
     Process, Sandbox, Soon,
     native::{
-        CUT_SHORT, Ended, Missing, Program, Progress, Released, SandboxError, Starter, barriers,
+        Ended, Missing, Program, Progress, Released, SandboxError, Starter, barriers,
         cgroup::{Counters, Watched},
         denials::{self, Rules, Told},
         launcher::{self, Channel},
         plan, probe,
-        protect::Protection,
+        protect::{Protection, TakenDown},
         taken_down, why_missing,
     },
     passing::{self, Passing, Power, Reach},
@@ -323,7 +323,7 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
             .map(|path| text(path))
             .collect::<Result<_, _>>()?,
         workspace_directories: if fresh {
-            vec![text(".home")?, text(".artifacts")?]
+            vec![text(".artifacts")?]
         } else {
             Vec::new()
         },
@@ -597,7 +597,7 @@ impl Sandbox for ContainerBox {
     fn workspace(&self) -> BorrowedFd<'_> {
         self.protection
             .as_ref()
-            .map_or(self.workspace.as_fd(), Protection::hold)
+            .map_or(self.workspace.as_fd(), Protection::workspace)
     }
 
     fn scratch_is_full(&self) -> bool {
@@ -712,14 +712,8 @@ impl Sandbox for ContainerBox {
         Box::pin(self.end_all())
     }
 
-    fn give_workspace_back(&mut self) -> Soon<'_, Vec<String>> {
-        Box::pin(async {
-            let Some(protection) = self.protection.take_if(|_| self.removed) else {
-                return Vec::new();
-            };
-            let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
-            taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
-        })
+    fn give_workspace_back(&mut self) -> Soon<'_, TakenDown> {
+        Box::pin(async { taken_down(self.protection.take_if(|_| self.removed)).await })
     }
 
     fn holds_workspace(&self) -> bool {
@@ -752,9 +746,9 @@ impl Sandbox for ContainerBox {
                     .push(format!("{error}; `airlock sweep` will try again"));
             }
             released.left_over |= !berth.remove();
-            // Under a program that may still run the stand-ins stay, for the sweep.
+            // A workspace in which a program may still run is left to the sweep.
             if let Some(protection) = protection.filter(|_| gone) {
-                released.notes.extend(taken_down(protection));
+                released.take_in(protection.take_down());
             }
             released
         })

@@ -185,7 +185,7 @@ impl Containers {
         let protection = spec
             .workspace
             .as_deref()
-            .map(|path| self.protect(path, spec))
+            .map(|path| self.protect(name, path, spec))
             .transpose()?;
         let made = self
             .start(&daemon, name, spec, image, &labels, protection.as_ref())
@@ -249,10 +249,16 @@ impl Containers {
         }
     }
 
-    fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
+    fn protect(
+        &self,
+        name: &Id,
+        workspace: &Path,
+        spec: &SandboxSpec,
+    ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
         Ok(Protection::put_up(
             &self.state,
+            name,
             folder.as_fd(),
             &spec.allow_protected,
         )?)
@@ -467,10 +473,11 @@ fn user_of(
 ) -> Result<(User, Vec<String>), SandboxError> {
     let mut notes = Vec::new();
     if let (Some(protection), Some(path), false) = (protection, &spec.workspace, daemon.rootless) {
-        let found = rustix::fs::fstat(protection.hold()).map_err(|error| SandboxError::Look {
-            path: path.clone(),
-            source: error.into(),
-        })?;
+        let found =
+            rustix::fs::fstat(protection.workspace()).map_err(|error| SandboxError::Look {
+                path: path.clone(),
+                source: error.into(),
+            })?;
         if found.st_uid == 0 {
             return Err(SandboxError::RootsWorkspace { path: path.clone() });
         }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::native::{
     SandboxError,
-    protect::{Bind, BindKind, Protection},
+    protect::{Bind, Protection},
 };
 use init::plan::{FileId, HostPath, Shown};
 use rustix::fs::AtFlags;
@@ -100,6 +100,7 @@ pub(super) struct Order<'a> {
 /// Bytes for each place that is written and not kept: together what the limit says.
 pub(super) struct Scratch {
     pub(super) workspace: u64,
+    pub(super) home: u64,
     pub(super) tmp: u64,
     pub(super) run: u64,
     pub(super) shm: u64,
@@ -109,7 +110,8 @@ impl Scratch {
     pub(super) fn of(disk: u64) -> Scratch {
         let part = |sixteenths: u64| (disk / 16 * sixteenths / PAGE * PAGE).max(PAGE);
         Scratch {
-            workspace: part(8),
+            workspace: part(6),
+            home: part(2),
             tmp: part(6),
             run: part(1),
             shm: part(1),
@@ -285,21 +287,18 @@ impl Order<'_> {
                 count(size)
             ))
         };
-        let place = if self.workspace.is_some() {
-            "/workspace/.home"
-        } else {
-            spec::WORKSPACE
+        // A mounted workspace takes nothing of it.
+        let (workspace, home) = match self.workspace {
+            Some(_) => (None, sizes.workspace + sizes.home),
+            None => (Some((spec::WORKSPACE, sizes.workspace)), sizes.home),
         };
-        let places = [
-            ("/tmp", sizes.tmp),
-            ("/run", sizes.run),
-            (place, sizes.workspace),
-        ];
+        let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (spec::HOME, home)];
         // Docker's own would have no such bound.
         let shm = (!self.daemon.podman).then_some(("/dev/shm", sizes.shm));
         Value::Object(
             places
                 .into_iter()
+                .chain(workspace)
                 .chain(shm)
                 .map(|(place, size)| (place.to_owned(), options(size)))
                 .collect(),
@@ -334,13 +333,9 @@ impl Order<'_> {
             let workspace = path_of(&workspace.host);
             all.push(self.bind(workspace, spec::WORKSPACE.as_ref(), Access::ReadWrite)?);
             for guarded in self.binds() {
-                let access = match guarded.kind {
-                    BindKind::Guard => Access::ReadWrite,
-                    BindKind::ReadOnly => Access::ReadOnly,
-                    BindKind::Home => continue,
-                };
                 let inside = Path::new(spec::WORKSPACE).join(&guarded.path);
-                all.push(self.bind(&workspace.join(&guarded.path), &inside, access)?);
+                let host = workspace.join(&guarded.path);
+                all.push(self.bind(&host, &inside, Access::ReadOnly)?);
             }
         }
         for mount in self.mounts {
@@ -407,32 +402,25 @@ impl Order<'_> {
         let guarded = self
             .protection
             .into_iter()
-            .flat_map(|it| it.binds().iter().map(|bind| (it.hold(), bind)));
-        let guarded =
-            guarded
-                .filter(|(_, bind)| bind.kind != BindKind::Home)
-                .map(|(workspace, bind)| {
-                    let found =
-                        rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?;
-                    let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
-                    let id = FileId {
-                        device: found.st_dev,
-                        inode: found.st_ino,
-                    };
-                    Ok(Shown {
-                        inside: CString::new(inside.as_bytes())?,
-                        id,
-                    })
-                });
+            .flat_map(|it| it.binds().iter().map(|bind| (it.workspace(), bind)));
+        let guarded = guarded.map(|(workspace, bind)| {
+            let found = rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?;
+            let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
+            let id = FileId {
+                device: found.st_dev,
+                inode: found.st_ino,
+            };
+            Ok(Shown {
+                inside: CString::new(inside.as_bytes())?,
+                id,
+            })
+        });
         mounts.chain(guarded).collect()
     }
 
     /// Places at and below which our first process must find nothing writable.
     pub(super) fn read_only_places(&self) -> Vec<String> {
-        let guarded = self
-            .binds()
-            .iter()
-            .filter(|bind| bind.kind == BindKind::ReadOnly);
+        let guarded = self.binds().iter();
         let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
         let read_only = |access| access == Access::ReadOnly;
         let mounts = self

@@ -6,7 +6,7 @@ use super::{
     denials::{self, Rules, Told},
     launcher::{Channel, Launcher},
     plan, probe,
-    protect::Protection,
+    protect::{Protection, TakenDown},
 };
 use crate::{
     Process, Sandbox, Soon,
@@ -18,7 +18,7 @@ use init::{
     protocol::{self, Command, Report},
     step::{Step, Steps},
 };
-use spec::{Barrier, Enforcer, SandboxSpec};
+use spec::{Barrier, Enforcer, HeldBack, SandboxSpec};
 use std::{
     collections::BTreeMap,
     io::ErrorKind,
@@ -86,7 +86,7 @@ impl Sandbox for NativeBox {
         self.held
             .protection
             .as_ref()
-            .map_or(self.workspace.as_fd(), Protection::hold)
+            .map_or(self.workspace.as_fd(), Protection::workspace)
     }
 
     fn scratch_is_full(&self) -> bool {
@@ -208,7 +208,7 @@ impl Sandbox for NativeBox {
         Box::pin(self.end_all())
     }
 
-    fn give_workspace_back(&mut self) -> Soon<'_, Vec<String>> {
+    fn give_workspace_back(&mut self) -> Soon<'_, TakenDown> {
         Box::pin(self.take_protection_down())
     }
 
@@ -498,12 +498,9 @@ impl NativeBox {
 
     /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
     /// the end of the box, its release gives it back, after that of the cgroup.
-    async fn take_protection_down(&mut self) -> Vec<String> {
-        let Some(protection) = self.held.protection.take_if(|_| self.empty) else {
-            return Vec::new();
-        };
-        let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
-        taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
+    async fn take_protection_down(&mut self) -> TakenDown {
+        let protection = self.held.protection.take_if(|_| self.empty);
+        taken_down(protection).await
     }
 }
 
@@ -571,8 +568,17 @@ pub(crate) fn why_missing(barrier: Barrier, group: Option<&Group>) -> String {
 pub struct Released {
     /// What a reader of the result should know.
     pub notes: Vec<String>,
+    /// What was taken out of a mounted workspace.
+    pub held_back: Vec<HeldBack>,
     /// Whether something is left for the sweep.
     pub left_over: bool,
+}
+
+impl Released {
+    pub(crate) fn take_in(&mut self, taken_down: TakenDown) {
+        self.notes.extend(taken_down.notes);
+        self.held_back.extend(taken_down.held_back);
+    }
 }
 
 impl Held {
@@ -596,23 +602,28 @@ impl Held {
                     .push(format!("{error}; `airlock sweep` will try again"));
             }
             if let Some(protection) = protection {
-                released.notes.extend(taken_down(protection));
+                released.take_in(protection.take_down());
             }
             released
         });
         blocking.await.unwrap_or_else(|_| Released {
             notes: vec![CUT_SHORT.to_owned()],
             left_over: true,
+            ..Released::default()
         })
     }
 }
 
-pub(crate) const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
+const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
 
-pub(crate) fn taken_down(protection: Protection) -> Vec<String> {
-    let found = protection.take_down();
-    let changed = found.changed.iter().map(|path| path.display());
-    let told =
-        changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
-    told.chain(found.problems).collect()
+/// Takes a protection down, off the event loop.
+pub(crate) async fn taken_down(protection: Option<Protection>) -> TakenDown {
+    let Some(protection) = protection else {
+        return TakenDown::default();
+    };
+    let taken_down = tokio::task::spawn_blocking(move || protection.take_down()).await;
+    taken_down.unwrap_or_else(|_| TakenDown {
+        notes: vec![CUT_SHORT.to_owned()],
+        ..TakenDown::default()
+    })
 }

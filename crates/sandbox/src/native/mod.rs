@@ -22,8 +22,8 @@ pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
 pub use init::{protocol::Ended, step::Step};
-pub(crate) use live::{CUT_SHORT, send_off, taken_down, why_missing};
 pub use live::{NativeBox, Progress, Released};
+pub(crate) use live::{send_off, taken_down, why_missing};
 pub use plan::{Program, Starter};
 
 use crate::{
@@ -40,7 +40,7 @@ use launcher::{Begun, Channel, Launcher};
 use live::Held;
 use plan::Who;
 use protect::Protection;
-use spec::{Id, Network, SandboxSpec, WorkspacePath};
+use spec::{Id, Network, SandboxSpec};
 use std::{
     ffi::{CStr, CString, OsStr},
     net::TcpListener,
@@ -257,7 +257,7 @@ impl Native {
         plan::check_stays(spec, probe::processes_can_be_looked_into())?;
         let template = self.template(spec)?;
         if let Some(workspace) = &spec.workspace {
-            held.protection = Some(self.protect(workspace, spec)?);
+            held.protection = Some(self.protect(name, workspace, spec)?);
         }
         if self.limits_in_cgroups && held.group.is_none() {
             held.group = Some(self.group(name, spec)?);
@@ -361,14 +361,19 @@ impl Native {
         }
     }
 
-    fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
+    fn protect(
+        &self,
+        name: &Id,
+        workspace: &Path,
+        spec: &SandboxSpec,
+    ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        let mut allowed = spec.allow_protected.clone();
-        if !spec.git.is_empty() {
-            // The program does not see it: something is mounted over it.
-            allowed.extend(WorkspacePath::new(Path::new(".git")).ok());
-        }
-        Ok(Protection::put_up(&self.state, folder.as_fd(), &allowed)?)
+        Ok(Protection::put_up(
+            &self.state,
+            name,
+            folder.as_fd(),
+            &spec.allow_protected,
+        )?)
     }
 
     /// The process of a launcher: the one that had a head start, or a new one.
@@ -428,7 +433,7 @@ impl Native {
         let plan = plan::of_box(spec, self.steps, who, binds, held.ahead)?;
         check_same(spec, &plan, held)?;
         let placement = placement(held)?;
-        let hold = held.protection.as_ref().map(Protection::hold);
+        let hold = held.protection.as_ref().map(Protection::lock);
         let channel = launcher
             .ask_box(&plan, placement.v2.as_ref().map(AsFd::as_fd), hold)
             .map_err(|source| SandboxError::Launcher {
@@ -598,7 +603,7 @@ fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), San
         path: path.clone(),
         source: source.into(),
     };
-    let found = rustix::fs::fstat(protection.hold()).map_err(look)?;
+    let found = rustix::fs::fstat(protection.workspace()).map_err(look)?;
     match (found.st_dev, found.st_ino) == (mounted.device, mounted.inode) {
         true => Ok(()),
         false => Err(look(rustix::io::Errno::STALE)),

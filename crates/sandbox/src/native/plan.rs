@@ -4,10 +4,7 @@ use crate::passing::{self, Power};
 
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
-    plan::{
-        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind,
-        ResourceLimit, StockPlan,
-    },
+    plan::{BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, ResourceLimit, StockPlan},
     step::Steps,
 };
 use rustix::fs::{Mode, OFlags};
@@ -131,12 +128,16 @@ pub(super) fn of_box(
             .map(c_string)
             .collect::<Result<_, _>>()?,
         workspace,
-        protected: protection.iter().map(protected).collect::<Result<_, _>>()?,
+        protected: protection
+            .iter()
+            .map(|bind| c_string(&bind.path))
+            .collect::<Result<_, _>>()?,
         workspace_directories: if fresh {
             workspace_directories(spec)?
         } else {
             Vec::new()
         },
+        home_directories: home_directories(spec)?,
         mounts,
     })
 }
@@ -231,31 +232,14 @@ fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec)
             .is_ok_and(|found| (found.dev(), found.ino()) == (mount.device, mount.inode))
     };
     let (mount, workspace) = (path_of(mount), path_of(workspace));
-    let lifted = |name: &Path| {
-        spec.allow_protected
-            .iter()
-            .any(|allowed| name.starts_with(allowed.as_path()))
-    };
-    let guarded = protect::PROTECTED
-        .iter()
-        .map(|protected| Path::new(protected.name))
-        .filter(|name| !lifted(name));
-    let mut guarded = guarded.map(|name| workspace.join(name));
-    guarded.any(|name| {
-        mount.starts_with(&name) || name.ancestors().any(|way| way == mount || same(way))
-    })
-}
-
-fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {
-    let kind = match bind.kind {
-        protect::BindKind::Guard => ProtectedKind::Guard,
-        protect::BindKind::ReadOnly => ProtectedKind::ReadOnly,
-        protect::BindKind::Home => ProtectedKind::Scratch,
-    };
-    Ok(Protected {
-        path: c_string(&bind.path)?,
-        kind,
-    })
+    // A folder above the workspace shows all of it; one within it only what is protected there.
+    if workspace.ancestors().any(|way| way == mount || same(way)) {
+        return true;
+    }
+    match mount.strip_prefix(&workspace) {
+        Ok(inside) => protect::shows_protected(&workspace, inside, &spec.allow_protected),
+        Err(_) => false,
+    }
 }
 
 /// Only what may be written is idmapped, and the workspace's own repository: reading anything else stays with the rights
@@ -319,9 +303,9 @@ pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd,
     Ok(folder)
 }
 
-/// The home folder, the folder for artifacts, and the folders at which something is mounted in a fresh workspace; parents first.
+/// The folder for artifacts, and the folders at which something is mounted in a fresh workspace; parents first.
 fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
-    let mut folders = BTreeSet::from([".home", ".artifacts"].map(PathBuf::from));
+    let mut folders = BTreeSet::from([PathBuf::from(".artifacts")]);
     for mount in &spec.mounts {
         let Ok(below) = mount.inside.as_path().strip_prefix(spec::WORKSPACE) else {
             continue;
@@ -337,6 +321,30 @@ fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxErro
                 .filter(|path| !path.as_os_str().is_empty())
                 .map(Path::to_owned),
         );
+    }
+    folders.iter().map(c_string).collect()
+}
+
+/// The folders at which something is mounted in the home; parents first.
+fn home_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
+    let below = |mount: &Mount| {
+        let below = mount.inside.as_path().strip_prefix(spec::HOME).ok()?;
+        Some(below.to_owned()).filter(|below| !below.as_os_str().is_empty())
+    };
+    let mut folders = BTreeSet::new();
+    for mount in &spec.mounts {
+        let Some(below) = below(mount) else {
+            continue;
+        };
+        if fs::metadata(&mount.host).is_ok_and(|found| !found.is_dir()) {
+            return Err(SandboxError::FileInWorkspace {
+                path: mount.host.clone(),
+            });
+        }
+        let parents = below
+            .ancestors()
+            .filter(|path| !path.as_os_str().is_empty());
+        folders.extend(parents.map(Path::to_owned));
     }
     folders.iter().map(c_string).collect()
 }
@@ -399,7 +407,7 @@ pub(crate) fn of_program(
         .mounts
         .iter()
         .filter(|mount| mount.access == Access::ReadWrite);
-    let writable = ["/tmp", "/dev/shm", spec::WORKSPACE].map(PathBuf::from);
+    let writable = ["/tmp", "/dev/shm", spec::WORKSPACE, spec::HOME].map(PathBuf::from);
     let volumes = spec
         .volumes
         .iter()

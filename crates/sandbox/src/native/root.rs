@@ -127,7 +127,15 @@ pub(super) fn plan(
         }
         Root::Image(name) => return Err(not_here(name)),
     };
-    for folder in ["proc", "sys", "dev/shm", "tmp", machine::EMPTY, "workspace"] {
+    for folder in [
+        "proc",
+        "sys",
+        "dev/shm",
+        "tmp",
+        machine::EMPTY,
+        "workspace",
+        "home/agent",
+    ] {
         places.add(folder, PlaceKind::Directory, "")?;
     }
     places.add(machine::NOTHING, PlaceKind::Bind, "/dev/null")?;
@@ -250,9 +258,9 @@ fn within_shown(folder: &Path) -> Option<PathBuf> {
 }
 
 fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
-    let (uid, gid) = (user.uid, user.gid);
+    let (uid, gid, home) = (user.uid, user.gid, spec::HOME);
     let nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin";
-    let agent = format!("agent:x:{uid}:{gid}:agent:/workspace/.home:/bin/sh");
+    let agent = format!("agent:x:{uid}:{gid}:agent:{home}:/bin/sh");
     places.add(
         "etc/passwd",
         PlaceKind::File,

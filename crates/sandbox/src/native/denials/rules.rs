@@ -1,14 +1,13 @@
 //! By which rule a place in a box cannot be written, and what would lift it.
 
 use super::{
-    super::{
-        plan,
-        protect::{Bind, BindKind},
-    },
+    super::{plan, protect::Bind},
     ECONNREFUSED, ENETUNREACH,
 };
 use crate::passing::Reach;
-use spec::{Access, InsidePath, NAMES_PORT, Network, Ports, SandboxSpec, WEB_PORTS, WORKSPACE};
+use spec::{
+    Access, HOME, InsidePath, NAMES_PORT, Network, Ports, SandboxSpec, WEB_PORTS, WORKSPACE,
+};
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -45,21 +44,18 @@ impl Rules {
         file_ids: Option<(u32, u32)>,
         reach: Option<Reach>,
     ) -> Rules {
-        let granted = ["/tmp", "/dev/shm", WORKSPACE].map(|path| Place {
+        let granted = ["/tmp", "/dev/shm", WORKSPACE, HOME].map(|path| Place {
             path: path.into(),
             below: true,
             rule: None,
         });
         let protected = binds.iter().map(|bind| Place {
             path: Path::new(WORKSPACE).join(&bind.path),
-            below: bind.kind != BindKind::Guard,
-            rule: match bind.kind {
-                BindKind::Home => None,
-                BindKind::Guard | BindKind::ReadOnly => Some((
-                    "protected",
-                    format!("--allow-protected {}", bind.path.display()),
-                )),
-            },
+            below: true,
+            rule: Some((
+                "protected",
+                format!("--allow-protected {}", bind.path.display()),
+            )),
         });
         let mounts = spec.mounts.iter().map(|mount| {
             let (host, inside) = (mount.host.display(), mount.inside.as_path());

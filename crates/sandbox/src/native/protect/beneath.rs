@@ -1,23 +1,20 @@
 //! Opening by handle: never out of the workspace, never through a symbolic link.
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat},
     io::Errno,
 };
 use std::{
     ffi::OsStr,
     io,
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
-    path::{Component, Path, PathBuf},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::{Path, PathBuf},
 };
 
 /// How often the kernel may say that a rename elsewhere disturbed the lookup.
-const DISTURBED: usize = 64;
+const MAX_TRIES: usize = 64;
 
-/// Opens `path` beneath `folder`; a new file gets mode 0644.
+/// Opens `path` beneath `folder`; a new file gets mode 0600.
 pub(super) fn open(
     folder: impl AsFd,
     path: impl AsRef<Path>,
@@ -30,12 +27,27 @@ pub(super) fn open(
 /// Opens a folder by its absolute path, without following a symbolic link anywhere.
 pub(super) fn open_absolute(path: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    open_resolving(
-        rustix::fs::CWD,
-        path,
-        OFlags::RDONLY | OFlags::DIRECTORY,
-        resolve,
-    )
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    open_resolving(CWD, path, flags, resolve)
+}
+
+/// Where a link at `path` leads, if that is in the folder: relative to it.
+pub(super) fn target_inside(folder: impl AsFd, path: &Path) -> Option<PathBuf> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let found = rustix::fs::openat2(&folder, path, flags, Mode::empty(), resolve).ok()?;
+    let own = path_of(&folder).ok()?;
+    let inside = path_of(&found).ok()?.strip_prefix(own).ok()?.to_owned();
+    Some(inside).filter(|inside| !inside.as_os_str().is_empty())
+}
+
+/// The path by which the kernel knows an open file now.
+pub(super) fn path_of(file: impl AsFd) -> io::Result<PathBuf> {
+    std::fs::read_link(link_of(&file))
+}
+
+fn link_of(file: impl AsFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
 fn open_resolving(
@@ -45,12 +57,12 @@ fn open_resolving(
     resolve: ResolveFlags,
 ) -> io::Result<OwnedFd> {
     let mode = if flags.contains(OFlags::CREATE) {
-        Mode::from_raw_mode(0o644)
+        Mode::from_raw_mode(0o600)
     } else {
         Mode::empty()
     };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for _ in 0..DISTURBED {
+    for _ in 0..MAX_TRIES {
         match rustix::fs::openat2(folder.as_fd(), path, flags, mode, resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             opened => return Ok(opened?),
@@ -60,8 +72,8 @@ fn open_resolving(
 }
 
 /// What is called `name` in this folder, the link itself if it is one; nothing if it is absent.
-pub(super) fn look(folder: impl AsFd, name: &str) -> io::Result<Option<Stat>> {
-    match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+pub(super) fn look(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Option<Stat>> {
+    match rustix::fs::statat(folder, name.as_ref(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(found)),
         Err(Errno::NOENT) => Ok(None),
         Err(source) => Err(source.into()),
@@ -72,32 +84,29 @@ pub(super) fn kind(found: &Stat) -> FileType {
     FileType::from_raw_mode(found.st_mode)
 }
 
-/// Whether nothing is in this folder.
-pub(super) fn is_empty(folder: impl AsFd) -> io::Result<bool> {
-    for entry in rustix::fs::Dir::read_from(folder)? {
-        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
-            return Ok(false);
+/// Opens a folder to read and change it, also one whose owner took his own rights away.
+pub(super) fn open_folder(root: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    match open(&root, path, flags) {
+        Err(denied) if denied.kind() == io::ErrorKind::PermissionDenied => {
+            let handle = open(&root, path, OFlags::PATH | OFlags::DIRECTORY)?;
+            let mode = rustix::fs::fstat(&handle)?.st_mode & 0o7777;
+            set_mode(&handle, mode | 0o700)?;
+            open(root, path, flags)
         }
+        opened => opened,
     }
-    Ok(true)
 }
 
-/// Whether a file `.git` with this text names a folder in the workspace, by its words or by where they lead.
-pub(super) fn leads_inside(workspace: impl AsFd, text: &[u8]) -> io::Result<bool> {
-    let Some(named) = text.strip_prefix(b"gitdir:") else {
-        return Ok(false);
-    };
-    let named = Path::new(OsStr::from_bytes(named.trim_ascii()));
-    let own = format!("/proc/self/fd/{}", workspace.as_fd().as_raw_fd());
-    let own = std::fs::read_link(own)?;
-    let mut spelt = PathBuf::new();
-    for part in own.join(named).components() {
-        match part {
-            Component::ParentDir => _ = spelt.pop(),
-            Component::CurDir => {}
-            other => spelt.push(other),
-        }
-    }
-    let real = std::fs::canonicalize(own.join(named));
-    Ok(spelt.starts_with(&own) || real.is_ok_and(|real| real.starts_with(&own)))
+/// Changes the permissions of what was opened, by whatever flags.
+pub(super) fn set_mode(file: impl AsFd, mode: u32) -> io::Result<()> {
+    Ok(rustix::fs::chmod(
+        link_of(&file),
+        Mode::from_raw_mode(mode),
+    )?)
 }

@@ -5,168 +5,231 @@
 //! project itself (makefiles, package scripts, `.npmrc`) is not here: that is as good as its sources.
 
 use spec::WorkspacePath;
-use std::path::Path;
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
-/// What stands in for a name that is absent while a run goes on.
+/// One protected name, at every depth of a workspace. Letter case is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stub {
-    /// An empty folder, also for names that are usually files: git neither shows nor adds it.
-    Folder,
-    /// A file, where git reads the name and a folder would make it fail.
-    File(&'static [u8]),
-}
-
-/// One protected name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protected {
-    /// Relative to the workspace.
+pub struct ProtectedName {
+    /// The name, or a folder and a name in it.
     pub name: &'static str,
     /// Why the program must not write it.
     pub reason: &'static str,
-    pub(super) stub: Stub,
+    /// Whether it counts below folders of installed packages, too.
+    in_packages: bool,
 }
 
-/// Where the tmpfs of the program's home goes.
-pub(super) const HOME: &str = ".home";
-/// The repository of the workspace; itself writable, but not to be moved away.
-pub(super) const GIT: &str = ".git";
-/// Without it no folder is a repository.
-pub(super) const HEAD: &str = "HEAD";
+/// Where version control of the workspace is.
+const GIT: &str = ".git";
+/// With `objects` and `refs` beside it, it makes a repository of the folder that holds it.
+pub const HEAD: &str = "HEAD";
 
-const fn folder(name: &'static str, reason: &'static str) -> Protected {
-    Protected {
+const fn version_control(name: &'static str, reason: &'static str) -> ProtectedName {
+    ProtectedName {
         name,
         reason,
-        stub: Stub::Folder,
+        in_packages: true,
     }
 }
 
-const fn file(name: &'static str, reason: &'static str, content: &'static [u8]) -> Protected {
-    Protected {
+const fn obeyed(name: &'static str, reason: &'static str) -> ProtectedName {
+    ProtectedName {
         name,
         reason,
-        stub: Stub::File(content),
+        in_packages: false,
     }
 }
 
-/// Every protected name; those in `.git` apply where `.git` is a folder with something in it, `HEAD` where there
-/// is no `.git` (beside one, `git diff HEAD` would ask which of them is meant).
-pub const PROTECTED: &[Protected] = &[
-    folder(".git/hooks", "git runs what lies there"),
-    file(
-        ".git/config",
-        "names programs that git runs: fsmonitor, pager, editor, filters",
-        b"",
+const AGENT: &str = "settings of an agent: hooks, permissions, tool servers that it starts";
+const HOOKS: &str = "names hooks that git runs";
+const SHELL: &str = "run by shells where the folder is a home";
+
+/// Every protected name.
+pub const PROTECTED: &[ProtectedName] = &[
+    version_control(GIT, "its config and hooks name programs that git runs"),
+    version_control(
+        ".hg",
+        "its hgrc names hooks and extensions that Mercurial runs",
     ),
-    file(
-        ".git/config.worktree",
-        "read like `.git/config` where that switches it on",
-        b"",
+    version_control(".jj", "its config names programs that Jujutsu runs"),
+    version_control(".sl", "its config names programs that Sapling runs"),
+    version_control(".svn", "its hooks and config are obeyed by Subversion"),
+    version_control(".bzr", "its config names programs that Bazaar runs"),
+    version_control("_darcs", "its preferences name programs that darcs runs"),
+    version_control(".pijul", "its config names hooks that Pijul runs"),
+    obeyed(".envrc", "direnv runs it on entering the folder"),
+    obeyed(
+        "mise.toml",
+        "mise runs what it names on entering the folder",
     ),
-    // An empty one makes git fail; `.` says what git assumes without it.
-    file(
-        ".git/commondir",
-        "names another folder whose config and hooks git takes",
-        b".\n",
+    obeyed(
+        ".mise.toml",
+        "mise runs what it names on entering the folder",
     ),
-    folder(".git/modules", "configs and hooks of submodules"),
-    folder(
-        ".git/worktrees",
-        "`commondir` and configs of linked worktrees",
+    obeyed(".mise", "mise runs what it names on entering the folder"),
+    obeyed(
+        ".config/mise",
+        "mise runs what it names on entering the folder",
     ),
-    folder(
-        HEAD,
-        "makes a repository of a workspace that has none, and git obeys the `config` beside it",
+    obeyed(
+        ".config/mise.toml",
+        "mise runs what it names on entering the folder",
     ),
-    folder(".envrc", "direnv runs it on entering the folder"),
-    folder(".vscode", "tasks that run on opening, paths of tools"),
-    folder(".idea", "run configurations and startup tasks"),
-    folder(".zed", "tasks, paths of language servers"),
-    folder(".cursor", "hooks and tool servers that the editor starts"),
-    folder(".claude", "hooks and permissions of an agent"),
-    folder(
-        ".codex",
-        "settings of an agent, tool servers that it starts",
-    ),
-    folder(
-        ".gemini",
-        "settings of an agent, tool servers that it starts",
-    ),
-    folder(".mcp.json", "tool servers that agents start"),
-    folder(".husky", "hooks that `core.hooksPath` often names"),
-    folder(".githooks", "hooks that `core.hooksPath` often names"),
-    // These matter where the workspace is a home.
-    folder(".bashrc", "run by every bash"),
-    folder(".bash_profile", "run by a login bash"),
-    folder(".bash_login", "run by a login bash without `.bash_profile`"),
-    folder(".profile", "run by login shells and display managers"),
-    folder(".zshrc", "run by every interactive zsh"),
-    folder(".zprofile", "run by a login zsh"),
-    folder(".zshenv", "run by every zsh"),
-    folder(".zlogin", "run by a login zsh"),
+    obeyed(".devcontainer", "`initializeCommand` runs on the host"),
+    obeyed(".devcontainer.json", "`initializeCommand` runs on the host"),
+    obeyed(".vscode", "tasks that run on opening, paths of tools"),
+    obeyed(".idea", "run configurations and startup tasks"),
+    obeyed(".zed", "tasks, paths of language servers"),
+    obeyed(".helix", "paths of language servers"),
+    obeyed(".exrc", "run by vi on opening"),
+    obeyed(".nvim.lua", "run by Neovim on opening"),
+    obeyed(".nvimrc", "run by Neovim on opening"),
+    obeyed(".vimrc", "run by vim where the folder is a home"),
+    obeyed(".dir-locals.el", "obeyed by Emacs on opening"),
+    obeyed(".cursor", AGENT),
+    obeyed(".claude", AGENT),
+    obeyed(".codex", AGENT),
+    obeyed(".gemini", AGENT),
+    obeyed(".mcp.json", "tool servers that agents start"),
+    obeyed("opencode.json", AGENT),
+    obeyed("opencode.jsonc", AGENT),
+    obeyed(".opencode", AGENT),
+    obeyed(".aider.conf.yml", AGENT),
+    obeyed(".kiro", AGENT),
+    obeyed(".amazonq", AGENT),
+    obeyed(".windsurf", AGENT),
+    obeyed(".roo", AGENT),
+    obeyed(".continue", AGENT),
+    obeyed(".qwen", AGENT),
+    obeyed(".factory", AGENT),
+    obeyed("crush.json", AGENT),
+    obeyed(".crush.json", AGENT),
+    obeyed(".github/hooks", AGENT),
+    obeyed(".husky", "hooks that `core.hooksPath` often names"),
+    obeyed(".githooks", "hooks that `core.hooksPath` often names"),
+    obeyed(".pre-commit-config.yaml", HOOKS),
+    obeyed(".pre-commit-config.yml", HOOKS),
+    obeyed("lefthook.yml", HOOKS),
+    obeyed("lefthook.yaml", HOOKS),
+    obeyed("lefthook.toml", HOOKS),
+    obeyed("lefthook.json", HOOKS),
+    obeyed(".lefthook.yml", HOOKS),
+    obeyed(".lefthook.yaml", HOOKS),
+    obeyed(".lefthook.toml", HOOKS),
+    obeyed(".lefthook.json", HOOKS),
+    obeyed(".lefthook", HOOKS),
+    obeyed("lefthook-local.yml", HOOKS),
+    obeyed("lefthook-local.yaml", HOOKS),
+    obeyed("lefthook-local.toml", HOOKS),
+    obeyed("lefthook-local.json", HOOKS),
+    obeyed(".lfsconfig", "names programs that git-lfs runs"),
+    obeyed(".gitconfig", "read by git where the folder is a home"),
+    obeyed(".bashrc", SHELL),
+    obeyed(".bash_profile", SHELL),
+    obeyed(".bash_login", SHELL),
+    obeyed(".bash_logout", SHELL),
+    obeyed(".profile", SHELL),
+    obeyed(".zshrc", SHELL),
+    obeyed(".zprofile", SHELL),
+    obeyed(".zshenv", SHELL),
+    obeyed(".zlogin", SHELL),
+    obeyed(".zlogout", SHELL),
 ];
 
-/// What `.git` is where there is no repository yet.
-const REPOSITORY: Protected = folder(
-    GIT,
-    "makes a repository of the workspace, whose hooks and config git obeys",
-);
-/// Never lifted: in the box something is mounted there.
-const OF_PROGRAM: Protected = folder(HOME, "the program's home is mounted there");
+/// Folders of installed packages: editor and agent settings in them are nobody's to obey.
+const PACKAGES: [&str; 3] = ["node_modules", ".venv", "site-packages"];
 
-/// The protected name that a change at `path` touches: one that lies at it or above it, and where `down` is set also one
-/// below it. Names compare by their bytes, as in most file systems.
-pub fn touched(
-    path: &Path,
-    allowed: &[WorkspacePath],
-    has_repository: bool,
-    down: bool,
-) -> Option<&'static Protected> {
-    let lifted = |name: &Path| {
-        allowed
-            .iter()
-            .any(|allowed| name.starts_with(allowed.as_path()))
-    };
-    let applies = |protected: &&Protected| match protected.name {
-        GIT | HEAD => !has_repository,
-        _ => true,
-    };
-    let touches = |name: &Path| path.starts_with(name) || down && name.starts_with(path);
-    let mut all = PROTECTED.iter().chain([&REPOSITORY]).filter(applies);
-    all.find(|protected| !lifted(Path::new(protected.name)) && touches(Path::new(protected.name)))
+/// Obeyed by toolchains, or read by agents as text: said in the result when a program changes them, and left in place.
+const NOTED: [&str; 8] = [
+    "rust-toolchain",
+    "rust-toolchain.toml",
+    ".cargo/config.toml",
+    ".tool-versions",
+    "AGENTS.md",
+    "CLAUDE.md",
+    "GEMINI.md",
+    ".github/copilot-instructions.md",
+];
+
+/// The protected name that `path` (relative to the workspace) is, or lies below.
+pub fn find(path: &Path) -> Option<&'static ProtectedName> {
+    let parts: Vec<&OsStr> = path.iter().collect();
+    (0..parts.len()).find_map(|last| find_at(&parts[..=last]))
 }
 
-/// The same for whoever changes a mounted workspace from outside while a box is there.
-pub fn held(
-    path: &Path,
-    allowed: &[WorkspacePath],
-    has_repository: bool,
-) -> Option<&'static Protected> {
-    let of_program = path.starts_with(HOME).then_some(&OF_PROGRAM);
-    of_program.or_else(|| touched(path, allowed, has_repository, true))
+/// The same for a path whose folders are known to be unprotected: only its last name is looked at.
+pub(super) fn find_last(path: &Path) -> Option<&'static ProtectedName> {
+    let parts: Vec<&OsStr> = path.iter().collect();
+    find_at(&parts)
 }
 
-/// The stand-in for a name that may have one; nothing for any other name.
-pub(super) fn stub(name: &str) -> Option<Stub> {
-    match name {
-        HOME | GIT => Some(Stub::Folder),
-        _ => PROTECTED
-            .iter()
-            .find(|protected| protected.name == name)
-            .map(|protected| protected.stub),
+fn find_at(parts: &[&OsStr]) -> Option<&'static ProtectedName> {
+    let found = PROTECTED.iter().find(|it| ends_with(parts, it.name))?;
+    let in_packages = || {
+        let folders = &parts[..parts.len() - 1];
+        let is_package = |part: &&OsStr| PACKAGES.iter().any(|name| *part == OsStr::new(name));
+        folders.iter().any(is_package)
+    };
+    (found.in_packages || !in_packages()).then_some(found)
+}
+
+/// Whether a change of this path is to be said.
+pub(super) fn is_noted(path: &Path) -> bool {
+    let parts: Vec<&OsStr> = path.iter().collect();
+    NOTED.iter().any(|name| ends_with(&parts, name))
+}
+
+/// Whether the path's last parts are this name, in any letter case.
+fn ends_with(parts: &[&OsStr], name: &str) -> bool {
+    let mut names = name.rsplit('/');
+    let mut parts = parts.iter().rev();
+    names.all(|name| {
+        parts
+            .next()
+            .is_some_and(|part| part.as_bytes().eq_ignore_ascii_case(name.as_bytes()))
+    })
+}
+
+/// Whether `--allow-protected` names this path or a folder above it.
+pub fn is_allowed(path: &Path, allowed: &[WorkspacePath]) -> bool {
+    allowed.iter().any(|it| path.starts_with(it.as_path()))
+}
+
+/// The protected name that stands against a change at `path`, if any does.
+pub fn protects(path: &Path, allowed: &[WorkspacePath]) -> Option<&'static ProtectedName> {
+    find(path).filter(|_| !is_allowed(path, allowed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_at_every_depth_and_in_any_case() {
+        let named = |path: &str| find(Path::new(path)).map(|found| found.name);
+        assert_eq!(named(".git"), Some(".git"));
+        assert_eq!(named("vendor/lib/.GIT/config"), Some(".git"));
+        assert_eq!(named("a/b/.Envrc"), Some(".envrc"));
+        assert_eq!(named("a/.config/mise/config.toml"), Some(".config/mise"));
+        assert_eq!(named(".github/workflows/ci.yml"), None);
+        assert_eq!(named(".gitignore"), None);
+        assert_eq!(named("src/git"), None);
+        assert_eq!(named(""), None);
     }
-}
 
-/// Whether something empty of this name may stand for an absent one while a box is there.
-pub fn may_stand_in(name: &Path) -> bool {
-    name.to_str().is_some_and(|name| stub(name).is_some())
-}
+    #[test]
+    fn settings_of_installed_packages_are_left_alone_but_their_repositories_are_not() {
+        let named = |path: &str| find(Path::new(path)).map(|found| found.name);
+        assert_eq!(named("node_modules/x/.vscode/settings.json"), None);
+        assert_eq!(named("lib/site-packages/x/.idea"), None);
+        assert_eq!(named("node_modules/x/.git/config"), Some(".git"));
+        assert_eq!(named(".vscode/node_modules"), Some(".vscode"));
+    }
 
-/// Below `.git`: the name within it.
-pub(super) fn within_git(name: &str) -> Option<&str> {
-    Path::new(name)
-        .strip_prefix(GIT)
-        .ok()
-        .and_then(Path::to_str)
-        .filter(|rest| !rest.is_empty())
+    #[test]
+    fn an_allowed_name_is_not_protected_and_others_are() {
+        let allowed = [WorkspacePath::new(".envrc".as_ref()).unwrap()];
+        assert!(protects(Path::new(".envrc"), &allowed).is_none());
+        assert!(protects(Path::new("sub/.envrc"), &allowed).is_some());
+        assert!(protects(Path::new(".vscode"), &allowed).is_some());
+    }
 }

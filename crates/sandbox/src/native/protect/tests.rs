@@ -1,681 +1,288 @@
-//! What the protection of a workspace promises, with real folders, threads and killed processes.
+//! Claims about protected workspaces, on real folders.
 
 use super::*;
+use spec::HoldReason;
 use std::{
-    collections::BTreeSet,
     fs,
-    io::{BufRead, BufReader},
-    os::unix::fs::{MetadataExt, symlink},
-    process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU64, Ordering},
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        net::UnixListener,
+    },
 };
 
 struct Place {
-    root: PathBuf,
-    workspace: OwnedFd,
-}
-
-impl Place {
-    fn new() -> Place {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let root =
-            std::env::temp_dir().join(format!("airlock-protect-{}-{count}", std::process::id()));
-        fs::create_dir_all(root.join("work")).unwrap();
-        let workspace = File::open(root.join("work")).unwrap().into();
-        Place { root, workspace }
-    }
-
-    fn with_repository() -> Place {
-        let place = Place::new();
-        for folder in [".git", ".git/hooks"] {
-            fs::create_dir(place.at(folder)).unwrap();
-        }
-        for file in [".git/HEAD", ".git/config"] {
-            fs::write(place.at(file), file).unwrap();
-        }
-        place
-    }
-
-    fn at(&self, path: &str) -> PathBuf {
-        self.root.join("work").join(path)
-    }
-
-    fn state(&self) -> PathBuf {
-        self.root.join("state")
-    }
-
-    fn put_up(&self, allowed: &[&str]) -> Result<Protection, ProtectError> {
-        let allowed: Vec<_> = allowed
-            .iter()
-            .map(|name| WorkspacePath::new(Path::new(name)).unwrap())
-            .collect();
-        Protection::put_up(&self.state(), self.workspace.as_fd(), &allowed)
-    }
-
-    /// Every path in the workspace.
-    fn tree(&self) -> BTreeSet<PathBuf> {
-        fn walk(top: &Path, folder: &Path, found: &mut BTreeSet<PathBuf>) {
-            for entry in fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                found.insert(path.strip_prefix(top).unwrap().to_owned());
-                if path.symlink_metadata().unwrap().is_dir() {
-                    walk(top, &path, found);
-                }
-            }
-        }
-        let mut found = BTreeSet::new();
-        walk(&self.at(""), &self.at(""), &mut found);
-        found
-    }
-
-    fn records(&self) -> usize {
-        let names = fs::read_dir(self.state().join("stubs")).unwrap();
-        names
-            .filter(|name| {
-                !name
-                    .as_ref()
-                    .unwrap()
-                    .file_name()
-                    .to_string_lossy()
-                    .starts_with("lock")
-            })
-            .count()
-    }
+    folder: PathBuf,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
+        _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-fn all_is_well() -> TakenDown {
-    TakenDown::default()
+impl Place {
+    fn new(name: &str) -> Place {
+        let name = format!("airlock-protect-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("workspace")).unwrap();
+        Place { folder }
+    }
+
+    fn state(&self) -> PathBuf {
+        self.folder.join("state")
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.folder.join("workspace").join(path)
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        fs::create_dir_all(self.at(path).parent().unwrap()).unwrap();
+        fs::write(self.at(path), text).unwrap();
+    }
+
+    fn put_up(&self, allowed: &[&str]) -> Result<Protection, ProtectError> {
+        let workspace = fs::File::open(self.at("")).unwrap();
+        let allowed: Vec<_> = allowed
+            .iter()
+            .map(|path| WorkspacePath::new(path.as_ref()).unwrap())
+            .collect();
+        let run = Id::new("run").unwrap();
+        Protection::put_up(&self.state(), &run, workspace.as_fd(), &allowed)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        let mut pending = vec![self.at("")];
+        while let Some(folder) = pending.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let entry = entry.unwrap();
+                if entry.file_type().unwrap().is_dir() {
+                    pending.push(entry.path());
+                }
+                let path = entry.path();
+                let path = path.strip_prefix(self.at("")).unwrap();
+                names.push(path.to_str().unwrap().to_owned());
+            }
+        }
+        names.sort();
+        names
+    }
 }
 
-fn nothing() -> Vec<String> {
-    Vec::new()
-}
-
-fn binds(protection: &Protection) -> Vec<(&str, BindKind)> {
-    protection
-        .binds()
-        .iter()
-        .map(|bind| (bind.path.to_str().unwrap(), bind.kind))
-        .collect()
-}
-
-fn read_only_at_the_top() -> impl Iterator<Item = (&'static str, BindKind)> {
-    let top = PROTECTED
-        .iter()
-        .filter(|protected| !protected.name.contains('/') && protected.name != HEAD);
-    top.map(|protected| (protected.name, BindKind::ReadOnly))
+fn held(taken_down: &TakenDown) -> Vec<(&str, HoldReason)> {
+    let all = taken_down.held_back.iter();
+    let mut all: Vec<_> = all.map(|it| (it.path.as_str(), it.why)).collect();
+    all.sort_by_key(|it| it.0);
+    all
 }
 
 #[test]
-fn absent_names_get_stand_ins_that_are_gone_afterwards() {
-    let place = Place::new();
+fn what_a_program_makes_under_a_protected_name_is_taken_out_at_every_depth_and_kept() {
+    let place = Place::new("taken");
+    place.write("src/main.rs", "mine");
     let protection = place.put_up(&[]).unwrap();
-    let mut wanted = vec![(".git", BindKind::ReadOnly), (HEAD, BindKind::ReadOnly)];
-    wanted.extend(read_only_at_the_top());
-    wanted.push((".home", BindKind::Home));
-    assert_eq!(binds(&protection), wanted);
+    assert_eq!(protection.binds(), []);
+    assert_eq!(place.names(), ["src", "src/main.rs"], "nothing of ours");
+    place.write(".envrc", "evil");
+    place.write("src/deep/.git/config", "evil");
+    place.write("src/.VSCode/tasks.json", "evil");
+    place.write("src/new.rs", "good");
+    let taken_down = protection.take_down();
     assert_eq!(
-        place.tree(),
-        wanted.iter().map(|(name, _)| PathBuf::from(name)).collect()
-    );
-    assert_eq!(place.records(), 1);
-    assert_eq!(protection.take_down(), all_is_well());
-    assert_eq!((place.tree(), place.records()), (BTreeSet::new(), 0));
-}
-
-#[test]
-fn a_repository_is_guarded_and_its_switches_are_read_only() {
-    let place = Place::with_repository();
-    let before = place.tree();
-    let protection = place.put_up(&[]).unwrap();
-    assert_eq!(
-        binds(&protection)[..8],
+        held(&taken_down),
         [
-            (".git", BindKind::Guard),
-            (".git/hooks", BindKind::ReadOnly),
-            (".git/config", BindKind::ReadOnly),
-            (".git/config.worktree", BindKind::ReadOnly),
-            (".git/commondir", BindKind::ReadOnly),
-            (".git/modules", BindKind::ReadOnly),
-            (".git/worktrees", BindKind::ReadOnly),
-            (".envrc", BindKind::ReadOnly),
+            (".envrc", HoldReason::ProtectedName),
+            ("src/.VSCode", HoldReason::ProtectedName),
+            ("src/deep/.git", HoldReason::ProtectedName),
         ]
     );
-    assert!(
-        protection
-            .binds()
-            .iter()
-            .all(|bind| place.at(bind.path.to_str().unwrap()).exists())
-    );
-    assert_eq!(protection.take_down(), all_is_well());
-    assert_eq!(place.tree(), before);
-    assert_eq!(fs::read(place.at(".git/config")).unwrap(), b".git/config");
-}
-
-#[test]
-fn git_of_a_linked_worktree_is_a_read_only_file() {
-    let place = Place::new();
-    fs::write(place.at(".git"), "gitdir: /elsewhere").unwrap();
-    let protection = place.put_up(&[]).unwrap();
+    assert_eq!(taken_down.notes, Vec::<String>::new());
     assert_eq!(
-        binds(&protection)[..2],
-        [(".git", BindKind::ReadOnly), (".envrc", BindKind::ReadOnly)]
+        place.names(),
+        ["src", "src/deep", "src/main.rs", "src/new.rs"]
     );
-    assert_eq!(protection.take_down(), all_is_well());
-    assert_eq!(place.tree(), [PathBuf::from(".git")].into());
+    let lists = held_lists(&place.state()).unwrap();
+    let (run, things) = &lists[0];
+    assert_eq!((run.as_str(), things.len()), ("run", 3));
+    let kept = things.iter().position(|thing| thing.path == b".envrc");
+    let kept = held_path(&place.state(), run, kept.unwrap()).unwrap();
+    assert_eq!(fs::read_to_string(kept).unwrap(), "evil");
+    discard_held(&place.state(), run).unwrap();
+    assert_eq!(held_lists(&place.state()).unwrap(), []);
 }
 
 #[test]
-fn what_is_allowed_has_neither_bind_nor_stand_in() {
-    let place = Place::with_repository();
-    let before = place.tree();
-    let protection = place.put_up(&[".git/hooks", ".vscode"]).unwrap();
-    let names: Vec<_> = binds(&protection)
-        .into_iter()
-        .map(|(name, _)| name)
+fn what_was_there_stays_and_is_bound_read_only() {
+    let place = Place::new("stays");
+    place.write(".envrc", "old");
+    place.write("sub/.git/HEAD", "ref: refs/heads/main");
+    place.write("bare/HEAD", "ref: refs/heads/main");
+    fs::create_dir_all(place.at("bare/objects")).unwrap();
+    fs::create_dir_all(place.at("bare/refs")).unwrap();
+    symlink("/nowhere", place.at("out")).unwrap();
+    symlink("config/editor", place.at(".vscode")).unwrap();
+    place.write("config/editor/tasks.json", "{}");
+    let before = place.names();
+    let protection = place.put_up(&[]).unwrap();
+    let binds: Vec<_> = protection
+        .binds()
+        .iter()
+        .map(|it| it.path.to_str())
         .collect();
-    assert!(
-        !names.contains(&".git/hooks")
-            && !names.contains(&".vscode")
-            && names.contains(&".git/config")
-    );
-    assert_eq!(protection.take_down(), all_is_well());
-    let protection = place.put_up(&[".git"]).unwrap();
-    assert!(
-        protection
-            .binds()
-            .iter()
-            .all(|bind| !bind.path.starts_with(".git"))
-    );
-    assert_eq!(protection.take_down(), all_is_well());
-    assert_eq!(place.tree(), before);
+    let expected = [".envrc", "bare", "config/editor", "sub/.git"];
+    assert_eq!(binds, expected.map(Some));
+    // Its folder may be moved, and a link cannot be mounted: it comes back.
+    fs::rename(place.at("sub"), place.at("moved")).unwrap();
+    fs::remove_file(place.at(".vscode")).unwrap();
+    let taken_down = protection.take_down();
+    assert_eq!(taken_down, TakenDown::default());
+    fs::rename(place.at("moved"), place.at("sub")).unwrap();
+    assert_eq!(place.names(), before);
+    assert_eq!(fs::read_dir(place.state().join("held")).unwrap().count(), 0);
 }
 
 #[test]
-fn a_symbolic_link_at_a_protected_name_refuses_the_run_and_leaves_nothing() {
-    for name in [
-        ".git",
-        ".git/hooks",
-        ".git/config",
-        ".vscode",
-        ".bashrc",
-        ".zlogin",
-    ] {
-        let place = Place::new();
-        if name.contains('/') {
-            fs::create_dir(place.at(".git")).unwrap();
-        }
-        fs::create_dir(place.root.join("outside")).unwrap();
-        symlink("../outside", place.at(name)).unwrap();
-        let before = place.tree();
-        let error = place.put_up(&[]).unwrap_err();
-        assert!(
-            matches!(&error, ProtectError::Link { name: told } if told == name),
-            "{error:?}"
-        );
-        assert!(
-            error.hint().contains(&format!("--allow-protected {name}")),
-            "{}",
-            error.hint()
-        );
-        assert_eq!(
-            (place.tree(), place.records()),
-            (before.clone(), 0),
-            "{name}"
-        );
-        assert_eq!(fs::read_dir(place.root.join("outside")).unwrap().count(), 0);
-        assert_eq!(
-            place.put_up(&[name]).unwrap().take_down(),
-            all_is_well(),
-            "{name}"
-        );
-        assert_eq!(place.tree(), before);
-    }
+fn an_allowed_name_may_be_made() {
+    let place = Place::new("allowed");
+    let protection = place.put_up(&[".envrc", "sub"]).unwrap();
+    place.write(".envrc", "wanted");
+    place.write("sub/.git/config", "wanted");
+    place.write("other/.git/config", "not wanted");
+    assert_eq!(
+        held(&protection.take_down()),
+        [("other/.git", HoldReason::ProtectedName)]
+    );
+    assert!(place.at("sub/.git/config").exists());
 }
 
 #[test]
-fn a_workspace_that_is_itself_a_repository_is_refused_and_one_that_becomes_it_is_told() {
-    let place = Place::new();
-    fs::write(place.at(HEAD), "ref: refs/heads/main\n").unwrap();
+fn links_that_lead_out_devices_and_sockets_do_not_stay() {
+    let place = Place::new("links");
+    place.write("config", "");
+    let protection = place.put_up(&[]).unwrap();
+    symlink("../../secret", place.at("up")).unwrap();
+    symlink("/etc/passwd", place.at("absolute")).unwrap();
+    symlink("sub/.git/config", place.at("to-git")).unwrap();
+    symlink("config", place.at("fine")).unwrap();
+    let socket = UnixListener::bind(place.at("socket")).unwrap();
+    let taken_down = protection.take_down();
+    drop(socket);
+    assert_eq!(
+        held(&taken_down),
+        [
+            ("absolute", HoldReason::LinkOut),
+            ("socket", HoldReason::SpecialFile),
+            ("to-git", HoldReason::LinkToProtected),
+            ("up", HoldReason::LinkOut),
+        ]
+    );
+    assert_eq!(place.names(), ["config", "fine"]);
+}
+
+#[test]
+fn a_new_bare_repository_loses_its_head_and_a_workspace_that_is_one_is_refused() {
+    let place = Place::new("bare");
+    let protection = place.put_up(&[]).unwrap();
+    place.write("x.git/HEAD", "ref: refs/heads/main");
+    place.write("x.git/config", "[core]");
+    place.write("docs/HEAD", "a page");
+    fs::create_dir_all(place.at("x.git/objects")).unwrap();
+    fs::create_dir_all(place.at("x.git/refs")).unwrap();
+    let taken_down = protection.take_down();
+    assert_eq!(
+        held(&taken_down),
+        [("x.git/HEAD", HoldReason::ProtectedName)]
+    );
+    assert!(place.at("docs/HEAD").exists());
+    place.write("HEAD", "ref: refs/heads/main");
+    fs::create_dir_all(place.at("objects")).unwrap();
+    fs::create_dir_all(place.at("refs")).unwrap();
     assert!(matches!(place.put_up(&[]), Err(ProtectError::Bare)));
-    assert_eq!(place.put_up(&[HEAD]).unwrap().take_down(), all_is_well());
-    let place = Place::with_repository();
+    assert!(place.put_up(&["HEAD"]).is_ok());
+}
+
+#[test]
+fn set_id_bits_go_and_changed_names_that_toolchains_obey_are_noted() {
+    let place = Place::new("bits");
     let protection = place.put_up(&[]).unwrap();
-    fs::write(place.at(HEAD), "ref: refs/heads/main\n").unwrap();
-    assert_eq!(protection.take_down().problems.len(), 1);
-}
-
-#[test]
-fn a_home_that_is_a_folder_is_covered_and_anything_else_refused() {
-    let place = Place::new();
-    fs::create_dir(place.at(".home")).unwrap();
-    fs::write(place.at(".home/mine"), "").unwrap();
-    let protection = place.put_up(&[]).unwrap();
-    assert_eq!(binds(&protection).last(), Some(&(".home", BindKind::Home)));
-    assert_eq!(protection.take_down(), all_is_well());
-    assert!(place.at(".home/mine").exists());
-    fs::remove_dir_all(place.at(".home")).unwrap();
-    symlink("/tmp", place.at(".home")).unwrap();
-    assert!(matches!(place.put_up(&[".home"]), Err(ProtectError::Home)));
-    fs::remove_file(place.at(".home")).unwrap();
-    fs::write(place.at(".home"), "").unwrap();
-    assert!(matches!(place.put_up(&[]), Err(ProtectError::Home)));
-    assert_eq!(place.tree(), [PathBuf::from(".home")].into());
-}
-
-#[test]
-fn stand_ins_stay_until_the_last_run_ends() {
-    let place = Place::with_repository();
-    let before = place.tree();
-    let (one, two) = (place.put_up(&[]).unwrap(), place.put_up(&[]).unwrap());
-    assert_eq!(one.binds(), two.binds());
-    let during = place.tree();
-    assert_eq!(one.take_down(), all_is_well());
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!(place.tree(), during);
-    assert_eq!(two.take_down(), all_is_well());
-    assert_eq!((place.tree(), place.records()), (before, 0));
-}
-
-#[test]
-fn a_stand_in_for_git_stays_read_only_for_a_second_run() {
-    let place = Place::new();
-    let (one, two) = (place.put_up(&[]).unwrap(), place.put_up(&[]).unwrap());
-    assert_eq!(binds(&two)[0], (".git", BindKind::ReadOnly));
-    assert_eq!(
-        (one.take_down(), two.take_down()),
-        (all_is_well(), all_is_well())
-    );
-    assert_eq!(place.tree(), BTreeSet::new());
-}
-
-#[test]
-fn runs_of_another_state_folder_count_too() {
-    let place = Place::new();
-    let one = place.put_up(&[]).unwrap();
-    let other_state = place.root.join("other");
-    let two = Protection::put_up(&other_state, place.workspace.as_fd(), &[]).unwrap();
-    let during = place.tree();
-    assert_eq!(one.take_down(), all_is_well());
-    assert_eq!(place.tree(), during, "the second run still needs them");
-    assert_eq!(two.take_down(), all_is_well());
-    assert_eq!(place.tree(), during, "they are not the second one's");
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!(place.tree(), BTreeSet::new());
-}
-
-#[test]
-fn many_runs_at_once_always_have_their_stand_ins_and_leave_none() {
-    let place = Place::with_repository();
-    let before = place.tree();
-    std::thread::scope(|scope| {
-        for worker in 0..4 {
-            let place = &place;
-            scope.spawn(move || {
-                let state = place.root.join(format!("state-{}", worker % 2));
-                for _ in 0..40 {
-                    let protection =
-                        Protection::put_up(&state, place.workspace.as_fd(), &[]).unwrap();
-                    for bind in protection.binds() {
-                        assert!(place.at(bind.path.to_str().unwrap()).exists(), "{bind:?}");
-                    }
-                    assert_eq!(protection.take_down().problems, nothing());
-                    assert_eq!(sweep(&state), nothing());
-                }
-            });
-        }
-    });
-    assert_eq!(sweep(&place.root.join("state-0")), nothing());
-    assert_eq!(sweep(&place.root.join("state-1")), nothing());
-    assert_eq!(place.tree(), before);
-}
-
-/// The body of the child in the tests with crashes.
-#[test]
-#[ignore = "a child of other tests"]
-fn child_protects_until_it_is_killed() {
-    let root = PathBuf::from(std::env::var_os("AIRLOCK_TEST_FOLDER").unwrap());
-    let workspace = File::open(root.join("work")).unwrap();
-    let _protection = Protection::put_up(&root.join("state"), workspace.as_fd(), &[]).unwrap();
-    println!("\nprotected");
-    loop {
-        std::thread::park();
-    }
-}
-
-fn child(place: &Place) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--ignored",
-            "--nocapture",
-            "child_protects_until_it_is_killed",
-        ])
-        .env("AIRLOCK_TEST_FOLDER", &place.root)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap())
-        .lines()
-        .map_while(Result::ok);
-    assert!(lines.any(|line| line == "protected"));
-    child
-}
-
-fn kill(mut child: Child) {
-    child.kill().unwrap();
-    child.wait().unwrap();
-}
-
-#[test]
-fn the_sweep_removes_what_a_killed_run_left_and_nothing_of_a_living_one() {
-    let place = Place::with_repository();
-    let before = place.tree();
-    let living = child(&place);
-    let during = place.tree();
-    assert_ne!(during, before);
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!(place.tree(), during);
-    kill(living);
-    assert_eq!(place.tree(), during);
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!((place.tree(), place.records()), (before, 0));
-}
-
-#[test]
-fn the_next_run_mends_what_a_killed_one_left() {
-    let place = Place::new();
-    kill(child(&place));
-    assert!(place.at(".git").exists());
-    let protection = place.put_up(&[".git"]).unwrap();
+    place.write("tool", "");
+    fs::set_permissions(place.at("tool"), fs::Permissions::from_mode(0o6755)).unwrap();
+    place.write("rust-toolchain.toml", "");
+    let taken_down = protection.take_down();
+    let mode = fs::metadata(place.at("tool")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o755);
+    assert_eq!(taken_down.held_back, []);
+    assert_eq!(taken_down.notes.len(), 2, "{:?}", taken_down.notes);
     assert!(
-        !place.at(".git").exists(),
-        "an allowed name is not left as a stand-in"
+        taken_down.notes[0].contains("`tool`"),
+        "{:?}",
+        taken_down.notes
     );
-    assert_eq!(protection.take_down(), all_is_well());
-    assert_eq!((place.tree(), place.records()), (BTreeSet::new(), 0));
-}
-
-#[test]
-fn a_killed_run_does_not_take_the_stand_ins_of_a_living_one() {
-    let place = Place::new();
-    let (dying, living) = (child(&place), place.put_up(&[]).unwrap());
-    let during = place.tree();
-    kill(dying);
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!(place.tree(), during);
-    assert_eq!(living.take_down(), all_is_well());
-    assert_eq!(place.tree(), BTreeSet::new());
-}
-
-/// Leaves a record as a crash at that point would.
-fn crashed_after(place: &Place, rows: &str) {
-    let found = rustix::fs::fstat(&place.workspace).unwrap();
-    let path: String = place
-        .at("")
-        .to_str()
-        .unwrap()
-        .bytes()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    fs::create_dir_all(place.state().join("stubs")).unwrap();
-    let record = place
-        .state()
-        .join("stubs")
-        .join(format!("{}-{}", found.st_dev, found.st_ino));
-    fs::write(record, format!("workspace {path}\n{rows}")).unwrap();
-}
-
-#[test]
-fn a_crash_between_intent_and_deed_leaves_nothing_and_takes_nothing() {
-    let place = Place::with_repository();
-    let before = place.tree();
-    // Made, not yet written down: gone.
-    fs::create_dir(place.at(".envrc")).unwrap();
-    fs::write(place.at(".git/commondir"), "").unwrap();
-    crashed_after(&place, "intend .envrc\nintend .git/commondir\n");
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!((place.tree(), place.records()), (before.clone(), 0));
-    // Never made; the user's own came afterwards: stays.
-    fs::write(place.at(".envrc"), "mine").unwrap();
-    fs::write(place.at(".git/commondir"), "mine").unwrap();
-    crashed_after(&place, "intend .envrc\nintend .git/commondir\nmade 1");
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!(fs::read(place.at(".envrc")).unwrap(), b"mine");
-    assert_eq!(fs::read(place.at(".git/commondir")).unwrap(), b"mine");
-    assert_eq!(place.records(), 0);
-}
-
-#[test]
-fn a_crash_before_the_first_line_of_a_record_is_no_damage() {
-    let place = Place::new();
-    let found = rustix::fs::fstat(&place.workspace).unwrap();
-    fs::create_dir_all(place.state().join("stubs")).unwrap();
-    let record = place
-        .state()
-        .join("stubs")
-        .join(format!("{}-{}", found.st_dev, found.st_ino));
-    fs::write(&record, "").unwrap();
-    assert_eq!(sweep(&place.state()), nothing());
-    assert_eq!(place.records(), 0);
-    fs::write(&record, "workspace 2f").unwrap();
-    assert_eq!(place.put_up(&[]).unwrap().take_down(), all_is_well());
-    assert_eq!((place.tree(), place.records()), (BTreeSet::new(), 0));
-}
-
-#[test]
-fn a_record_can_name_nothing_but_stand_ins() {
-    let place = Place::new();
-    fs::create_dir(place.at("innocent")).unwrap();
-    crashed_after(&place, "intend innocent\n");
-    assert_eq!(sweep(&place.state()).len(), 1);
-    crashed_after(&place, "intend ../work/innocent\n");
-    assert_eq!(sweep(&place.state()).len(), 1);
-    assert!(place.at("innocent").exists());
-}
-
-#[test]
-fn what_the_user_put_into_or_instead_of_a_stand_in_stays_and_is_told() {
-    let place = Place::new();
-    let protection = place.put_up(&[]).unwrap();
-    fs::write(place.at(".vscode/settings.json"), "{}").unwrap();
-    fs::remove_dir(place.at(".idea")).unwrap();
-    fs::write(place.at(".idea"), "").unwrap();
-    let taken = protection.take_down();
-    assert_eq!(
-        taken.changed,
-        [PathBuf::from(".vscode"), PathBuf::from(".idea")]
-    );
-    assert_eq!(taken.problems, nothing());
-    assert_eq!(
-        place.tree(),
-        [".idea", ".vscode", ".vscode/settings.json"]
-            .map(PathBuf::from)
-            .into()
-    );
-    assert_eq!(place.records(), 0);
-}
-
-#[test]
-fn a_protected_file_that_changed_during_the_run_is_told() {
-    let place = Place::with_repository();
-    let protection = place.put_up(&[]).unwrap();
-    fs::write(place.at(".git/config.lock"), "other").unwrap();
-    fs::rename(place.at(".git/config.lock"), place.at(".git/config")).unwrap();
-    assert_eq!(
-        protection.take_down().changed,
-        [PathBuf::from(".git/config")]
-    );
-}
-
-#[test]
-fn a_repository_swapped_for_a_link_loses_nothing_where_it_points() {
-    let place = Place::with_repository();
-    let protection = place.put_up(&[]).unwrap();
-    fs::rename(place.at(".git"), place.root.join("outside")).unwrap();
-    symlink("../outside", place.at(".git")).unwrap();
-    let taken = protection.take_down();
-    assert_eq!(taken.problems, nothing());
-    assert!(taken.changed.contains(&PathBuf::from(".git/config")));
-    // The very files that would have been removed, were the link followed.
-    for name in ["commondir", "modules", "worktrees", "config.worktree"] {
-        assert!(place.root.join("outside").join(name).exists(), "{name}");
-    }
-    assert_eq!(place.tree(), [PathBuf::from(".git")].into());
-}
-
-#[test]
-fn a_workspace_that_was_moved_is_told_once() {
-    let place = Place::new();
-    kill(child(&place));
-    fs::rename(place.at(""), place.root.join("elsewhere")).unwrap();
-    fs::create_dir(place.at("")).unwrap();
-    fs::create_dir(place.at(".envrc")).unwrap();
-    let problems = sweep(&place.state());
     assert!(
-        problems.len() == 1 && problems[0].contains("moved"),
-        "{problems:?}"
-    );
-    assert_eq!((sweep(&place.state()), place.records()), (nothing(), 0));
-    assert!(
-        place.at(".envrc").exists(),
-        "another folder at the same path is nobody's"
+        taken_down.notes[1].contains("`rust-toolchain.toml`"),
+        "{:?}",
+        taken_down.notes
     );
 }
 
 #[test]
-fn a_folder_that_another_program_locks_is_refused_in_time() {
-    let place = Place::new();
-    let other = File::open(place.at("")).unwrap();
-    rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
-    assert!(matches!(place.put_up(&[]), Err(ProtectError::Hold { .. })));
-    assert_eq!(place.tree(), BTreeSet::new());
-    drop(other);
-    assert_eq!(place.put_up(&[]).unwrap().take_down(), all_is_well());
-}
-
-#[test]
-fn a_handle_for_paths_only_is_enough() {
-    let place = Place::new();
-    let handle = rustix::fs::open(
-        place.at(""),
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .unwrap();
-    let protection = Protection::put_up(&place.state(), handle.as_fd(), &[]).unwrap();
-    assert!(place.at(".home").is_dir());
-    assert_eq!(protection.take_down(), all_is_well());
-}
-
-#[test]
-fn stand_ins_belong_to_the_owner_of_the_workspace() {
-    let place = Place::with_repository();
-    let root = rustix::process::geteuid().is_root();
-    if root {
-        for path in ["", ".git"] {
-            std::os::unix::fs::chown(place.at(path), Some(1234), Some(2345)).unwrap();
-        }
-    }
-    let owner = fs::metadata(place.at("")).unwrap();
+fn a_folder_without_rights_hides_nothing() {
+    let place = Place::new("rights");
     let protection = place.put_up(&[]).unwrap();
-    for name in [".home", ".envrc", ".git/commondir", ".git/modules"] {
-        let made = fs::metadata(place.at(name)).unwrap();
-        assert_eq!(
-            (made.uid(), made.gid()),
-            (owner.uid(), owner.gid()),
-            "{name}"
-        );
+    place.write("shut/inner/.git/config", "evil");
+    for folder in ["shut/inner", "shut"] {
+        fs::set_permissions(place.at(folder), fs::Permissions::from_mode(0)).unwrap();
     }
-    assert_eq!(protection.take_down(), all_is_well());
-    if !root {
-        eprintln!("skipped in part: only root can give stand-ins to another user");
-    }
+    let taken_down = protection.take_down();
+    assert_eq!(
+        held(&taken_down),
+        [("shut/inner/.git", HoldReason::ProtectedName)]
+    );
 }
 
 #[test]
-fn git_works_beside_the_stand_ins_and_does_not_see_them() {
-    let place = Place::new();
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git")
-            .current_dir(place.at(""))
-            .env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .args(["-c", "user.name=n", "-c", "user.email=e@example.com"])
-            .args(arguments)
-            .output()
-            .unwrap();
-        assert!(
-            output.status.success(),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8(output.stdout).unwrap()
-    };
-    if Command::new("git").arg("--version").output().is_err() {
-        assert!(
-            std::env::var_os("AIRLOCK_TEST_ALL").is_none(),
-            "prerequisite: git"
-        );
-        eprintln!("skipped: no git here");
-        return;
-    }
-    git(&["init", "-q"]);
-    fs::write(place.at("seen"), "").unwrap();
+fn the_folder_for_artifacts_does_not_stay_unless_it_was_there() {
+    let place = Place::new("artifacts");
     let protection = place.put_up(&[]).unwrap();
-    assert!(place.at(".git/commondir").exists() && place.at(".mcp.json").exists());
-    assert_eq!(git(&["status", "--porcelain"]), "?? seen\n");
-    git(&["add", "-A"]);
-    git(&["commit", "-qm", "one"]);
-    assert_eq!(git(&["ls-files"]), "seen\n");
-    git(&["checkout", "-qb", "other"]);
-    assert_eq!(protection.take_down(), all_is_well());
-    assert_eq!(git(&["log", "--format=%s", "other"]), "one\n");
-    assert_eq!(git(&["status", "--porcelain"]), "");
+    place.write(".artifacts/out/a.txt", "kept");
+    assert_eq!(protection.take_down(), TakenDown::default());
+    assert_eq!(place.names(), Vec::<String>::new());
+    place.write(".artifacts/a.txt", "mine");
+    assert_eq!(place.put_up(&[]).unwrap().take_down(), TakenDown::default());
+    assert!(place.at(".artifacts/a.txt").exists());
 }
 
-/// Its config and hooks would be the program's to write, and git of the host obeys them.
 #[test]
-fn a_git_file_that_names_a_folder_in_the_workspace_is_refused() {
-    let place = Place::new();
-    fs::create_dir(place.at("bare")).unwrap();
-    symlink(place.at("bare"), place.root.join("link")).unwrap();
-    let absolute = format!("gitdir: {}\n", place.at("bare").display());
-    let through_link = format!("gitdir: {}\n", place.root.join("link").display());
-    for text in [
-        "gitdir: bare\n",
-        "gitdir: ./absent",
-        "gitdir: ../work/bare",
-        &absolute,
-        &through_link,
-    ] {
-        fs::write(place.at(".git"), text).unwrap();
-        assert!(
-            matches!(place.put_up(&[]), Err(ProtectError::Inside)),
-            "{text}"
-        );
-        assert_eq!(
-            place.put_up(&[".git"]).unwrap().take_down(),
-            all_is_well(),
-            "{text}"
-        );
-    }
-    for text in [
-        "gitdir: /elsewhere/.git/worktrees/x\n",
-        "gitdir: ../main/.git\n",
-        "no repository",
-    ] {
-        fs::write(place.at(".git"), text).unwrap();
-        let protection = place.put_up(&[]).unwrap();
-        assert!(
-            binds(&protection).contains(&(".git", BindKind::ReadOnly)),
-            "{text}"
-        );
-        assert_eq!(protection.take_down(), all_is_well());
-    }
+fn a_sweep_settles_what_a_dead_run_left_and_nothing_of_a_living_one() {
+    let place = Place::new("sweep");
+    let protection = place.put_up(&[]).unwrap();
+    place.write(".envrc", "evil");
+    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+    assert!(place.at(".envrc").exists(), "its run lives");
+    // As by SIGKILL. A child of another test may have a copy of the lock for a moment.
+    rustix::fs::flock(protection.lock(), rustix::fs::FlockOperation::Unlock).unwrap();
+    drop(protection);
+    let swept = sweep(&place.state());
+    assert_eq!(swept.len(), 1, "{swept:?}");
+    assert!(swept[0].contains("`.envrc` was taken out of"), "{swept:?}");
+    assert!(!place.at(".envrc").exists());
+    assert_eq!(held_lists(&place.state()).unwrap().len(), 1);
+    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+}
+
+#[test]
+fn a_start_reads_as_it_was_written_and_half_of_one_does_not() {
+    let place = Place::new("start");
+    place.write("sub/.git/config", "");
+    symlink("a", place.at("b")).unwrap();
+    symlink("there", place.at(".idea")).unwrap();
+    let workspace = fs::File::open(place.at("")).unwrap();
+    let allowed = [WorkspacePath::new("x".as_ref()).unwrap()];
+    let (start, _) = Start::look(workspace.as_fd(), &allowed).unwrap();
+    let text = start.to_text();
+    assert_eq!(Start::parse(&text), Some(start));
+    assert_eq!(Start::parse(&text[..text.len() - 5]), None);
+    assert_eq!(Start::parse(""), None);
 }

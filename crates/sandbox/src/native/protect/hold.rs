@@ -1,0 +1,366 @@
+//! Where things go that are taken out of a workspace: a folder of the state, one for each run.
+//!
+//! ```text
+//! STATE/held/RUN/start       while the run is not settled; locked by whoever lives for it
+//! STATE/held/RUN/list        what was taken out, and why: JSON, a line each, written before it is moved
+//! STATE/held/RUN/0, 1, …     the things themselves
+//! ```
+
+use super::beneath;
+use rustix::{
+    fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags},
+    io::Errno,
+};
+use serde::{Deserialize, Serialize};
+use spec::{HeldBack, HoldReason, Id};
+use std::{
+    ffi::{OsStr, OsString},
+    fs::{self, DirBuilder, File},
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt, fs::DirBuilderExt},
+    },
+    path::{Path, PathBuf},
+};
+
+/// The folder of all of them, in the state folder.
+pub(super) const HELD: &str = "held";
+pub(super) const START: &str = "start";
+const NEW: &str = "start.new";
+const LIST: &str = "list";
+/// Things that are kept of one run; what comes after them is removed.
+const MAX_THINGS: usize = 10_000;
+/// What is copied where the state is on another disk; what is larger is removed.
+const MAX_COPIED_BYTES: u64 = 1 << 30;
+/// Ten thousand lines of long paths, as numbers.
+const MAX_LIST_BYTES: u64 = 1 << 28;
+/// The list of what was there at the start: some 100 bytes for each of four million names.
+const MAX_START_BYTES: u64 = 1 << 29;
+
+/// One thing that was taken out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldThing {
+    /// Where it was: bytes, as programs may choose any.
+    pub path: Vec<u8>,
+    /// Why it was taken out.
+    pub why: HoldReason,
+    /// Where it was taken from.
+    pub workspace: Vec<u8>,
+}
+
+/// The folder of one run.
+#[derive(Debug)]
+pub(super) struct HoldFolder {
+    path: PathBuf,
+    folder: OwnedFd,
+    /// Its lock is held while the run is not settled.
+    pub(super) lock: OwnedFd,
+    things: Vec<HeldThing>,
+    copied: u64,
+}
+
+impl HoldFolder {
+    /// Makes the folder of a run, with what was there at the start.
+    pub(super) fn create(state: &Path, run: &Id, start: &str) -> io::Result<HoldFolder> {
+        let held = state.join(HELD);
+        let make = |path: &Path, all: bool| {
+            let mut builder = DirBuilder::new();
+            builder.recursive(all).mode(0o700).create(path)
+        };
+        make(&held, true)?;
+        let mut path = held.join(run.as_str());
+        let mut number = 1;
+        while let Err(error) = make(&path, false) {
+            // An earlier run of that id left something.
+            if error.kind() != io::ErrorKind::AlreadyExists || number == 1000 {
+                return Err(error);
+            }
+            number += 1;
+            path = held.join(format!("{run}.{number}"));
+        }
+        let folder = open_own(&path)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let mut lock = File::from(beneath::open(&folder, NEW, flags)?);
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        lock.write_all(start.as_bytes())?;
+        rustix::fs::renameat(&folder, NEW, &folder, START)?;
+        Ok(HoldFolder {
+            path,
+            folder,
+            lock: lock.into(),
+            things: Vec::new(),
+            copied: 0,
+        })
+    }
+
+    /// The folder of a run whose owner is dead, with what it found at the start; nothing where he lives, or where it
+    /// is settled.
+    pub(super) fn take_over(path: &Path) -> io::Result<Option<(HoldFolder, String)>> {
+        let folder = open_own(path)?;
+        let lock = match beneath::open(&folder, START, OFlags::RDWR) {
+            Ok(lock) => lock,
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => {
+                remove_unborn(path, &folder);
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            other => other?,
+        }
+        let mut text = String::new();
+        File::from(lock.try_clone()?)
+            .take(MAX_START_BYTES)
+            .read_to_string(&mut text)?;
+        let things = read_list(&folder)?;
+        let (path, copied) = (path.to_owned(), 0);
+        let folder = HoldFolder {
+            path,
+            folder,
+            lock,
+            things,
+            copied,
+        };
+        Ok(Some((folder, text)))
+    }
+
+    /// Takes a name out of a folder of the workspace. Whatever it is by now: no link is followed.
+    pub(super) fn take(
+        &mut self,
+        folder: BorrowedFd<'_>,
+        name: &OsStr,
+        thing: HeldThing,
+    ) -> io::Result<()> {
+        let number = self.things.len();
+        if number >= MAX_THINGS {
+            return remove(folder, name);
+        }
+        // Before it is moved: a crash must not make it nobody's.
+        self.append(&thing)?;
+        self.things.push(thing);
+        self.move_out(folder, name, &number.to_string())
+    }
+
+    /// What cannot be moved is copied, and what cannot be copied is gone all the same.
+    fn move_out(&mut self, folder: BorrowedFd<'_>, name: &OsStr, to: &str) -> io::Result<()> {
+        let renamed =
+            || rustix::fs::renameat_with(folder, name, &self.folder, to, RenameFlags::NOREPLACE);
+        match renamed() {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::ACCESS | Errno::PERM) => {
+                make_changeable(folder, name);
+                if renamed().is_ok() {
+                    return Ok(());
+                }
+            }
+            // Another disk, or a folder that is a mount point of somebody else.
+            Err(_) => {}
+        }
+        if self.copy(folder, name, to).is_err() {
+            // Half a copy helps nobody.
+            remove(self.folder.as_fd(), OsStr::new(to))?;
+        }
+        remove(folder, name)
+    }
+
+    fn copy(&mut self, from: BorrowedFd<'_>, name: &OsStr, to: &str) -> io::Result<()> {
+        let mut pending = vec![(PathBuf::from(name), PathBuf::from(to))];
+        while let Some((source, target)) = pending.pop() {
+            let handle = beneath::open(from, &source, OFlags::PATH)?;
+            let found = rustix::fs::fstat(&handle)?;
+            match beneath::kind(&found) {
+                FileType::Directory => {
+                    rustix::fs::mkdirat(&self.folder, &target, Mode::from_raw_mode(0o700))?;
+                    let folder = beneath::open_folder(from, &source)?;
+                    for name in names_in(&folder)? {
+                        pending.push((source.join(&name), target.join(&name)));
+                    }
+                }
+                FileType::Symlink => {
+                    let text = rustix::fs::readlinkat(&handle, "", Vec::new())?;
+                    rustix::fs::symlinkat(text, &self.folder, &target)?;
+                }
+                FileType::RegularFile => self.copy_file(from, &source, &target)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_file(&mut self, from: BorrowedFd<'_>, source: &Path, to: &Path) -> io::Result<()> {
+        let source = File::from(beneath::open(
+            from,
+            source,
+            OFlags::RDONLY | OFlags::NONBLOCK,
+        )?);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        let mut target = File::from(beneath::open(&self.folder, to, flags)?);
+        let left = MAX_COPIED_BYTES - self.copied;
+        let copied = io::copy(&mut source.take(left + 1), &mut target)?;
+        if copied > left {
+            return Err(io::Error::other("it is too large to be kept"));
+        }
+        self.copied += copied;
+        Ok(())
+    }
+
+    fn append(&self, thing: &HeldThing) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
+        let mut line = serde_json::to_vec(thing)?;
+        line.push(b'\n');
+        File::from(beneath::open(&self.folder, LIST, flags)?).write_all(&line)
+    }
+
+    /// The run is settled: what was taken out is the user's now, and without any the folder goes.
+    pub(super) fn close(self) -> io::Result<Vec<HeldBack>> {
+        rustix::fs::unlinkat(&self.folder, START, AtFlags::empty())?;
+        if self.things.is_empty() {
+            fs::remove_dir(&self.path)?;
+        }
+        // Closing would do, were it not for a copy that the sandbox may still have.
+        rustix::fs::flock(&self.lock, FlockOperation::Unlock)?;
+        Ok(self.things.iter().map(held_back).collect())
+    }
+}
+
+fn held_back(thing: &HeldThing) -> HeldBack {
+    HeldBack {
+        path: String::from_utf8_lossy(&thing.path).into_owned(),
+        why: thing.why,
+    }
+}
+
+/// What a crash left between making the folder and its `start`.
+fn remove_unborn(path: &Path, folder: &OwnedFd) {
+    let Ok(lock) = beneath::open(folder, NEW, OFlags::RDWR) else {
+        return;
+    };
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        _ = rustix::fs::unlinkat(folder, NEW, AtFlags::empty());
+        // With a list in it, it is the user's.
+        _ = fs::remove_dir(path);
+    }
+}
+
+/// Every run that has a folder.
+pub(super) fn folders(state: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(state.join(HELD)) {
+        Ok(entries) => entries,
+        Err(none) if none.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let paths = entries.map(|entry| Ok(entry?.path()));
+    paths.collect()
+}
+
+/// What was taken out by the runs of a state folder, by run.
+pub fn held_lists(state: &Path) -> io::Result<Vec<(String, Vec<HeldThing>)>> {
+    let mut lists = Vec::new();
+    for path in folders(state)? {
+        let Some(run) = path.file_name().and_then(OsStr::to_str) else {
+            continue;
+        };
+        let things = open_own(&path).and_then(|folder| read_list(&folder))?;
+        if !things.is_empty() {
+            lists.push((run.to_owned(), things));
+        }
+    }
+    lists.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(lists)
+}
+
+/// Where the thing of this place in a run's list is kept, if it is.
+pub fn held_path(state: &Path, run: &str, place: usize) -> Option<PathBuf> {
+    let path = state.join(HELD).join(run).join(place.to_string());
+    Some(path).filter(|path| path.symlink_metadata().is_ok())
+}
+
+/// Forgets what a run's end took out.
+pub fn discard_held(state: &Path, run: &str) -> io::Result<()> {
+    let held = open_own(&state.join(HELD))?;
+    remove(held.as_fd(), OsStr::new(run))
+}
+
+fn open_own(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}
+
+/// A last line without its end was cut by a crash: what it announces was not done yet.
+fn read_list(folder: &OwnedFd) -> io::Result<Vec<HeldThing>> {
+    let mut text = String::new();
+    match beneath::open(folder, LIST, OFlags::RDONLY) {
+        Ok(file) => {
+            _ = File::from(file)
+                .take(MAX_LIST_BYTES)
+                .read_to_string(&mut text)?
+        }
+        Err(none) if none.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let whole = text
+        .split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'));
+    whole.map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+/// A folder or its parent without the right to write cannot be moved away, or out of.
+fn make_changeable(folder: BorrowedFd<'_>, name: &OsStr) {
+    let add = |file: &OwnedFd| {
+        let found = rustix::fs::fstat(file)?;
+        beneath::set_mode(file, found.st_mode & 0o7777 | 0o700)
+    };
+    // What is not ours to change stays as it is, and the next try says so.
+    _ = beneath::open(folder, ".", OFlags::PATH).and_then(|file| add(&file));
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    _ = beneath::open(folder, Path::new(name), flags).and_then(|file| add(&file));
+}
+
+fn names_in(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if !matches!(name, b"." | b"..") {
+            names.push(OsStr::from_bytes(name).to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// Removes a name and all that is below it, following no link.
+pub(super) fn remove(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR) => {}
+        Err(Errno::ACCESS | Errno::PERM) => {
+            make_changeable(folder, name);
+            if rustix::fs::unlinkat(folder, name, AtFlags::empty()).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(error) => return Err(error.into()),
+    }
+    let mut folders = vec![PathBuf::from(name)];
+    let mut next = 0;
+    while let Some(path) = folders.get(next).cloned() {
+        next += 1;
+        let open = beneath::open_folder(folder, &path)?;
+        make_changeable(folder, path.as_os_str());
+        for name in names_in(&open)? {
+            match rustix::fs::unlinkat(&open, &name, AtFlags::empty()) {
+                Err(Errno::ISDIR) => folders.push(path.join(&name)),
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    for path in folders.iter().rev() {
+        let (parent, name) = (path.parent().unwrap_or(Path::new("")), path.file_name());
+        let parent = beneath::open_folder(folder, parent)?;
+        rustix::fs::unlinkat(&parent, name.unwrap_or_default(), AtFlags::REMOVEDIR)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,281 @@
+//! The end of a run in a mounted workspace: what the program made, replaced or linked under a
+//! protected name is taken out, as are links that lead out, devices and sockets. Set-id bits are
+//! cleared. What was there at the start stays.
+
+use super::{
+    beneath,
+    hold::{self, HeldThing, HoldFolder},
+    names,
+    start::{self, Start},
+    walk::{self, Next, Visit},
+};
+use rustix::fs::{FileType, OFlags};
+use spec::HoldReason;
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Component, Path, PathBuf},
+};
+
+/// Programs of the system: what a virtual environment links to.
+const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
+
+/// What was found besides what was taken out.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    /// Noted names that changed.
+    pub(super) noted: Vec<PathBuf>,
+    /// Files that lost their set-id bits.
+    pub(super) cleared: Vec<PathBuf>,
+    /// What could not be done.
+    pub(super) problems: Vec<String>,
+}
+
+/// Compares a workspace with its start, and takes out what does not belong there.
+pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFolder) -> Findings {
+    let mut settling = Settling {
+        known: start.protected.values().map(|(inode, _)| *inode).collect(),
+        start,
+        hold,
+        findings: Findings::default(),
+    };
+    // What is taken out can make a folder readable that was not, or leave one that never is.
+    let unread = walk::walk(workspace, |visit| Ok(settling.judge(visit)));
+    match unread {
+        Ok(unread) => settling.take_unread(workspace, unread),
+        Err(error) => settling.problem(Path::new("."), &error),
+    }
+    settling.restore_links(workspace);
+    settling.findings
+}
+
+struct Settling<'a> {
+    start: &'a Start,
+    /// Inodes of protected names that were there.
+    known: BTreeSet<u64>,
+    hold: &'a mut HoldFolder,
+    findings: Findings,
+}
+
+impl Settling<'_> {
+    fn judge(&mut self, visit: &Visit<'_>) -> Next {
+        match self.reason(visit) {
+            Verdict::Stays(next) => next,
+            Verdict::Remove => {
+                if let Err(error) = hold::remove(visit.folder, visit.name) {
+                    self.problem(visit.path, &error);
+                }
+                Next::Pass
+            }
+            Verdict::Hold(why) => {
+                self.take(visit.folder, visit.name, visit.path, why);
+                Next::Pass
+            }
+        }
+    }
+
+    fn reason(&mut self, visit: &Visit<'_>) -> Verdict {
+        let (path, allowed) = (visit.path, &self.start.allowed);
+        // It is the host's: mounted read-only for the program, wherever its folder went.
+        if self.known.contains(&visit.inode) {
+            return Verdict::Stays(Next::Pass);
+        }
+        if start::is_protected(path, allowed) || is_new_head(visit, allowed) {
+            return Verdict::Hold(HoldReason::ProtectedName);
+        }
+        let was_there = |all: &BTreeSet<_>| all.contains(&(path.to_owned(), visit.inode));
+        match visit.kind {
+            // What lies there was kept by now.
+            FileType::Directory
+                if path == Path::new(start::ARTIFACTS) && !self.start.had_artifacts =>
+            {
+                Verdict::Remove
+            }
+            FileType::Directory => Verdict::Stays(Next::Enter),
+            FileType::RegularFile => {
+                self.look_at_file(visit);
+                Verdict::Stays(Next::Pass)
+            }
+            FileType::Fifo => Verdict::Stays(Next::Pass),
+            FileType::Symlink if was_there(&self.start.links) => Verdict::Stays(Next::Pass),
+            FileType::Symlink => match start::read_link(visit) {
+                Ok(target) => judge_link(path, &target, allowed)
+                    .map_or(Verdict::Stays(Next::Pass), Verdict::Hold),
+                Err(_) => Verdict::Hold(HoldReason::LinkOut),
+            },
+            _ if was_there(&self.start.special) => Verdict::Stays(Next::Pass),
+            _ => Verdict::Hold(HoldReason::SpecialFile),
+        }
+    }
+
+    fn look_at_file(&mut self, visit: &Visit<'_>) {
+        let found = match beneath::look(visit.folder, visit.name) {
+            Ok(Some(found)) => found,
+            Ok(None) => return,
+            Err(error) => return self.problem(visit.path, &error),
+        };
+        if (found.st_ctime, found.st_ctime_nsec as i64) < self.start.began {
+            return;
+        }
+        if found.st_mode & 0o6000 != 0 {
+            let cleared = beneath::open(visit.folder, Path::new(visit.name), OFlags::PATH)
+                .and_then(|file| beneath::set_mode(file, found.st_mode & 0o1777));
+            match cleared {
+                Ok(()) => self.findings.cleared.push(visit.path.to_owned()),
+                Err(error) => self.problem(visit.path, &error),
+            }
+        }
+        if names::is_noted(visit.path) {
+            self.findings.noted.push(visit.path.to_owned());
+        }
+    }
+
+    /// Nobody knows what is in a folder that cannot be read, so it does not stay.
+    fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: Vec<walk::Unread>) {
+        for walk::Unread { path, why } in unread {
+            let Some(name) = path.file_name() else {
+                self.problem(Path::new("."), &why);
+                continue;
+            };
+            let parent = path.parent().unwrap_or(Path::new(""));
+            match beneath::open_folder(workspace, parent) {
+                Ok(parent) => self.take(parent.as_fd(), name, &path, HoldReason::Unreadable),
+                Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => self.problem(&path, &error),
+            }
+        }
+    }
+
+    fn take(&mut self, folder: BorrowedFd<'_>, name: &OsStr, path: &Path, why: HoldReason) {
+        let thing = HeldThing {
+            path: path.as_os_str().as_bytes().to_owned(),
+            why,
+            workspace: self.start.workspace.as_os_str().as_bytes().to_owned(),
+        };
+        if let Err(error) = self.hold.take(folder, name, thing) {
+            self.problem(path, &error);
+        }
+    }
+
+    /// A protected link cannot be mounted read-only, so it is put back where it is gone.
+    fn restore_links(&mut self, workspace: BorrowedFd<'_>) {
+        let links = self.start.protected.iter();
+        for (path, target) in links.filter_map(|(path, (_, target))| Some((path, target.as_ref()?)))
+        {
+            let (Some(name), parent) = (path.file_name(), path.parent().unwrap_or(Path::new("")))
+            else {
+                continue;
+            };
+            let Ok(parent) = beneath::open_folder(workspace, parent) else {
+                continue;
+            };
+            if matches!(beneath::look(&parent, name), Ok(None))
+                && let Err(error) = rustix::fs::symlinkat(target, &parent, name)
+            {
+                self.problem(path, &error.into());
+            }
+        }
+    }
+
+    fn problem(&mut self, path: &Path, error: &io::Error) {
+        let path = path.to_string_lossy().escape_debug().to_string();
+        self.findings.problems.push(format!(
+            "`{path}` in the workspace could not be checked or taken out: {error}; look at it before you use the folder"
+        ));
+    }
+}
+
+enum Verdict {
+    Stays(Next),
+    /// It was Airlock's own.
+    Remove,
+    Hold(HoldReason),
+}
+
+/// Without its `HEAD` no folder is a repository.
+fn is_new_head(visit: &Visit<'_>, allowed: &[PathBuf]) -> bool {
+    visit
+        .name
+        .as_bytes()
+        .eq_ignore_ascii_case(names::HEAD.as_bytes())
+        && start::is_bare_repository(visit.folder, Path::new("."))
+        && !allowed.iter().any(|it| visit.path.starts_with(it))
+}
+
+/// What stands against a link at `path`, if anything does.
+fn judge_link(path: &Path, target: &OsStr, allowed: &[PathBuf]) -> Option<HoldReason> {
+    if Path::new(target).is_absolute() {
+        return (!leads_to_system(path, Path::new(target))).then_some(HoldReason::LinkOut);
+    }
+    match resolve_inside(path, target) {
+        None => Some(HoldReason::LinkOut),
+        Some(inside) => {
+            let is_allowed = allowed.iter().any(|it| inside.starts_with(it));
+            let protected = names::find(&inside).is_some() && !is_allowed;
+            protected.then_some(HoldReason::LinkToProtected)
+        }
+    }
+}
+
+/// Programs of the system, which only root can change. Root's own tools could be led to overwrite them, so that for root
+/// only interpreters of virtual environments may be linked.
+fn leads_to_system(path: &Path, target: &Path) -> bool {
+    let plain = target
+        .components()
+        .all(|part| !matches!(part, Component::ParentDir));
+    let in_system = plain && SYSTEM.iter().any(|folder| target.starts_with(folder));
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let in_bin = path.parent().and_then(Path::file_name) == Some(OsStr::new("bin"));
+    let is_interpreter = in_bin && name.starts_with(b"python");
+    in_system && (is_interpreter || !rustix::process::geteuid().is_root())
+}
+
+/// Where a link leads by its words, relative to the workspace. `..` may only begin its target, where what lies above is
+/// known to be a folder, and never lead further than the top.
+pub fn resolve_inside(path: &Path, target: &OsStr) -> Option<PathBuf> {
+    let mut place = path.parent()?.to_owned();
+    let mut leading = true;
+    for part in Path::new(target).components() {
+        match part {
+            Component::ParentDir if leading => {
+                if !place.pop() {
+                    return None;
+                }
+            }
+            Component::CurDir => {}
+            Component::Normal(name) => {
+                leading = false;
+                place.push(name);
+            }
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_judged_by_where_they_lead() {
+        let judge = |path: &str, target: &str| judge_link(path.as_ref(), target.as_ref(), &[]);
+        assert_eq!(judge("a", "b"), None);
+        assert_eq!(judge("a/b/c", "../../d"), None);
+        assert_eq!(judge("a/b", "../../d"), Some(HoldReason::LinkOut));
+        assert_eq!(judge("a", "/etc/passwd"), Some(HoldReason::LinkOut));
+        assert_eq!(judge("a", "b/../../c"), Some(HoldReason::LinkOut));
+        assert_eq!(
+            judge("a/b", "../.git/config"),
+            Some(HoldReason::LinkToProtected)
+        );
+        assert_eq!(judge("x", ".ENVRC"), Some(HoldReason::LinkToProtected));
+        assert_eq!(judge("a", "/usr/../etc/passwd"), Some(HoldReason::LinkOut));
+        assert_eq!(judge(".venv/bin/python3", "/usr/bin/python3"), None);
+    }
+}

@@ -1,0 +1,191 @@
+//! What of a workspace mattered before the program ran: protected names, links, and files that are
+//! no files. It is written down, so that whoever cleans up after a crash can compare, too.
+//!
+//! ```text
+//! workspace HEX-OF-PATH INODE
+//! began SECONDS NANOSECONDS
+//! artifacts                                        the folder for them was there
+//! allow HEX-OF-PATH
+//! protected INODE HEX-OF-PATH [HEX-OF-TARGET]     a link has a target
+//! link INODE HEX-OF-PATH
+//! special INODE HEX-OF-PATH
+//! end
+//! ```
+
+use super::{beneath, names, walk};
+use rustix::{
+    fs::{FileType, OFlags},
+    time::{ClockId, clock_gettime},
+};
+use spec::WorkspacePath;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Where programs put what is to be kept.
+pub(super) const ARTIFACTS: &str = ".artifacts";
+/// Read-only mounts that one sandbox can have of protected names.
+const MAX_PROTECTED: usize = 4096;
+
+/// A workspace as it was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Start {
+    pub(super) workspace: PathBuf,
+    pub(super) inode: u64,
+    /// By the clock of files.
+    pub(super) began: (i64, i64),
+    pub(super) allowed: Vec<PathBuf>,
+    /// By path: inode, and the target of a link.
+    pub(super) protected: BTreeMap<PathBuf, (u64, Option<OsString>)>,
+    pub(super) links: BTreeSet<(PathBuf, u64)>,
+    pub(super) special: BTreeSet<(PathBuf, u64)>,
+    /// Whether the folder for artifacts was there.
+    pub(super) had_artifacts: bool,
+}
+
+impl Start {
+    /// Looks through the workspace.
+    pub(super) fn look(
+        workspace: BorrowedFd<'_>,
+        allowed: &[WorkspacePath],
+    ) -> io::Result<(Start, Vec<walk::Unread>)> {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        let mut start = Start {
+            workspace: beneath::path_of(workspace)?,
+            inode: rustix::fs::fstat(workspace)?.st_ino,
+            began: (now.tv_sec, now.tv_nsec as i64),
+            allowed: allowed.iter().map(|it| it.as_path().to_owned()).collect(),
+            ..Start::default()
+        };
+        let unread = walk::walk(workspace, |visit| start.add(visit))?;
+        Ok((start, unread))
+    }
+
+    fn add(&mut self, visit: &walk::Visit<'_>) -> io::Result<walk::Next> {
+        let (path, inode) = (visit.path.to_owned(), visit.inode);
+        self.had_artifacts |= path == Path::new(ARTIFACTS);
+        let is_bare = || {
+            visit.kind == FileType::Directory
+                && is_bare_repository(visit.folder, Path::new(visit.name))
+                && !self.allowed.iter().any(|it| path.starts_with(it))
+        };
+        if is_protected(visit.path, &self.allowed) || is_bare() {
+            if self.protected.len() >= MAX_PROTECTED {
+                let message = format!("it has more than {MAX_PROTECTED} protected names");
+                return Err(io::Error::other(message));
+            }
+            let target = match visit.kind {
+                FileType::Symlink => Some(read_link(visit)?),
+                _ => None,
+            };
+            self.protected.insert(path, (inode, target));
+            return Ok(walk::Next::Pass);
+        }
+        match visit.kind {
+            FileType::Symlink => _ = self.links.insert((path, inode)),
+            FileType::Directory | FileType::RegularFile | FileType::Fifo => {}
+            _ => _ = self.special.insert((path, inode)),
+        }
+        Ok(walk::Next::Enter)
+    }
+
+    pub(super) fn to_text(&self) -> String {
+        let (seconds, nanoseconds) = self.began;
+        let mut text = format!("workspace {} {}\n", hex(&self.workspace), self.inode);
+        text += &format!("began {seconds} {nanoseconds}\n");
+        if self.had_artifacts {
+            text += "artifacts\n";
+        }
+        for path in &self.allowed {
+            text += &format!("allow {}\n", hex(path));
+        }
+        for (path, (inode, target)) in &self.protected {
+            let target = target.as_ref().map(|it| format!(" {}", hex(it)));
+            text += &format!(
+                "protected {inode} {}{}\n",
+                hex(path),
+                target.unwrap_or_default()
+            );
+        }
+        for (kind, all) in [("link", &self.links), ("special", &self.special)] {
+            for (path, inode) in all {
+                text += &format!("{kind} {inode} {}\n", hex(path));
+            }
+        }
+        text + "end\n"
+    }
+
+    /// Nothing if the text is not whole.
+    pub(super) fn parse(text: &str) -> Option<Start> {
+        let mut start = Start::default();
+        let mut lines = text.strip_suffix("end\n")?.lines();
+        let mut first = lines.next()?.strip_prefix("workspace ")?.split(' ');
+        start.workspace = from_hex(first.next()?)?;
+        start.inode = first.next()?.parse().ok()?;
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["began", seconds, nanoseconds] => {
+                    start.began = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
+                }
+                ["artifacts"] => start.had_artifacts = true,
+                ["allow", path] => start.allowed.push(from_hex(path)?),
+                ["protected", inode, path, ref target @ ..] => {
+                    let target = target
+                        .first()
+                        .map(|it| from_hex(it))
+                        .map(|it| it.map(Into::into));
+                    let target: Option<OsString> = match target {
+                        Some(target) => Some(target?),
+                        None => None,
+                    };
+                    let entry = (inode.parse().ok()?, target);
+                    start.protected.insert(from_hex(path)?, entry);
+                }
+                ["link", inode, path] => {
+                    _ = start.links.insert((from_hex(path)?, inode.parse().ok()?));
+                }
+                ["special", inode, path] => {
+                    _ = start.special.insert((from_hex(path)?, inode.parse().ok()?));
+                }
+                _ => return None,
+            }
+        }
+        Some(start)
+    }
+}
+
+/// Whether a name is protected, and not allowed after all.
+pub(super) fn is_protected(path: &Path, allowed: &[PathBuf]) -> bool {
+    let is_allowed = allowed.iter().any(|it| path.starts_with(it));
+    !is_allowed && names::find_last(path).is_some()
+}
+
+/// Whether git takes this folder for a repository.
+pub(super) fn is_bare_repository(folder: impl AsFd, path: &Path) -> bool {
+    let has = |name: &str| beneath::open(&folder, path.join(name), OFlags::PATH).is_ok();
+    [names::HEAD, "objects", "refs"].into_iter().all(has)
+}
+
+pub(super) fn read_link(visit: &walk::Visit<'_>) -> io::Result<OsString> {
+    let target = rustix::fs::readlinkat(visit.folder.as_fd(), visit.name, Vec::new())?;
+    Ok(OsStr::from_bytes(target.to_bytes()).to_owned())
+}
+
+fn hex(text: impl AsRef<OsStr>) -> String {
+    let bytes = text.as_ref().as_bytes().iter();
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<PathBuf> {
+    let digit = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(digit).collect();
+    bytes.map(|bytes| Path::new(OsStr::from_bytes(&bytes)).to_owned())
+}
