@@ -122,14 +122,14 @@ impl Making {
         }
     }
 
-    /// A layer for a workspace that is copied on writing or a git folder for one that is not, and the doors.
+    /// A git folder for a workspace that has a repository, a layer for one that is copied on writing, and the doors.
     async fn lay_and_open(&mut self, notes: &mut Vec<String>) -> Result<Opened, ErrorInfo> {
         let state = &self.engine.state;
-        self.layer =
-            workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
         let git = git::prepare(state, &self.id, &mut self.spec.sandbox, notes).await;
         self.git = git
             .map_err(|error| internal(format!("cannot make a git folder for the run: {error}")))?;
+        self.layer =
+            workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
         for mount in &self.own {
             let shown = guard::add_own(&mut self.spec.sandbox, &mount.host);
             shown.map_err(|error| {
@@ -489,7 +489,7 @@ fn of_input(error: &files::InputError) -> ErrorInfo {
 }
 
 fn open_file(path: &Path, spec: &SandboxSpec) -> Result<File, ErrorInfo> {
-    open_regular(path, spec).map_err(|error| ErrorInfo {
+    open_pinned(path, spec).map_err(|error| ErrorInfo {
         code: ErrorCode::InvalidSpec,
         message: format!("cannot read the input `{}`: {error}", path.display()),
         hint: Some("check that it is a file and that you may read it".to_owned()),
@@ -504,23 +504,29 @@ pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
     })
 }
 
-/// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file, the one that was looked at.
-pub(crate) fn open_regular(path: &Path, spec: &SandboxSpec) -> io::Result<File> {
-    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(nonblocking)
-        .open(path)?;
+/// Opens the regular file that was looked at before, if one was.
+fn open_pinned(path: &Path, spec: &SandboxSpec) -> io::Result<File> {
+    let file = open_regular(path)?;
     let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
     let (device, inode) = (found.dev(), found.ino());
     let pinned = spec.pinned.get(path);
     if pinned.is_some_and(|pinned| *pinned != FileId { device, inode }) {
         return Err(io::Error::other("it was replaced meanwhile"));
     }
     Ok(file)
+}
+
+/// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
 }
 
 pub(crate) fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo {

@@ -171,7 +171,7 @@ fn touches(changes: &[u8]) -> Result<Vec<String>, GitError> {
     let all = import::parse_changes(changes)?.into_iter();
     let risky = all.filter(|change| {
         let path = Path::new(OsStr::from_bytes(change.path));
-        change.is_new_gitlink || protect::touched(path, &[], false, true).is_some()
+        change.is_new_gitlink || protect::find(path).is_some()
     });
     let paths: BTreeSet<_> = risky
         .map(|change| escape(&String::from_utf8_lossy(change.path)))

@@ -256,6 +256,9 @@ impl Containers {
         spec: &SandboxSpec,
     ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
+        if spec.copy_on_write {
+            return Ok(Protection::reviewed(folder));
+        }
         Ok(Protection::put_up(
             &self.state,
             name,

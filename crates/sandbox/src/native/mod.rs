@@ -368,6 +368,9 @@ impl Native {
         spec: &SandboxSpec,
     ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
+        if spec.copy_on_write {
+            return Ok(Protection::reviewed(folder));
+        }
         Ok(Protection::put_up(
             &self.state,
             name,
@@ -433,7 +436,7 @@ impl Native {
         let plan = plan::of_box(spec, self.steps, who, binds, held.ahead)?;
         check_same(spec, &plan, held)?;
         let placement = placement(held)?;
-        let hold = held.protection.as_ref().map(Protection::lock);
+        let hold = held.protection.as_ref().and_then(Protection::lock);
         let channel = launcher
             .ask_box(&plan, placement.v2.as_ref().map(AsFd::as_fd), hold)
             .map_err(|source| SandboxError::Launcher {

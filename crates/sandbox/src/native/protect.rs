@@ -48,8 +48,8 @@ pub struct Bind {
 #[derive(Debug)]
 pub struct Protection {
     workspace: OwnedFd,
-    start: Start,
-    hold: HoldFolder,
+    /// Nothing where the changes are looked at before they are taken over.
+    held: Option<(Start, HoldFolder)>,
     binds: Vec<Bind>,
     notes: Vec<String>,
 }
@@ -124,11 +124,20 @@ impl Protection {
         let notes = listed(&unread, "could not be looked into before the run");
         Ok(Protection {
             workspace,
-            start,
-            hold,
+            held: Some((start, hold)),
             binds,
             notes: notes.into_iter().collect(),
         })
+    }
+
+    /// For a workspace whose changes are looked at before they are taken over: nothing needs to be kept from it.
+    pub fn reviewed(workspace: OwnedFd) -> Protection {
+        Protection {
+            workspace,
+            held: None,
+            binds: Vec::new(),
+            notes: Vec::new(),
+        }
     }
 
     /// The names to be mounted read-only, parents first.
@@ -143,13 +152,16 @@ impl Protection {
 
     /// The lock of the run. The first process of the sandbox should inherit it, out of the program's reach: then no
     /// sweep settles a workspace in which a program may still run.
-    pub fn lock(&self) -> BorrowedFd<'_> {
-        self.hold.lock.as_fd()
+    pub fn lock(&self) -> Option<BorrowedFd<'_>> {
+        self.held.as_ref().map(|(_, hold)| hold.lock.as_fd())
     }
 
     /// Takes out what does not belong into the workspace. The program must be gone.
     pub fn take_down(self) -> TakenDown {
-        let mut taken_down = settle(self.workspace.as_fd(), &self.start, self.hold);
+        let Some((start, hold)) = self.held else {
+            return TakenDown::default();
+        };
+        let mut taken_down = settle(self.workspace.as_fd(), &start, hold);
         taken_down.notes.splice(0..0, self.notes);
         taken_down
     }

@@ -160,6 +160,7 @@ mod tests {
             notes: Vec::new(),
             learned: Vec::new(),
             workspace: None,
+            git: Vec::new(),
         }
     }
 

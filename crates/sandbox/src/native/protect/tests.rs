@@ -262,7 +262,11 @@ fn a_sweep_settles_what_a_dead_run_left_and_nothing_of_a_living_one() {
     assert_eq!(sweep(&place.state()), Vec::<String>::new());
     assert!(place.at(".envrc").exists(), "its run lives");
     // As by SIGKILL. A child of another test may have a copy of the lock for a moment.
-    rustix::fs::flock(protection.lock(), rustix::fs::FlockOperation::Unlock).unwrap();
+    rustix::fs::flock(
+        protection.lock().unwrap(),
+        rustix::fs::FlockOperation::Unlock,
+    )
+    .unwrap();
     drop(protection);
     let swept = sweep(&place.state());
     assert_eq!(swept.len(), 1, "{swept:?}");
