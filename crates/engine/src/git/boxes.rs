@@ -233,7 +233,7 @@ fn in_box(
         pids: Some(64),
         disk: Some(Size(SCRATCH)),
         file_size: Some(Size(SCRATCH)),
-        output: Some(Size(2 * MOST_OUTPUT)),
+        output: Some(Size(MOST_OUTPUT)),
         ..Maximum::default()
     };
     let request = RunRequest {
