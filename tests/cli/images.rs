@@ -143,7 +143,7 @@ fn an_image_says_how_it_wants_to_be_run_and_the_caller_has_the_last_word() {
         };
         assert_eq!(
             shell(&[], "id -u; id -g; pwd; echo $GREETING $HOME $PATH"),
-            "1001\n1002\n/app\nhello /workspace/.home /opt/tool/bin:/bin\n"
+            "1001\n1002\n/app\nhello /home/agent /opt/tool/bin:/bin\n"
         );
         assert!(!shell(&[], "echo $AIRLOCK_RUN_ID").contains("forged"));
         assert_eq!(

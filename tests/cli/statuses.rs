@@ -369,7 +369,7 @@ fn cancelled_by_ctrl_c_is_130_long_before_the_programs_own_end() {
                 (&Value::Null, &json!(130))
             );
         }
-        // Nothing of it is left: neither a record nor the stand-ins for protected names.
+        // Nothing of it is left: neither a record nor anything in the workspace.
         assert_eq!(
             world.run(&["sweep"]).stdout,
             "0 removed, 0 left alone because their owner lives\n"

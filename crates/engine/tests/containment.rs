@@ -75,12 +75,14 @@ async fn a_program_has_a_quota_of_what_is_charged_to_whoever_started_it() {
 }
 
 #[tokio::test]
-async fn a_program_cannot_make_a_repository_of_its_workspace() {
+async fn a_repository_that_a_program_makes_of_its_workspace_loses_its_head() {
     let place = Place::new("bare");
     let result = place
         .run("mkdir objects refs && echo ref: refs/heads/main > HEAD")
         .await;
-    assert_ne!(result.exit_code, Some(0));
+    assert_eq!(result.exit_code, Some(0));
+    let held = result.workspace.map(|changes| changes.held_back.len());
+    assert_eq!(held, Some(1), "{:?}", result.notes);
     assert!(place.workspace().join("refs").exists() && !place.workspace().join("HEAD").exists());
 }
 

@@ -122,7 +122,7 @@ fn a_disk_bomb_gets_no_space_and_the_result_says_so() {
         "/tmp/bomb",
         "/dev/shm/bomb",
         "/workspace/bomb",
-        "/workspace/.home/bomb",
+        "/home/agent/bomb",
     ] {
         let script = format!("head -c 32M /dev/zero > {place}; echo ended with $?");
         let bomb = ["sh", "-c", &script];

@@ -284,13 +284,10 @@ impl Storm {
             shown(found.filter(|path| !written.contains(path)).collect()),
         );
         let state = host::listing(&self.bench.state);
-        let inode = fs::metadata(&target.workspace)
-            .expect("the workspace")
-            .ino();
         let ours = |path: &&PathBuf| {
             let name = path.to_string_lossy();
             path.starts_with("runs") && name.contains(&target.run)
-                || path.starts_with("stubs") && name.ends_with(&format!("-{inode}"))
+                || path.starts_with("held") && name.contains(&target.run)
                 || path.starts_with("artifacts/.drafts") && path.components().count() > 2
         };
         add(

@@ -463,7 +463,7 @@ impl Storm {
             "ledger/owner.jsonl",
             "runs",
             "serve.lock",
-            "stubs",
+            "held",
             "upkeep.lock",
         ];
         assert_eq!(left, always.map(PathBuf::from).into());

@@ -83,7 +83,7 @@ pub(crate) async fn prepare(
     sandbox: &mut SandboxSpec,
     notes: &mut Vec<String>,
 ) -> io::Result<Option<Hold>> {
-    let lifted = |path: &spec::WorkspacePath| path.as_path().starts_with(".git");
+    let lifted = |path: &spec::WorkspacePath| path.as_path() == Path::new(".git");
     let Some(workspace) = sandbox.workspace.clone() else {
         return Ok(None);
     };

@@ -304,26 +304,25 @@ fn what_is_protected_in_a_workspace_is_not_taken_over_unless_allowed() {
         fs::write(place.inside(".git/hooks/post-checkout"), "evil").unwrap();
         fs::write(place.inside(".git/index"), "index").unwrap();
         fs::write(place.inside(".envrc"), "evil").unwrap();
-        // As the protection leaves it while a box stands.
-        fs::create_dir(place.inside(".vscode")).unwrap();
-        fs::create_dir(place.inside(".home")).unwrap();
+        fs::create_dir_all(place.inside("sub/.vscode")).unwrap();
     };
     let place = Place::new(fill);
     change(&place);
     let against = place.against();
-    assert_eq!(against.len(), 2, "{against:?}");
-    assert!(
-        against[0].starts_with(".envrc: `.envrc` is protected"),
-        "{against:?}"
-    );
-    assert!(
-        against[1].starts_with(".git/hooks/post-checkout: `.git/hooks` is protected"),
-        "{against:?}"
-    );
+    let starts = [
+        ".envrc: `.envrc` is protected",
+        ".git/hooks/post-checkout: `.git` is protected",
+        ".git/index: `.git` is protected",
+        "sub/.vscode: `.vscode` is protected",
+    ];
+    assert_eq!(against.len(), starts.len(), "{against:?}");
+    for (said, start) in against.iter().zip(starts) {
+        assert!(said.starts_with(start), "{against:?}");
+    }
     place.commit(PARTIAL).unwrap();
-    assert!(place.folder(".git/index").exists() && !place.folder(".envrc").exists());
+    assert!(!place.folder(".git/index").exists() && !place.folder(".envrc").exists());
     assert!(!place.folder(".git/hooks/post-checkout").exists());
-    let allowed = Place::allowing(&[".git", ".envrc"], fill);
+    let allowed = Place::allowing(&[".git", ".envrc", "sub/.vscode"], fill);
     change(&allowed);
     assert_eq!(
         allowed
@@ -331,7 +330,7 @@ fn what_is_protected_in_a_workspace_is_not_taken_over_unless_allowed() {
             .unwrap()
             .applied
             .len(),
-        3
+        5
     );
     assert!(allowed.folder(".git/hooks/post-checkout").exists());
 }
@@ -342,7 +341,7 @@ fn a_repository_cannot_be_brought_in_whole() {
     fs::create_dir_all(place.inside(".git/hooks")).unwrap();
     fs::write(place.inside(".git/config"), "[core]\nfsmonitor = evil").unwrap();
     fs::write(place.inside(".git/index"), "index").unwrap();
-    assert_eq!(place.against().len(), 3);
+    assert_eq!(place.against().len(), 4);
     place.commit(PARTIAL).unwrap();
     assert!(!place.folder(".git").exists());
 }

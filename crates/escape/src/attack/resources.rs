@@ -127,7 +127,7 @@ fn zombies(count: usize) {
 
 /// Everywhere where something can be written, until it cannot.
 fn fill(mebibytes: usize, files: usize) {
-    for (number, folder) in ["/tmp", "/dev/shm", "/workspace", "/workspace/.home"]
+    for (number, folder) in ["/tmp", "/dev/shm", "/workspace", "/home/agent"]
         .iter()
         .enumerate()
     {

@@ -161,7 +161,7 @@ impl Native {
         Ok(self.own_cgroups()?.remove(run)?)
     }
 
-    /// Removes the stand-ins in workspaces that nobody holds; gives back what could not be done.
+    /// Settles workspaces whose runs are dead; gives back what there is to say.
     pub fn sweep_workspaces(&self) -> Vec<String> {
         protect::sweep(&self.state)
     }

@@ -48,7 +48,6 @@ pub(crate) fn proofs() -> Vec<Proof> {
         a_session_that_works_is_denied_nothing,
         the_answers_are_those_of_the_kernel,
         what_fails_for_other_reasons_is_left_to_the_kernel,
-        a_file_over_a_stand_in_is_denied_with_the_kernels_error,
         a_denial_is_heard_of_while_the_program_runs,
         a_path_that_changes_under_the_look_opens_nothing,
         neither_a_second_listener_nor_an_undumpable_program_escapes_the_look,
@@ -334,12 +333,8 @@ fn writes_to_a_read_only_mount_are_told(world: &World) {
 
 fn repository(world: &World) -> PathBuf {
     let workspace = world.fresh_workspace();
-    fs::create_dir_all(workspace.join(".git/hooks")).expect("a folder");
-    for (name, content) in [
-        (".git/config", "[core]\n"),
-        (".git/HEAD", "ref: refs/heads/main\n"),
-        ("own", "own"),
-    ] {
+    fs::create_dir(workspace.join(".vscode")).expect("a folder");
+    for (name, content) in [(".envrc", "as it was"), ("own", "own")] {
         fs::write(workspace.join(name), content).expect("a file");
     }
     world.give(&workspace);
@@ -357,51 +352,32 @@ fn writes_to_protected_names_are_told(world: &World) {
     let workspace = repository(world);
     let truncate = libc::SYS_truncate.to_string();
     // What, the protected name, the error.
-    let rows: [(&[&str], &str, &str, i32); 9] = [
+    let rows: [(&[&str], &str, &str, i32); 6] = [
         (
-            &["call-on", &truncate, ".git/config"],
-            ".git/config",
-            ".git/config",
+            &["call-on", &truncate, ".envrc"],
+            ".envrc",
+            ".envrc",
             libc::EROFS,
         ),
         (
-            &["write", ".git/hooks/x", "x"],
-            ".git/hooks/x",
-            ".git/hooks",
+            &["write", ".vscode/x", "x"],
+            ".vscode/x",
+            ".vscode",
             libc::EROFS,
         ),
+        (&["write", ".envrc", "x"], ".envrc", ".envrc", libc::EROFS),
         (
-            &["write", ".git/config", "x"],
-            ".git/config",
-            ".git/config",
-            libc::EROFS,
-        ),
-        (
-            &["rename", ".git/HEAD", ".git/config"],
-            ".git/config",
-            ".git/config",
+            &["rename", "own", ".envrc"],
+            ".envrc",
+            ".envrc",
             libc::EBUSY,
         ),
+        (&["remove", ".envrc"], ".envrc", ".envrc", libc::EBUSY),
         (
-            &["add-name", ".git/HEAD", ".git/hooks/x"],
-            ".git/hooks/x",
-            ".git/hooks",
-            libc::EROFS,
-        ),
-        (
-            &["remove", ".git/config"],
-            ".git/config",
-            ".git/config",
+            &["rename", ".vscode", "moved"],
+            ".vscode",
+            ".vscode",
             libc::EBUSY,
-        ),
-        (&["rename", ".git", "moved"], ".git", ".git", libc::EBUSY),
-        // Absent on the host: a folder stands in for it.
-        (&["write", ".envrc", "x"], ".envrc", ".envrc", libc::EISDIR),
-        (
-            &["make-new", ".mcp.json"],
-            ".mcp.json",
-            ".mcp.json",
-            libc::EEXIST,
         ),
     ];
     for (attempt, target, name, errno) in world.few(rows) {
@@ -437,20 +413,20 @@ fn writes_to_protected_names_are_told(world: &World) {
     let moved = |allowed: &[&str]| RunRequest {
         workspace: Some(workspace.clone()),
         allow_protected: allowed.iter().map(Into::into).collect(),
-        ..world.command(&["mv", "own", ".git/hooks/x"])
+        ..world.command(&["mv", "own", ".vscode/x"])
     };
     let denied = world.run(moved(&[]));
     let told = denial(
         "write",
-        "/workspace/.git/hooks/x",
+        "/workspace/.vscode/x",
         "protected",
-        "--allow-protected .git/hooks",
+        "--allow-protected .vscode",
     );
     assert_eq!(
         (denied.status, denied.denials),
         (Status::Failed, vec![told])
     );
-    let released = world.run(moved(&[".git/hooks"]));
+    let released = world.run(moved(&[".vscode"]));
     assert_eq!(
         (released.status, released.denials),
         (Status::Succeeded, vec![])
@@ -575,25 +551,6 @@ fn what_fails_for_other_reasons_is_left_to_the_kernel(world: &World) {
             "{attempt}"
         );
     }
-}
-
-/// How editors save: the new file is made beside the old one, then takes its name.
-fn a_file_over_a_stand_in_is_denied_with_the_kernels_error(world: &World) {
-    let workspace = repository(world);
-    let request = || in_workspace(world, &workspace, &["rename", "own", ".envrc"]);
-    let result = world.run(request());
-    let told = denial(
-        "write",
-        "/workspace/.envrc",
-        "protected",
-        "--allow-protected .envrc",
-    );
-    assert_eq!(
-        (outcome(&result), result.denials),
-        (Outcome::Refused(libc::EISDIR), vec![told])
-    );
-    let kernels = world.attempt_without(request(), &[Step::SyscallFilter]);
-    assert_eq!(kernels, Outcome::Refused(libc::EISDIR), "the kernel's");
 }
 
 fn a_denial_is_heard_of_while_the_program_runs(world: &World) {

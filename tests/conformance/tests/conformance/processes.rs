@@ -204,7 +204,7 @@ fn dev_shm_is_not_shared_between_sandboxes(world: &World) {
         "/dev/shm/note",
         "/tmp/note",
         "/workspace/note",
-        "/workspace/.home/note",
+        "/home/agent/note",
     ]) {
         let outcomes = beside_and_after(
             world,
@@ -270,6 +270,7 @@ fn homes_and_secrets_of_the_host_are_not_there(world: &World) {
         [
             "dev",
             "etc",
+            "home",
             "probe",
             "proc",
             "run",
@@ -279,7 +280,7 @@ fn homes_and_secrets_of_the_host_are_not_there(world: &World) {
             "workspace"
         ]
     );
-    for path in world.few(["/etc/shadow", "/var", "/home", "/boot", "/root"]) {
+    for path in world.few(["/etc/shadow", "/var", "/home/root", "/boot", "/root"]) {
         assert_eq!(
             world.attempt(world.probe(&["read", path])),
             Outcome::Refused(libc::ENOENT),

@@ -208,7 +208,7 @@ fn the_environment_is_exactly_what_was_declared(world: &World) {
         b"CYNODE_WORKSPACE_DIR=/workspace\0".to_vec(),
         b"EMPTY=\0".to_vec(),
         b"GREETING=a=b\n\xff\0".to_vec(),
-        b"HOME=/workspace/.home\0".to_vec(),
+        b"HOME=/home/agent\0".to_vec(),
         b"PATH=/usr/local/bin:/usr/bin:/bin\0".to_vec(),
         format!("RUN_ID={id}\0").into_bytes(),
         b"TMPDIR=/tmp\0".to_vec(),

@@ -2,9 +2,9 @@
 
 use crate::{
     runner::Proof,
-    world::{Mode, Outcome, SOMEBODY, World, allowed},
+    world::{Mode, Outcome, SOMEBODY, World, allowed, outcome},
 };
-use spec::{ErrorCode, RunRequest, Status};
+use spec::{ErrorCode, HeldBack, HoldReason, RunRequest, Status};
 use std::{
     collections::BTreeMap,
     fs,
@@ -16,10 +16,10 @@ pub(crate) fn proofs() -> Vec<Proof> {
     crate::proofs![
         what_is_written_belongs_to_the_owner_of_the_workspace,
         protected_names_stay_as_they_are,
-        absent_protected_names_stay_absent,
+        what_a_program_makes_under_a_protected_name_is_taken_out,
         what_holds_protected_names_cannot_be_moved_away,
         a_protected_name_can_be_released,
-        a_link_in_place_of_a_protected_name_refuses_the_run,
+        a_link_in_place_of_a_protected_name_comes_back,
         links_planted_in_a_workspace_lead_nowhere,
         no_writable_mount_leads_around_protected_names,
     ]
@@ -155,56 +155,30 @@ fn protected_names_stay_as_they_are(world: &World) {
     for file in [".git/hooks/post-checkout", ".vscode/settings.json"] {
         refused(libc::EROFS, &["write", file, "of the program"]);
     }
-    for (file, bait) in [(".git/config", ".git/bait"), (".envrc", "bait")] {
-        refused(libc::EBUSY, &["remove", file]);
-        refused(libc::EBUSY, &["rename", file, bait]);
-        fs::write(workspace.join(bait), "of the program").expect("a file");
-        world.give(&workspace.join(bait));
-        refused(libc::EBUSY, &["rename", bait, file]);
-        fs::remove_file(workspace.join(bait)).expect("a file");
-    }
+    refused(libc::EBUSY, &["remove", ".envrc"]);
+    refused(libc::EBUSY, &["rename", ".envrc", "bait"]);
+    fs::write(workspace.join("bait"), "of the program").expect("a file");
+    world.give(&workspace.join("bait"));
+    refused(libc::EBUSY, &["rename", "bait", ".envrc"]);
+    fs::remove_file(workspace.join("bait")).expect("a file");
     assert_eq!(tree(&workspace), before);
-    // The control: what is not protected, also in `.git`, can be written.
-    for file in [".git/HEAD", ".git/objects/new", "sources"] {
-        assert_eq!(
-            world.attempt(in_workspace(world, &workspace, &["write", file, "x"])),
-            allowed(),
-            "{file}"
-        );
-    }
+    let written = world.attempt(in_workspace(world, &workspace, &["write", "sources", "x"]));
+    assert_eq!(written, allowed(), "the control");
 }
 
-fn absent_protected_names_stay_absent(world: &World) {
+fn what_a_program_makes_under_a_protected_name_is_taken_out(world: &World) {
     let workspace = world.fresh_folder("workspace");
-    fs::create_dir_all(workspace.join(".git/objects")).expect("a folder");
-    fs::write(workspace.join(".git/HEAD"), "ref: refs/heads/main").expect("a file");
+    fs::create_dir(workspace.join("sub")).expect("a folder");
     world.give(&workspace);
     let before = tree(&workspace);
-    let names = [
-        ".envrc",
-        ".bashrc",
-        ".mcp.json",
-        ".vscode",
-        ".git/hooks",
-        ".git/config",
-        ".git/commondir",
-    ];
-    for name in world.few(names) {
-        let file = [name, "/inside"].concat();
-        for path in [name, &file] {
-            let got = world.attempt(in_workspace(
-                world,
-                &workspace,
-                &["write", path, "of the program"],
-            ));
-            let Outcome::Refused(errno) = got else {
-                panic!("{path}: {got:?}")
-            };
-            assert!(
-                [libc::EROFS, libc::EISDIR, libc::ENOTDIR].contains(&errno),
-                "{path}: {errno}"
-            );
-        }
+    for name in world.few([".envrc", "sub/.mcp.json", "sub/.Vscode", "sub/.git"]) {
+        let write = &["write", name, "of the program"];
+        let result = world.run(in_workspace(world, &workspace, write));
+        assert_eq!(outcome(&result), allowed(), "{name}");
+        let held = result.workspace.map(|changes| changes.held_back);
+        let why = HoldReason::ProtectedName;
+        let path = name.to_owned();
+        assert_eq!(held, Some(vec![HeldBack { path, why }]), "{name}");
         assert_eq!(tree(&workspace), before, "{name}");
     }
     let made = world.attempt(in_workspace(
@@ -213,41 +187,36 @@ fn absent_protected_names_stay_absent(world: &World) {
         &["write", ".gitignore", "x"],
     ));
     assert_eq!(made, allowed(), "the control");
+    assert!(workspace.join(".gitignore").exists(), "the control");
 }
 
 fn what_holds_protected_names_cannot_be_moved_away(world: &World) {
     let workspace = furnished(world);
     let before = tree(&workspace);
-    for (folder, to) in [
-        (".git", "moved"),
-        (".git/hooks", ".git/moved"),
-        (".vscode", "moved"),
-    ] {
-        let got = world.attempt(in_workspace(world, &workspace, &["rename", folder, to]));
+    for folder in [".git", ".vscode"] {
+        let got = world.attempt(in_workspace(
+            world,
+            &workspace,
+            &["rename", folder, "moved"],
+        ));
         assert_eq!(got, Outcome::Refused(libc::EBUSY), "{folder}");
     }
     assert_eq!(tree(&workspace), before);
-    let moved = world.attempt(in_workspace(
-        world,
-        &workspace,
-        &["rename", ".git/objects", ".git/moved"],
-    ));
+    fs::write(workspace.join("own"), "own").expect("a file");
+    world.give(&workspace.join("own"));
+    let moved = world.attempt(in_workspace(world, &workspace, &["rename", "own", "moved"]));
     assert_eq!(moved, allowed(), "the control");
 }
 
 fn a_protected_name_can_be_released(world: &World) {
-    for name in world.few([
-        ".git/config",
-        ".git/hooks/pre-commit",
-        ".envrc",
-        ".vscode/tasks.json",
+    for (name, released) in world.few([
+        (".git/config", ".git"),
+        (".envrc", ".envrc"),
+        (".vscode/tasks.json", ".vscode"),
     ]) {
         let workspace = furnished(world);
-        let released = Path::new(name)
-            .parent()
-            .filter(|parent| parent.ends_with(".vscode") || parent.ends_with("hooks"));
         let request = RunRequest {
-            allow_protected: vec![released.unwrap_or(Path::new(name)).to_owned()],
+            allow_protected: vec![released.into()],
             ..in_workspace(world, &workspace, &["write", name, "of the program"])
         };
         assert_eq!(world.attempt(request), allowed(), "{name}");
@@ -258,20 +227,19 @@ fn a_protected_name_can_be_released(world: &World) {
     }
 }
 
-fn a_link_in_place_of_a_protected_name_refuses_the_run(world: &World) {
+fn a_link_in_place_of_a_protected_name_comes_back(world: &World) {
     let workspace = world.fresh_workspace();
     symlink("/etc", workspace.join(".vscode")).expect("a link");
-    let result = world.run(in_workspace(world, &workspace, &["ids"]));
-    let code = result.error.map(|error| error.code);
-    assert_eq!(
-        (result.status, code),
-        (Status::NotStarted, Some(ErrorCode::InvalidSpec))
-    );
-    fs::remove_file(workspace.join(".vscode")).expect("a link");
-    assert_eq!(
-        world.run(in_workspace(world, &workspace, &["ids"])).status,
-        Status::Succeeded
-    );
+    let script = "rm .vscode && mkdir .vscode && echo evil > .vscode/tasks.json";
+    let result = world.run(RunRequest {
+        workspace: Some(workspace.clone()),
+        ..world.command(&["sh", "-c", script])
+    });
+    assert_eq!(result.status, Status::Succeeded, "{result:?}");
+    let held = result.workspace.map(|changes| changes.held_back.len());
+    assert_eq!(held, Some(1), "{:?}", result.notes);
+    let target = fs::read_link(workspace.join(".vscode")).expect("the link");
+    assert_eq!(target, Path::new("/etc"));
 }
 
 /// A link to a host path leads to what stands there inside; an artifact that is a link is not kept.
