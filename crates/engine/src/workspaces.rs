@@ -11,6 +11,7 @@
 mod base;
 mod commit;
 mod diff;
+pub mod held;
 pub(crate) mod live;
 pub(crate) mod measure;
 mod owned;

@@ -8,7 +8,6 @@ use abuse::{Bench, Neighbour, Outcome, PATIENCE, chance::Chance, eventually, hos
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},

@@ -1,4 +1,5 @@
-//! `airlock workspace`: shows, takes over or drops what programs changed in workspaces that are copied on writing.
+//! `airlock workspace`: shows, takes over or drops what programs changed in workspaces that are copied on writing, and
+//! what was taken out of mounted ones.
 
 mod remote;
 
@@ -10,10 +11,10 @@ use super::{
 use crate::config::Surroundings;
 use clap::{Args, Subcommand};
 use engine::workspaces::{
-    self, Change, CommitOptions, Committed, Diff, Kind, Layer, LayerError, Left, What,
+    self, Change, CommitOptions, Committed, Diff, Kind, Layer, LayerError, Left, What, held::Held,
 };
 use spec::Id;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,6 +24,7 @@ Examples:
   airlock workspace commit try
   airlock run --workspace . --copy-on-write --run-id other -- rm made
   airlock workspace discard other
+  airlock workspace held
 
 In `diff`: + added, - removed, ~ changed, ! of another kind now, m other permissions.
 A commit is refused, and nothing done, if a change has no place in the folder or the folder has changed there, too.
@@ -66,6 +68,18 @@ enum Action {
         /// Keep the workspace although nothing is left in it
         #[arg(long)]
         keep: bool,
+    },
+    /// Show what was taken out of mounted workspaces when programs ended
+    Held {
+        /// Only what the end of this run took out
+        #[arg(value_name = "ID")]
+        id: Option<String>,
+        /// Put this name back where it was
+        #[arg(long, value_name = "PATH", requires = "id")]
+        take: Option<PathBuf>,
+        /// Remove what is kept of it
+        #[arg(long, requires = "id", conflicts_with = "take")]
+        drop: bool,
     },
     /// Drop the changes
     Discard {
@@ -121,6 +135,10 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
                 Err(error) => Err(failure(error)),
             }
         }
+        Action::Held { id, take, drop } => {
+            let id = id.as_deref().map(known).transpose()?;
+            held(state, id.as_ref(), take.as_deref(), drop, json)
+        }
         Action::Discard { id } => {
             workspaces::discard(state, &known(&id)?).map_err(failure)?;
             match json {
@@ -130,6 +148,54 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             Ok(0)
         }
     }
+}
+
+fn held(
+    state: &Path,
+    run: Option<&Id>,
+    take: Option<&Path>,
+    drop: bool,
+    json: bool,
+) -> Result<u8, Failure> {
+    let failed = |error: std::io::Error| {
+        let hint = "`airlock workspace held` shows what is held, and where each thing is kept";
+        Failure::invalid(format!("this cannot be done: {error}"), hint)
+    };
+    match (run, take) {
+        (Some(run), Some(path)) => workspaces::held::take(state, run, path).map_err(failed)?,
+        (Some(run), None) if drop => workspaces::held::discard(state, run).map_err(failed)?,
+        _ => return show_held(&workspaces::held::list(state, run).map_err(failed)?, json),
+    }
+    match json {
+        true => print_json(&serde_json::json!({ "taken": take, "dropped": drop }))?,
+        false => print(if drop { "dropped\n" } else { "taken back\n" })?,
+    }
+    Ok(0)
+}
+
+fn show_held(held: &[Held], json: bool) -> Result<u8, Failure> {
+    if json {
+        let value = |held: &Held| {
+            serde_json::json!({
+                "run_id": held.run, "workspace": name(&held.workspace), "path": name(&held.path),
+                "why": held.why, "kept": held.kept.as_deref().map(name),
+            })
+        };
+        let all: Vec<_> = held.iter().map(value).collect();
+        print_json(&serde_json::json!({ "held_back": all }))?;
+        return Ok(0);
+    }
+    let line = |held: &Held| {
+        let kept = held.kept.as_deref().map_or("not kept".to_owned(), name);
+        let (path, why) = (name(&held.path), held.why.words());
+        format!(
+            "{}  {}/{path}: {why}  ({kept})\n",
+            held.run,
+            name(&held.workspace)
+        )
+    };
+    print(&held.iter().map(line).collect::<String>())?;
+    Ok(0)
 }
 
 fn known(id: &str) -> Result<Id, Failure> {

@@ -20,7 +20,7 @@ mod start;
 mod tests;
 mod walk;
 
-pub use hold::{HeldThing, discard_held, held_lists, held_path};
+pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
 pub use names::{HEAD, PROTECTED, ProtectedName, find, is_allowed, protects};
 pub use settle::resolve_inside;
 
@@ -197,6 +197,10 @@ fn settle(workspace: BorrowedFd<'_>, start: &Start, mut hold: HoldFolder) -> Tak
     notes.extend(listed(
         &findings.cleared,
         "had set-user-id or set-group-id bits, which were cleared",
+    ));
+    notes.extend(listed(
+        &findings.changed,
+        "was changed meanwhile, by you or through a second name: look at it before you use it",
     ));
     notes.extend(listed(
         &findings.noted,

@@ -91,6 +91,10 @@ pub(super) async fn act(client: &Client, action: Action, json: bool) -> Result<u
             let told: Value = client.json(ask.json(&how).patience(LONGEST_LOOK)).await?;
             committed(client, &told, json)
         }
+        Action::Held { .. } => Err(Failure::invalid(
+            "a server keeps what was held back on its own machine",
+            "leave --server away, on the machine of the server",
+        )),
         Action::Discard { id } => {
             client
                 .ask(Ask::new(Method::DELETE, path(&id)).patience(LONGEST_LOOK))

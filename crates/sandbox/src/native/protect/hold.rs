@@ -277,6 +277,23 @@ pub fn held_path(state: &Path, run: &str, place: usize) -> Option<PathBuf> {
     Some(path).filter(|path| path.symlink_metadata().is_ok())
 }
 
+/// Puts a thing back where it was, by its owner's wish. It must be on the same disk, and its place free.
+pub fn take_back(state: &Path, run: &str, place: usize, thing: &HeldThing) -> io::Result<()> {
+    let workspace = beneath::open_absolute(Path::new(OsStr::from_bytes(&thing.workspace)))?;
+    let path = Path::new(OsStr::from_bytes(&thing.path));
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let parent = beneath::open_folder(&workspace, parent)?;
+    let folder = open_own(&state.join(HELD).join(run))?;
+    let (from, to) = (place.to_string(), path.file_name().unwrap_or_default());
+    Ok(rustix::fs::renameat_with(
+        folder,
+        from,
+        parent,
+        to,
+        RenameFlags::NOREPLACE,
+    )?)
+}
+
 /// Forgets what a run's end took out.
 pub fn discard_held(state: &Path, run: &str) -> io::Result<()> {
     let held = open_own(&state.join(HELD))?;

@@ -30,6 +30,8 @@ const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 pub(super) struct Findings {
     /// Noted names that changed.
     pub(super) noted: Vec<PathBuf>,
+    /// Protected files that were there and have other contents.
+    pub(super) changed: Vec<PathBuf>,
     /// Files that lost their set-id bits.
     pub(super) cleared: Vec<PathBuf>,
     /// What could not be done.
@@ -83,6 +85,7 @@ impl Settling<'_> {
         let (path, allowed) = (visit.path, &self.start.allowed);
         // It is the host's: mounted read-only for the program, wherever its folder went.
         if self.known.contains(&visit.inode) {
+            self.look_at_known(visit);
             return Verdict::Stays(Next::Pass);
         }
         if start::is_protected(path, allowed) || is_new_head(visit, allowed) {
@@ -110,6 +113,16 @@ impl Settling<'_> {
             },
             _ if was_there(&self.start.special) => Verdict::Stays(Next::Pass),
             _ => Verdict::Hold(HoldReason::SpecialFile),
+        }
+    }
+
+    /// The host may have changed it; so may the program, where a file has a second name in the workspace.
+    fn look_at_known(&mut self, visit: &Visit<'_>) {
+        if visit.kind == FileType::RegularFile
+            && let Ok(Some(found)) = beneath::look(visit.folder, visit.name)
+            && (found.st_mtime, found.st_mtime_nsec as i64) >= self.start.began
+        {
+            self.findings.changed.push(visit.path.to_owned());
         }
     }
 

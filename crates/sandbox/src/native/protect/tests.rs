@@ -108,7 +108,14 @@ fn what_a_program_makes_under_a_protected_name_is_taken_out_at_every_depth_and_k
     assert_eq!((run.as_str(), things.len()), ("run", 3));
     let kept = things.iter().position(|thing| thing.path == b".envrc");
     let kept = held_path(&place.state(), run, kept.unwrap()).unwrap();
-    assert_eq!(fs::read_to_string(kept).unwrap(), "evil");
+    assert_eq!(fs::read_to_string(&kept).unwrap(), "evil");
+    let place_in_list = things
+        .iter()
+        .position(|thing| thing.path == b".envrc")
+        .unwrap();
+    take_back(&place.state(), run, place_in_list, &things[place_in_list]).unwrap();
+    assert_eq!(fs::read_to_string(place.at(".envrc")).unwrap(), "evil");
+    assert!(!kept.exists());
     discard_held(&place.state(), run).unwrap();
     assert_eq!(held_lists(&place.state()).unwrap(), []);
 }

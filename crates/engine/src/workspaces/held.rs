@@ -1,0 +1,62 @@
+//! What the ends of runs took out of mounted workspaces, kept in the state until its owner decides.
+
+use sandbox::native::protect::{self, HeldThing};
+use spec::Id;
+use std::{
+    ffi::OsStr,
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+/// One thing that was taken out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The run whose end took it out.
+    pub run: String,
+    /// The folder it was in.
+    pub workspace: PathBuf,
+    /// Where it was there.
+    pub path: PathBuf,
+    /// Why it did not stay.
+    pub why: spec::HoldReason,
+    /// Where it is now, if it could be kept and was not taken back.
+    pub kept: Option<PathBuf>,
+}
+
+/// Everything that is held, or what one run's end took out.
+pub fn list(state: &Path, run: Option<&Id>) -> io::Result<Vec<Held>> {
+    let lists = protect::held_lists(state)?.into_iter();
+    let wanted = lists.filter(|(name, _)| run.is_none_or(|run| run.as_str() == name));
+    let held = wanted.flat_map(|(run, things)| {
+        let things = things.into_iter().enumerate();
+        things.map(move |(place, thing)| Held {
+            kept: protect::held_path(state, &run, place),
+            workspace: to_path(&thing.workspace),
+            path: to_path(&thing.path),
+            why: thing.why,
+            run: run.clone(),
+        })
+    });
+    Ok(held.collect())
+}
+
+/// Puts one thing back where it was.
+pub fn take(state: &Path, run: &Id, path: &Path) -> io::Result<()> {
+    let mut lists = protect::held_lists(state)?.into_iter();
+    let things = lists.find(|(name, _)| name == run.as_str());
+    let things = things.map(|(_, things)| things).unwrap_or_default();
+    let is_it = |thing: &HeldThing| to_path(&thing.path) == path;
+    let place = things.iter().position(is_it);
+    let place = place.ok_or_else(|| io::Error::other("nothing of that name is held"))?;
+    protect::take_back(state, run.as_str(), place, &things[place])
+}
+
+/// Forgets what one run's end took out.
+pub fn discard(state: &Path, run: &Id) -> io::Result<()> {
+    protect::discard_held(state, run.as_str())
+}
+
+fn to_path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
