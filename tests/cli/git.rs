@@ -220,7 +220,8 @@ fn a_gitlink_does_not_reach_the_index_and_is_named() {
         "run", "--workspace", ".", "--", "sh", "-c",
         "git config --global safe.directory '*'; cd work; git status --short; cat RAN 2>/dev/null; true",
     ]);
-    assert_eq!(status.stdout, " M a\n?? vendor/\n", "{}", status.stderr);
+    // The repository below was taken out, and an empty folder is nothing to git.
+    assert_eq!(status.stdout, " M a\n", "{}", status.stderr);
 }
 
 #[test]

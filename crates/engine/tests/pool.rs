@@ -427,7 +427,9 @@ async fn with_its_result_a_workspace_is_the_callers_again() {
     let notes = run.finish().await.notes;
     assert_eq!(
         notes,
-        ["`.envrc` in the workspace was changed from outside meanwhile"]
+        [
+            "`.envrc` in the workspace was changed meanwhile, by you or through a second name: look at it before you use it"
+        ]
     );
     engine.close().await;
 }

@@ -27,7 +27,7 @@ pub use settle::resolve_inside;
 use hold::HoldFolder;
 use rustix::fs::OFlags;
 use spec::{HeldBack, Id, WorkspacePath};
-use start::Start;
+use start::{ProtectedEntry, Start};
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -180,7 +180,7 @@ pub fn shows_protected(workspace: &Path, inside: &Path, allowed: &[WorkspacePath
 
 /// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace.
 fn binds(workspace: BorrowedFd<'_>, start: &Start) -> Vec<Bind> {
-    let bind = |(path, (_, target)): (&PathBuf, &(u64, Option<_>))| match target {
+    let bind = |(path, entry): (&PathBuf, &ProtectedEntry)| match entry.target {
         None => Some(path.clone()),
         Some(_) => beneath::target_inside(workspace, path),
     };

@@ -12,7 +12,7 @@ use super::{
 use rustix::fs::{FileType, OFlags};
 use spec::HoldReason;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     io,
     os::{
@@ -41,7 +41,11 @@ pub(super) struct Findings {
 /// Compares a workspace with its start, and takes out what does not belong there.
 pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFolder) -> Findings {
     let mut settling = Settling {
-        known: start.protected.values().map(|(inode, _)| *inode).collect(),
+        known: start
+            .protected
+            .values()
+            .map(|entry| (entry.inode, entry.modified))
+            .collect(),
         start,
         hold,
         findings: Findings::default(),
@@ -58,8 +62,8 @@ pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFo
 
 struct Settling<'a> {
     start: &'a Start,
-    /// Inodes of protected names that were there.
-    known: BTreeSet<u64>,
+    /// Inodes of protected names that were there, and when they were modified.
+    known: BTreeMap<u64, (i64, i64)>,
     hold: &'a mut HoldFolder,
     findings: Findings,
 }
@@ -84,8 +88,8 @@ impl Settling<'_> {
     fn reason(&mut self, visit: &Visit<'_>) -> Verdict {
         let (path, allowed) = (visit.path, &self.start.allowed);
         // It is the host's: mounted read-only for the program, wherever its folder went.
-        if self.known.contains(&visit.inode) {
-            self.look_at_known(visit);
+        if let Some(modified) = self.known.get(&visit.inode).copied() {
+            self.look_at_known(visit, modified);
             return Verdict::Stays(Next::Pass);
         }
         if start::is_protected(path, allowed) || is_new_head(visit, allowed) {
@@ -117,10 +121,10 @@ impl Settling<'_> {
     }
 
     /// The host may have changed it; so may the program, where a file has a second name in the workspace.
-    fn look_at_known(&mut self, visit: &Visit<'_>) {
+    fn look_at_known(&mut self, visit: &Visit<'_>, modified: (i64, i64)) {
         if visit.kind == FileType::RegularFile
             && let Ok(Some(found)) = beneath::look(visit.folder, visit.name)
-            && (found.st_mtime, found.st_mtime_nsec as i64) >= self.start.began
+            && start::modified(&found) != modified
         {
             self.findings.changed.push(visit.path.to_owned());
         }
@@ -178,8 +182,8 @@ impl Settling<'_> {
     /// A protected link cannot be mounted read-only, so it is put back where it is gone.
     fn restore_links(&mut self, workspace: BorrowedFd<'_>) {
         let links = self.start.protected.iter();
-        for (path, target) in links.filter_map(|(path, (_, target))| Some((path, target.as_ref()?)))
-        {
+        let links = links.filter_map(|(path, entry)| Some((path, entry.target.as_ref()?)));
+        for (path, target) in links {
             let (Some(name), parent) = (path.file_name(), path.parent().unwrap_or(Path::new("")))
             else {
                 continue;

@@ -6,7 +6,7 @@
 //! began SECONDS NANOSECONDS
 //! artifacts                                        the folder for them was there
 //! allow HEX-OF-PATH
-//! protected INODE HEX-OF-PATH [HEX-OF-TARGET]     a link has a target
+//! protected INODE SECONDS NANOSECONDS HEX-OF-PATH [HEX-OF-TARGET]     when it was modified; a link has a target
 //! link INODE HEX-OF-PATH
 //! special INODE HEX-OF-PATH
 //! end
@@ -14,7 +14,7 @@
 
 use super::{beneath, names, walk};
 use rustix::{
-    fs::{FileType, OFlags},
+    fs::{FileType, OFlags, Stat},
     time::{ClockId, clock_gettime},
 };
 use spec::WorkspacePath;
@@ -42,12 +42,21 @@ pub(super) struct Start {
     /// By the clock of files.
     pub(super) began: (i64, i64),
     pub(super) allowed: Vec<PathBuf>,
-    /// By path: inode, and the target of a link.
-    pub(super) protected: BTreeMap<PathBuf, (u64, Option<OsString>)>,
+    pub(super) protected: BTreeMap<PathBuf, ProtectedEntry>,
     pub(super) links: BTreeSet<(PathBuf, u64)>,
     pub(super) special: BTreeSet<(PathBuf, u64)>,
     /// Whether the folder for artifacts was there.
     pub(super) had_artifacts: bool,
+}
+
+/// A protected name that was there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProtectedEntry {
+    pub(super) inode: u64,
+    /// When its contents were changed last.
+    pub(super) modified: (i64, i64),
+    /// Of a link.
+    pub(super) target: Option<OsString>,
 }
 
 impl Start {
@@ -85,7 +94,14 @@ impl Start {
                 FileType::Symlink => Some(read_link(visit)?),
                 _ => None,
             };
-            self.protected.insert(path, (inode, target));
+            let found = beneath::look(visit.folder, visit.name)?;
+            let modified = found.map_or(self.began, |found| modified(&found));
+            let entry = ProtectedEntry {
+                inode,
+                modified,
+                target,
+            };
+            self.protected.insert(path, entry);
             return Ok(walk::Next::Pass);
         }
         match visit.kind {
@@ -106,10 +122,11 @@ impl Start {
         for path in &self.allowed {
             text += &format!("allow {}\n", hex(path));
         }
-        for (path, (inode, target)) in &self.protected {
-            let target = target.as_ref().map(|it| format!(" {}", hex(it)));
+        for (path, entry) in &self.protected {
+            let (inode, (seconds, nanoseconds)) = (entry.inode, entry.modified);
+            let target = entry.target.as_ref().map(|it| format!(" {}", hex(it)));
             text += &format!(
-                "protected {inode} {}{}\n",
+                "protected {inode} {seconds} {nanoseconds} {}{}\n",
                 hex(path),
                 target.unwrap_or_default()
             );
@@ -137,7 +154,14 @@ impl Start {
                 }
                 ["artifacts"] => start.had_artifacts = true,
                 ["allow", path] => start.allowed.push(from_hex(path)?),
-                ["protected", inode, path, ref target @ ..] => {
+                [
+                    "protected",
+                    inode,
+                    seconds,
+                    nanoseconds,
+                    path,
+                    ref target @ ..,
+                ] => {
                     let target = target
                         .first()
                         .map(|it| from_hex(it))
@@ -146,7 +170,11 @@ impl Start {
                         Some(target) => Some(target?),
                         None => None,
                     };
-                    let entry = (inode.parse().ok()?, target);
+                    let entry = ProtectedEntry {
+                        inode: inode.parse().ok()?,
+                        modified: (seconds.parse().ok()?, nanoseconds.parse().ok()?),
+                        target,
+                    };
                     start.protected.insert(from_hex(path)?, entry);
                 }
                 ["link", inode, path] => {
@@ -172,6 +200,10 @@ pub(super) fn is_protected(path: &Path, allowed: &[PathBuf]) -> bool {
 pub(super) fn is_bare_repository(folder: impl AsFd, path: &Path) -> bool {
     let has = |name: &str| beneath::open(&folder, path.join(name), OFlags::PATH).is_ok();
     [names::HEAD, "objects", "refs"].into_iter().all(has)
+}
+
+pub(super) fn modified(found: &Stat) -> (i64, i64) {
+    (found.st_mtime, found.st_mtime_nsec as i64)
 }
 
 pub(super) fn read_link(visit: &walk::Visit<'_>) -> io::Result<OsString> {
