@@ -594,17 +594,19 @@ fn a_path_that_changes_under_the_look_opens_nothing(world: &World) {
     let attempt = [
         "flip",
         "/workspace/open/hooks/evil",
-        "/workspace/.git/hooks/evil",
+        "/workspace/.vscode/hooks/evil",
         "1000",
     ];
-    fs::create_dir_all(workspace.join("open/hooks")).expect("a folder");
+    for folder in ["open/hooks", ".vscode/hooks"] {
+        fs::create_dir_all(workspace.join(folder)).expect("a folder");
+    }
     world.give(&workspace);
     let result = world.run(in_workspace(world, &workspace, &attempt.map(|it| it)));
     assert_eq!(outcome(&result), Outcome::Allowed("true true".to_owned()));
     let told: BTreeSet<_> = result.denials.iter().map(|it| it.target.as_str()).collect();
-    assert_eq!(told, BTreeSet::from(["/workspace/.git/hooks/evil"]));
+    assert_eq!(told, BTreeSet::from(["/workspace/.vscode/hooks/evil"]));
     assert_eq!(
-        fs::read_dir(workspace.join(".git/hooks"))
+        fs::read_dir(workspace.join(".vscode/hooks"))
             .expect("a folder")
             .count(),
         0

@@ -53,7 +53,7 @@ fn a_program_runs_in_a_root_of_its_own(world: &World) {
     let image = image(world);
     fs::write(image.join("of-the-image"), "hello").expect("a file");
     let result = run_in(world, &image, "cat /of-the-image; echo; ls /");
-    let expected = "hello\nbin\ndev\netc\nof-the-image\nproc\nrun\nsys\ntmp\nworkspace\n";
+    let expected = "hello\nbin\ndev\netc\nhome\nof-the-image\nproc\nrun\nsys\ntmp\nworkspace\n";
     assert_eq!(
         shown(&result),
         (Status::Succeeded, expected.to_owned()),

@@ -1,7 +1,7 @@
 //! Opening by handle: never out of the workspace, never through a symbolic link.
 
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags},
     io::Errno,
 };
 use std::{
@@ -78,6 +78,19 @@ pub(super) fn look(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Opt
         Err(Errno::NOENT) => Ok(None),
         Err(source) => Err(source.into()),
     }
+}
+
+/// When a file came into being, by which it is told from another that got its inode later. Where the file system does
+/// not know, when it was changed last: then a file that somebody else changed is another.
+pub(super) fn born(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<(i64, i64)> {
+    let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let found = rustix::fs::statx(folder, name.as_ref(), flags, wanted)?;
+    let time = match StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME) {
+        true => found.stx_btime,
+        false => found.stx_ctime,
+    };
+    Ok((time.tv_sec, i64::from(time.tv_nsec)))
 }
 
 pub(super) fn kind(found: &Stat) -> FileType {

@@ -12,7 +12,7 @@ use super::{
 use rustix::fs::{FileType, OFlags};
 use spec::HoldReason;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     ffi::OsStr,
     io,
     os::{
@@ -44,7 +44,8 @@ pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFo
         known: start
             .protected
             .values()
-            .map(|entry| (entry.inode, entry.modified))
+            .filter(|entry| entry.target.is_none())
+            .map(|entry| ((entry.inode, entry.born), entry.modified))
             .collect(),
         start,
         hold,
@@ -62,8 +63,8 @@ pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFo
 
 struct Settling<'a> {
     start: &'a Start,
-    /// Inodes of protected names that were there, and when they were modified.
-    known: BTreeMap<u64, (i64, i64)>,
+    /// Protected files and folders that were there, by inode and birth, and when they were modified.
+    known: BTreeMap<(u64, (i64, i64)), (i64, i64)>,
     hold: &'a mut HoldFolder,
     findings: Findings,
 }
@@ -87,15 +88,12 @@ impl Settling<'_> {
 
     fn reason(&mut self, visit: &Visit<'_>) -> Verdict {
         let (path, allowed) = (visit.path, &self.start.allowed);
-        // It is the host's: mounted read-only for the program, wherever its folder went.
-        if let Some(modified) = self.known.get(&visit.inode).copied() {
-            self.look_at_known(visit, modified);
+        if self.was_there(visit) {
             return Verdict::Stays(Next::Pass);
         }
         if start::is_protected(path, allowed) || is_new_head(visit, allowed) {
             return Verdict::Hold(HoldReason::ProtectedName);
         }
-        let was_there = |all: &BTreeSet<_>| all.contains(&(path.to_owned(), visit.inode));
         match visit.kind {
             // What lies there was kept by now.
             FileType::Directory
@@ -109,15 +107,52 @@ impl Settling<'_> {
                 Verdict::Stays(Next::Pass)
             }
             FileType::Fifo => Verdict::Stays(Next::Pass),
-            FileType::Symlink if was_there(&self.start.links) => Verdict::Stays(Next::Pass),
             FileType::Symlink => match start::read_link(visit) {
+                Ok(target)
+                    if self
+                        .start
+                        .links
+                        .contains(&(path.to_owned(), target.clone())) =>
+                {
+                    Verdict::Stays(Next::Pass)
+                }
                 Ok(target) => judge_link(path, &target, allowed)
                     .map_or(Verdict::Stays(Next::Pass), Verdict::Hold),
                 Err(_) => Verdict::Hold(HoldReason::LinkOut),
             },
-            _ if was_there(&self.start.special) => Verdict::Stays(Next::Pass),
+            _ if self.is_old_special(visit) => Verdict::Stays(Next::Pass),
             _ => Verdict::Hold(HoldReason::SpecialFile),
         }
+    }
+
+    /// Whether it is a protected name of the host's: mounted read-only for the program, wherever its folder went, or a
+    /// link that leads where it led.
+    fn was_there(&mut self, visit: &Visit<'_>) -> bool {
+        if visit.kind == FileType::Symlink {
+            let entry = self.start.protected.get(visit.path);
+            let was = entry.and_then(|entry| entry.target.as_ref());
+            return was.is_some_and(|was| start::read_link(visit).is_ok_and(|now| now == *was));
+        }
+        let inodes = (visit.inode, (i64::MIN, 0))..=(visit.inode, (i64::MAX, 0));
+        // Only what may be it is looked at: birth is another call for each name.
+        if self.known.range(inodes).next().is_none() {
+            return false;
+        }
+        let Ok(born) = beneath::born(visit.folder, visit.name) else {
+            return false;
+        };
+        let modified = self.known.get(&(visit.inode, born)).copied();
+        if let Some(modified) = modified {
+            self.look_at_known(visit, modified);
+        }
+        modified.is_some()
+    }
+
+    fn is_old_special(&self, visit: &Visit<'_>) -> bool {
+        beneath::born(visit.folder, visit.name).is_ok_and(|born| {
+            let special = (visit.path.to_owned(), visit.inode, born);
+            self.start.special.contains(&special)
+        })
     }
 
     /// The host may have changed it; so may the program, where a file has a second name in the workspace.

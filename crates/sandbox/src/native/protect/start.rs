@@ -6,9 +6,9 @@
 //! began SECONDS NANOSECONDS
 //! artifacts                                        the folder for them was there
 //! allow HEX-OF-PATH
-//! protected INODE SECONDS NANOSECONDS HEX-OF-PATH [HEX-OF-TARGET]     when it was modified; a link has a target
-//! link INODE HEX-OF-PATH
-//! special INODE HEX-OF-PATH
+//! protected INODE BORN MODIFIED HEX-OF-PATH [HEX-OF-TARGET]     times as SECONDS NANOSECONDS; a link has a target
+//! link HEX-OF-PATH HEX-OF-TARGET
+//! special INODE BORN HEX-OF-PATH
 //! end
 //! ```
 
@@ -43,8 +43,10 @@ pub(super) struct Start {
     pub(super) began: (i64, i64),
     pub(super) allowed: Vec<PathBuf>,
     pub(super) protected: BTreeMap<PathBuf, ProtectedEntry>,
-    pub(super) links: BTreeSet<(PathBuf, u64)>,
-    pub(super) special: BTreeSet<(PathBuf, u64)>,
+    /// With their targets: an inode may be another's by now.
+    pub(super) links: BTreeSet<(PathBuf, OsString)>,
+    /// With inode and birth.
+    pub(super) special: BTreeSet<(PathBuf, u64, (i64, i64))>,
     /// Whether the folder for artifacts was there.
     pub(super) had_artifacts: bool,
 }
@@ -53,6 +55,7 @@ pub(super) struct Start {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProtectedEntry {
     pub(super) inode: u64,
+    pub(super) born: (i64, i64),
     /// When its contents were changed last.
     pub(super) modified: (i64, i64),
     /// Of a link.
@@ -98,6 +101,7 @@ impl Start {
             let modified = found.map_or(self.began, |found| modified(&found));
             let entry = ProtectedEntry {
                 inode,
+                born: beneath::born(visit.folder, visit.name)?,
                 modified,
                 target,
             };
@@ -105,9 +109,12 @@ impl Start {
             return Ok(walk::Next::Pass);
         }
         match visit.kind {
-            FileType::Symlink => _ = self.links.insert((path, inode)),
+            FileType::Symlink => _ = self.links.insert((path, read_link(visit)?)),
             FileType::Directory | FileType::RegularFile | FileType::Fifo => {}
-            _ => _ = self.special.insert((path, inode)),
+            _ => {
+                let born = beneath::born(visit.folder, visit.name)?;
+                self.special.insert((path, inode, born));
+            }
         }
         Ok(walk::Next::Enter)
     }
@@ -123,18 +130,19 @@ impl Start {
             text += &format!("allow {}\n", hex(path));
         }
         for (path, entry) in &self.protected {
-            let (inode, (seconds, nanoseconds)) = (entry.inode, entry.modified);
+            let (inode, born, modified) = (entry.inode, words(entry.born), words(entry.modified));
             let target = entry.target.as_ref().map(|it| format!(" {}", hex(it)));
             text += &format!(
-                "protected {inode} {seconds} {nanoseconds} {}{}\n",
+                "protected {inode} {born} {modified} {}{}\n",
                 hex(path),
                 target.unwrap_or_default()
             );
         }
-        for (kind, all) in [("link", &self.links), ("special", &self.special)] {
-            for (path, inode) in all {
-                text += &format!("{kind} {inode} {}\n", hex(path));
-            }
+        for (path, target) in &self.links {
+            text += &format!("link {} {}\n", hex(path), hex(target));
+        }
+        for (path, inode, born) in &self.special {
+            text += &format!("special {inode} {} {}\n", words(*born), hex(path));
         }
         text + "end\n"
     }
@@ -149,16 +157,16 @@ impl Start {
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
-                ["began", seconds, nanoseconds] => {
-                    start.began = (seconds.parse().ok()?, nanoseconds.parse().ok()?);
-                }
+                ["began", seconds, nanoseconds] => start.began = from_words(seconds, nanoseconds)?,
                 ["artifacts"] => start.had_artifacts = true,
                 ["allow", path] => start.allowed.push(from_hex(path)?),
                 [
                     "protected",
                     inode,
-                    seconds,
-                    nanoseconds,
+                    born,
+                    born_rest,
+                    modified,
+                    modified_rest,
                     path,
                     ref target @ ..,
                 ] => {
@@ -172,16 +180,21 @@ impl Start {
                     };
                     let entry = ProtectedEntry {
                         inode: inode.parse().ok()?,
-                        modified: (seconds.parse().ok()?, nanoseconds.parse().ok()?),
+                        born: from_words(born, born_rest)?,
+                        modified: from_words(modified, modified_rest)?,
                         target,
                     };
                     start.protected.insert(from_hex(path)?, entry);
                 }
-                ["link", inode, path] => {
-                    _ = start.links.insert((from_hex(path)?, inode.parse().ok()?));
+                ["link", path, target] => {
+                    _ = start
+                        .links
+                        .insert((from_hex(path)?, from_hex(target)?.into()));
                 }
-                ["special", inode, path] => {
-                    _ = start.special.insert((from_hex(path)?, inode.parse().ok()?));
+                ["special", inode, born, born_rest, path] => {
+                    let born = from_words(born, born_rest)?;
+                    let special = (from_hex(path)?, inode.parse().ok()?, born);
+                    _ = start.special.insert(special);
                 }
                 _ => return None,
             }
@@ -209,6 +222,14 @@ pub(super) fn modified(found: &Stat) -> (i64, i64) {
 pub(super) fn read_link(visit: &walk::Visit<'_>) -> io::Result<OsString> {
     let target = rustix::fs::readlinkat(visit.folder.as_fd(), visit.name, Vec::new())?;
     Ok(OsStr::from_bytes(target.to_bytes()).to_owned())
+}
+
+fn words((seconds, nanoseconds): (i64, i64)) -> String {
+    format!("{seconds} {nanoseconds}")
+}
+
+fn from_words(seconds: &str, nanoseconds: &str) -> Option<(i64, i64)> {
+    Some((seconds.parse().ok()?, nanoseconds.parse().ok()?))
 }
 
 fn hex(text: impl AsRef<OsStr>) -> String {

@@ -151,6 +151,37 @@ fn what_was_there_stays_and_is_bound_read_only() {
 }
 
 #[test]
+fn what_gets_the_inode_of_something_that_was_there_is_not_taken_for_it() {
+    let place = Place::new("inode");
+    let inode = |path: &str| {
+        use std::os::unix::fs::MetadataExt;
+        fs::symlink_metadata(place.at(path)).unwrap().ino()
+    };
+    // Whether an inode is given out again is the file system's choice: tried until it was, or not at all.
+    for _ in 0..64 {
+        symlink("there", place.at(".idea")).unwrap();
+        place.write(".envrc", "old");
+        symlink("/nowhere", place.at("out")).unwrap();
+        let before = [".idea", ".envrc", "out"].map(inode);
+        let protection = place.put_up(&[]).unwrap();
+        for path in [".idea", ".envrc", "out"] {
+            fs::remove_file(place.at(path)).unwrap();
+        }
+        fs::create_dir(place.at(".idea")).unwrap();
+        place.write(".envrc", "evil");
+        symlink("/etc/passwd", place.at("out")).unwrap();
+        let again = [".idea", ".envrc", "out"].map(inode);
+        let held = protection.take_down().held_back.len();
+        assert_eq!(held, 3, "{before:?} {again:?}");
+        assert!(!place.at(".envrc").exists() && place.at(".idea").symlink_metadata().is_ok());
+        fs::remove_file(place.at(".idea")).unwrap();
+        if before == again {
+            break;
+        }
+    }
+}
+
+#[test]
 fn an_allowed_name_may_be_made() {
     let place = Place::new("allowed");
     let protection = place.put_up(&[".envrc", "sub"]).unwrap();
