@@ -86,7 +86,10 @@ const MAY_USE: [(&str, &[&str]); 20] = [
         ],
     ),
     ("airlock-git", &[]),
-    ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
+    (
+        "airlock-sandbox",
+        &["airlock-fs", "airlock-init", "airlock-spec"],
+    ),
     (
         "airlock-doors",
         &["airlock-fs", "airlock-journal", "airlock-spec"],

@@ -114,14 +114,17 @@ impl Protection {
         if !is_lifted && start::is_bare_repository(&workspace, Path::new(".")) {
             return Err(ProtectError::Bare);
         }
-        let (start, unread) = Start::look(workspace.as_fd(), allowed).map_err(look)?;
+        let start = Start::look(workspace.as_fd(), allowed).map_err(look)?;
         let hold = HoldFolder::create(state, run, &start.to_text()).map_err(|source| {
             let state = state.to_owned();
             ProtectError::State { state, source }
         })?;
         let binds = binds(workspace.as_fd(), &start);
-        let unread: Vec<_> = unread.into_iter().map(|it| it.path).collect();
-        let notes = listed(&unread, "could not be looked into before the run");
+        let unread: Vec<_> = start.unread.iter().cloned().collect();
+        let notes = listed(
+            &unread,
+            "could not be looked into: what tools obey there is not protected",
+        );
         Ok(Protection {
             workspace,
             held: Some((start, hold)),
@@ -171,9 +174,9 @@ impl Protection {
 pub fn shows_protected(workspace: &Path, inside: &Path, allowed: &[WorkspacePath]) -> bool {
     let has = || {
         let folder = beneath::open_absolute(&workspace.join(inside))?;
-        let (start, unread) = Start::look(folder.as_fd(), &[])?;
+        let start = Start::look(folder.as_fd(), &[])?;
         let mut names = start.protected.keys().map(|name| inside.join(name));
-        io::Result::Ok(!unread.is_empty() || names.any(|name| !is_allowed(&name, allowed)))
+        io::Result::Ok(!start.unread.is_empty() || names.any(|name| !is_allowed(&name, allowed)))
     };
     protects(inside, allowed).is_some() || has().unwrap_or(true)
 }

@@ -7,6 +7,7 @@
 //! ```
 
 use super::beneath;
+use ::fs::{Dir, RemoveError, RemoveOptions};
 use rustix::{
     fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags},
     io::Errno,
@@ -349,35 +350,18 @@ fn names_in(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
 
 /// Removes a name and all that is below it, following no link.
 pub(super) fn remove(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::ISDIR) => {}
-        Err(Errno::ACCESS | Errno::PERM) => {
+    let options = RemoveOptions {
+        max_steps: usize::MAX,
+        one_mount: false,
+        open_closed: true,
+    };
+    let removed = || Dir::from_fd(folder).remove_tree(name, options);
+    match removed() {
+        Err(RemoveError::Io(gone)) if gone.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(RemoveError::Io(denied)) if denied.kind() == io::ErrorKind::PermissionDenied => {
             make_changeable(folder, name);
-            if rustix::fs::unlinkat(folder, name, AtFlags::empty()).is_ok() {
-                return Ok(());
-            }
+            removed().map_err(io::Error::other)
         }
-        Err(error) => return Err(error.into()),
+        other => other.map_err(io::Error::other),
     }
-    let mut folders = vec![PathBuf::from(name)];
-    let mut next = 0;
-    while let Some(path) = folders.get(next).cloned() {
-        next += 1;
-        let open = beneath::open_folder(folder, &path)?;
-        make_changeable(folder, path.as_os_str());
-        for name in names_in(&open)? {
-            match rustix::fs::unlinkat(&open, &name, AtFlags::empty()) {
-                Err(Errno::ISDIR) => folders.push(path.join(&name)),
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-    for path in folders.iter().rev() {
-        let (parent, name) = (path.parent().unwrap_or(Path::new("")), path.file_name());
-        let parent = beneath::open_folder(folder, parent)?;
-        rustix::fs::unlinkat(&parent, name.unwrap_or_default(), AtFlags::REMOVEDIR)?;
-    }
-    Ok(())
 }

@@ -9,7 +9,10 @@ use super::{
     start::{self, Start},
     walk::{self, Next, Visit},
 };
-use rustix::fs::{FileType, OFlags};
+use rustix::{
+    fs::{FileType, OFlags},
+    io::Errno,
+};
 use spec::HoldReason;
 use std::{
     collections::BTreeMap,
@@ -187,11 +190,19 @@ impl Settling<'_> {
         }
     }
 
-    /// Nobody knows what is in a folder that cannot be read, so it does not stay.
+    /// Nobody knows what is in a folder that the program made unreadable, so it does not stay. What could not be read
+    /// before is not the program's.
     fn take_unread(&mut self, workspace: BorrowedFd<'_>, unread: Vec<walk::Unread>) {
         for walk::Unread { path, why } in unread {
-            let Some(name) = path.file_name() else {
-                self.problem(Path::new("."), &why);
+            if self.start.unread.contains(&path) {
+                continue;
+            }
+            let is_hidden = matches!(
+                Errno::from_io_error(&why),
+                Some(Errno::ACCESS | Errno::PERM | Errno::NAMETOOLONG)
+            );
+            let Some(name) = path.file_name().filter(|_| is_hidden) else {
+                self.problem(&path, &why);
                 continue;
             };
             let parent = path.parent().unwrap_or(Path::new(""));

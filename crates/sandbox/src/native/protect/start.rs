@@ -4,6 +4,7 @@
 //! ```text
 //! workspace HEX-OF-PATH INODE
 //! began SECONDS NANOSECONDS
+//! unread HEX-OF-PATH                               a folder that could not be looked into
 //! artifacts                                        the folder for them was there
 //! allow HEX-OF-PATH
 //! protected INODE BORN MODIFIED HEX-OF-PATH [HEX-OF-TARGET]     times as SECONDS NANOSECONDS; a link has a target
@@ -47,6 +48,8 @@ pub(super) struct Start {
     pub(super) links: BTreeSet<(PathBuf, OsString)>,
     /// With inode and birth.
     pub(super) special: BTreeSet<(PathBuf, u64, (i64, i64))>,
+    /// Folders that could not be looked into.
+    pub(super) unread: BTreeSet<PathBuf>,
     /// Whether the folder for artifacts was there.
     pub(super) had_artifacts: bool,
 }
@@ -64,10 +67,7 @@ pub(super) struct ProtectedEntry {
 
 impl Start {
     /// Looks through the workspace.
-    pub(super) fn look(
-        workspace: BorrowedFd<'_>,
-        allowed: &[WorkspacePath],
-    ) -> io::Result<(Start, Vec<walk::Unread>)> {
+    pub(super) fn look(workspace: BorrowedFd<'_>, allowed: &[WorkspacePath]) -> io::Result<Start> {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         let mut start = Start {
             workspace: beneath::path_of(workspace)?,
@@ -77,7 +77,8 @@ impl Start {
             ..Start::default()
         };
         let unread = walk::walk(workspace, |visit| start.add(visit))?;
-        Ok((start, unread))
+        start.unread = unread.into_iter().map(|unread| unread.path).collect();
+        Ok(start)
     }
 
     fn add(&mut self, visit: &walk::Visit<'_>) -> io::Result<walk::Next> {
@@ -123,6 +124,9 @@ impl Start {
         let (seconds, nanoseconds) = self.began;
         let mut text = format!("workspace {} {}\n", hex(&self.workspace), self.inode);
         text += &format!("began {seconds} {nanoseconds}\n");
+        for path in &self.unread {
+            text += &format!("unread {}\n", hex(path));
+        }
         if self.had_artifacts {
             text += "artifacts\n";
         }
@@ -158,6 +162,7 @@ impl Start {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
                 ["began", seconds, nanoseconds] => start.began = from_words(seconds, nanoseconds)?,
+                ["unread", path] => _ = start.unread.insert(from_hex(path)?),
                 ["artifacts"] => start.had_artifacts = true,
                 ["allow", path] => start.allowed.push(from_hex(path)?),
                 [

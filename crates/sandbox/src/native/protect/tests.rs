@@ -322,9 +322,41 @@ fn a_start_reads_as_it_was_written_and_half_of_one_does_not() {
     symlink("there", place.at(".idea")).unwrap();
     let workspace = fs::File::open(place.at("")).unwrap();
     let allowed = [WorkspacePath::new("x".as_ref()).unwrap()];
-    let (start, _) = Start::look(workspace.as_fd(), &allowed).unwrap();
+    let start = Start::look(workspace.as_fd(), &allowed).unwrap();
     let text = start.to_text();
     assert_eq!(Start::parse(&text), Some(start));
     assert_eq!(Start::parse(&text[..text.len() - 5]), None);
     assert_eq!(Start::parse(""), None);
+}
+
+#[test]
+fn a_path_that_is_too_long_to_be_looked_at_does_not_stay_unless_it_was_there() {
+    let deepen = |place: &Place| {
+        let name = "d".repeat(200);
+        let mode = rustix::fs::Mode::from_raw_mode(0o755);
+        let mut folder = OwnedFd::from(fs::File::open(place.at("")).unwrap());
+        for _ in 0..24 {
+            rustix::fs::mkdirat(&folder, &name, mode).unwrap();
+            folder = beneath::open(&folder, &name, OFlags::RDONLY | OFlags::DIRECTORY).unwrap();
+        }
+        rustix::fs::mkdirat(&folder, ".git", mode).unwrap();
+    };
+    let place = Place::new("deep");
+    let protection = place.put_up(&[]).unwrap();
+    deepen(&place);
+    let taken_down = protection.take_down();
+    let reasons: Vec<_> = held(&taken_down).into_iter().map(|it| it.1).collect();
+    assert_eq!(reasons, [HoldReason::Unreadable], "{:?}", taken_down.notes);
+    discard_held(&place.state(), "run").unwrap();
+    let place = Place::new("deep-before");
+    deepen(&place);
+    let protection = place.put_up(&[]).unwrap();
+    let taken_down = protection.take_down();
+    assert_eq!(held(&taken_down), []);
+    assert_eq!(taken_down.notes.len(), 1, "{:?}", taken_down.notes);
+    hold::remove(
+        OwnedFd::from(fs::File::open(place.at("")).unwrap()).as_fd(),
+        "d".repeat(200).as_ref(),
+    )
+    .unwrap();
 }

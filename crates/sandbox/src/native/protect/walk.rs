@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Names that are looked at. Beyond it the walk ends and says so.
+/// Names that are looked at. Beyond it the walk fails.
 const MAX_NAMES: usize = 4_000_000;
 
 /// File systems in whose files nothing can be kept, and which may be endless.
@@ -88,7 +88,10 @@ fn read_folder(
     if KERNEL_FILE_SYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff)) {
         return Ok(Vec::new());
     }
-    let names = names(&folder, left).map_err(Failed::Read)?;
+    let names = names(&folder).map_err(Failed::Read)?;
+    *left = left
+        .checked_sub(names.len())
+        .ok_or_else(|| Failed::Visit(io::Error::other(format!("more than {MAX_NAMES} names"))))?;
     let mut folders = Vec::new();
     for (name, kind, inode) in names {
         let path = path.join(&name);
@@ -109,7 +112,7 @@ fn read_folder(
 }
 
 /// All names of a folder, before any of them is changed.
-fn names(folder: impl AsFd, left: &mut usize) -> io::Result<Vec<(OsString, FileType, u64)>> {
+fn names(folder: impl AsFd) -> io::Result<Vec<(OsString, FileType, u64)>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(&folder)? {
         let entry = entry?;
@@ -117,9 +120,9 @@ fn names(folder: impl AsFd, left: &mut usize) -> io::Result<Vec<(OsString, FileT
         if matches!(name, b"." | b"..") {
             continue;
         }
-        *left = left
-            .checked_sub(1)
-            .ok_or_else(|| io::Error::other(format!("more than {MAX_NAMES} names")))?;
+        if names.len() > MAX_NAMES {
+            return Ok(names);
+        }
         let name = OsStr::from_bytes(name).to_owned();
         let kind = match entry.file_type() {
             FileType::Unknown => match beneath::look(&folder, &name)? {
