@@ -474,3 +474,79 @@ fn changes_outlive_a_killed_engine_and_nothing_else_does() {
         );
     }
 }
+
+#[test]
+fn a_read_only_workspace_can_be_read_and_not_written() {
+    let world = World::new();
+    fs::create_dir(world.here("w")).unwrap();
+    fs::write(world.here("w/a"), "mine").unwrap();
+    let script = "cat a; echo x > b || echo held";
+    let answer = world.run(&["run", "--workspace", "w:ro", "--", "sh", "-c", script]);
+    assert_eq!(answer.stdout, "mineheld\n", "{}", answer.stderr);
+    assert!(answer.stderr.contains("--workspace"), "{}", answer.stderr);
+    assert!(!world.here("w/b").exists());
+    // The control.
+    let answer = world.run(&["run", "--workspace", "w:live", "--", "sh", "-c", script]);
+    assert_eq!(answer.stdout, "mine", "{}", answer.stderr);
+    assert!(world.here("w/b").exists());
+    let answer = world.run(&[
+        "run",
+        "--workspace",
+        "w:ro",
+        "--copy-on-write",
+        "--",
+        "true",
+    ]);
+    assert_eq!(answer.status, Some(125), "{}", answer.stderr);
+}
+
+#[test]
+fn what_tools_would_obey_is_taken_out_shown_and_can_be_taken_back() {
+    let world = World::new();
+    fs::create_dir(world.here("w")).unwrap();
+    let script = "mkdir -p sub; echo evil > sub/.envrc; echo fine > sub/file";
+    let words = [
+        "run",
+        "--json",
+        "--run-id",
+        "one",
+        "--workspace",
+        "w",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    let answer = world.run(&words).json();
+    let held = json!([{ "path": "sub/.envrc", "why": "protected_name" }]);
+    assert_eq!(answer["workspace"]["held_back"], held, "{answer}");
+    assert!(world.here("w/sub/file").exists() && !world.here("w/sub/.envrc").exists());
+    let shown = world.run(&["workspace", "held", "one", "--json"]).json();
+    assert_eq!(shown["held_back"][0]["path"], "sub/.envrc", "{shown}");
+    let taken = world.run(&["workspace", "held", "one", "--take", "sub/.envrc"]);
+    assert_eq!(taken.stdout, "taken back\n", "{}", taken.stderr);
+    assert_eq!(
+        fs::read_to_string(world.here("w/sub/.envrc")).unwrap(),
+        "evil\n"
+    );
+    assert_eq!(
+        world.run(&["workspace", "held", "one", "--drop"]).stdout,
+        "dropped\n"
+    );
+    assert_eq!(world.run(&["workspace", "held"]).stdout, "");
+    // It is the host's now: read-only inside, and it stays.
+    let again = world.run(&[
+        "run",
+        "--workspace",
+        "w",
+        "--",
+        "sh",
+        "-c",
+        "echo x > sub/.envrc || echo held",
+    ]);
+    assert_eq!(again.stdout, "held\n", "{}", again.stderr);
+    assert_eq!(
+        fs::read_to_string(world.here("w/sub/.envrc")).unwrap(),
+        "evil\n"
+    );
+}

@@ -248,6 +248,8 @@ pub(crate) struct RunOrder {
     workspace: Option<String>,
     /// Leaves the folder as it is, and keeps changes apart: see `/v1/workspaces`.
     copy_on_write: bool,
+    /// Shows that folder without letting it be written.
+    read_only_workspace: bool,
     /// `HOST:INSIDE[:ro|rw]`, below folders that the operator shares.
     mounts: Vec<String>,
     /// `NAME:INSIDE[:ro|rw]`. Only for an admin.
@@ -288,6 +290,7 @@ impl RunOrder {
         let (inputs_kept, inputs_given) = sorted(self.inputs)?;
         let request = RunRequest {
             copy_on_write: self.copy_on_write,
+            read_only_workspace: self.read_only_workspace,
             exact: None,
             command: self.command.into_iter().map(OsString::from).collect(),
             profile: self.profile,

@@ -39,6 +39,8 @@ pub struct RunRequest {
     /// Lets the program change the root: its own copy of it, gone afterwards.
     pub writable_root: bool,
     pub workspace: Option<PathBuf>,
+    /// Shows that folder without letting it be written.
+    pub read_only_workspace: bool,
     /// Leaves the workspace's folder as it is: what the program changes is kept apart.
     pub copy_on_write: bool,
     /// `HOST:INSIDE[:ro|rw]`
@@ -143,6 +145,8 @@ pub struct SandboxSpec {
     pub writable_root: bool,
     /// Host directory at `/workspace`; a fresh one if none.
     pub workspace: Option<PathBuf>,
+    /// Whether that directory can only be read.
+    pub read_only_workspace: bool,
     /// Whether that folder stays as it is, and what the program changes is kept apart.
     pub copy_on_write: bool,
     /// Names in a mounted workspace whose protection is lifted.
@@ -405,6 +409,7 @@ impl Policy {
             checked.map_err(|bad| invalid(bad, format!("give {option} another value")))
         };
         let inputs = inputs(&request)?;
+        let read_only_workspace = check_read_only_workspace(&request)?;
         Ok(RunSpec {
             run_id: id(&request.run_id, "--run-id")?,
             task_id: id(&request.task_id, "--task-id")?,
@@ -430,6 +435,7 @@ impl Policy {
                     request.copy_on_write,
                     request.workspace.is_some(),
                 )?,
+                read_only_workspace,
                 workspace: request.workspace,
                 allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
                 volumes: check_volumes(&request.volumes, &mounts)?,
@@ -619,6 +625,23 @@ pub(crate) fn check_command(
         ));
     }
     Ok(command)
+}
+
+/// What cannot be written is given no input, and needs no copy.
+fn check_read_only_workspace(request: &RunRequest) -> Result<bool, SpecError> {
+    let beside = [
+        ("--copy-on-write", request.copy_on_write),
+        ("--input", !request.inputs.is_empty()),
+    ];
+    let beside = beside.into_iter().find(|(_, given)| *given);
+    match beside {
+        Some((option, _)) if request.read_only_workspace => Err(SpecError {
+            code: ErrorCode::InvalidSpec,
+            message: format!("a read-only workspace cannot be combined with {option}"),
+            hint: "leave `:ro` or that option away".to_owned(),
+        }),
+        _ => Ok(request.read_only_workspace),
+    }
 }
 
 /// A fresh workspace has nothing to keep as it is.

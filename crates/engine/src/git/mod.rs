@@ -87,7 +87,10 @@ pub(crate) async fn prepare(
     let Some(workspace) = sandbox.workspace.clone() else {
         return Ok(None);
     };
-    if sandbox.backend != Backend::Native || sandbox.allow_protected.iter().any(lifted) {
+    if sandbox.backend != Backend::Native
+        || sandbox.read_only_workspace
+        || sandbox.allow_protected.iter().any(lifted)
+    {
         return Ok(None);
     }
     let (state, id) = (state.to_owned(), id.clone());

@@ -331,7 +331,12 @@ impl Order<'_> {
         }
         if let Some(workspace) = self.workspace {
             let workspace = path_of(&workspace.host);
-            all.push(self.bind(workspace, spec::WORKSPACE.as_ref(), Access::ReadWrite)?);
+            let access = if self.spec.read_only_workspace {
+                Access::ReadOnly
+            } else {
+                Access::ReadWrite
+            };
+            all.push(self.bind(workspace, spec::WORKSPACE.as_ref(), access)?);
             for guarded in self.binds() {
                 let inside = Path::new(spec::WORKSPACE).join(&guarded.path);
                 let host = workspace.join(&guarded.path);

@@ -368,7 +368,7 @@ impl Native {
         spec: &SandboxSpec,
     ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        if spec.copy_on_write {
+        if spec.copy_on_write || spec.read_only_workspace {
             return Ok(Protection::reviewed(folder));
         }
         Ok(Protection::put_up(

@@ -195,7 +195,12 @@ pub(crate) fn host_paths(
 ) -> Result<(Option<HostPath>, Vec<HostPath>), SandboxError> {
     let place = Path::new(spec::WORKSPACE);
     let workspace = spec.workspace.as_deref();
-    let workspace = workspace.map(|path| host_path(spec, path, place, Access::ReadWrite, idmaps));
+    let access = if spec.read_only_workspace {
+        Access::ReadOnly
+    } else {
+        Access::ReadWrite
+    };
+    let workspace = workspace.map(|path| host_path(spec, path, place, access, idmaps));
     let workspace = workspace.transpose()?;
     let mount = |mount: &Mount| {
         host_path(
@@ -258,7 +263,8 @@ fn host_path(
     let real = fs::canonicalize(host).map_err(look)?;
     let found = fs::metadata(&real).map_err(look)?;
     check_exact(spec, host, (found.dev(), found.ino()))?;
-    if inside == Path::new(spec::WORKSPACE) && !found.is_dir() {
+    let is_workspace = inside == Path::new(spec::WORKSPACE);
+    if is_workspace && !found.is_dir() {
         return Err(look(std::io::Error::from_raw_os_error(20)));
     }
     let writable = access == Access::ReadWrite;
@@ -272,7 +278,8 @@ fn host_path(
         inode: found.ino(),
         inside: c_string(inside)?,
         writable,
-        owner: (mapping && (writable || spec.git.contains_key(host))).then_some(owner),
+        owner: (mapping && (writable || is_workspace || spec.git.contains_key(host)))
+            .then_some(owner),
     })
 }
 

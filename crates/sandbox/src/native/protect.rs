@@ -133,7 +133,8 @@ impl Protection {
         })
     }
 
-    /// For a workspace whose changes are looked at before they are taken over: nothing needs to be kept from it.
+    /// For a workspace that cannot be written, or whose changes are looked at before they are taken over: nothing needs
+    /// to be kept from it.
     pub fn reviewed(workspace: OwnedFd) -> Protection {
         Protection {
             workspace,

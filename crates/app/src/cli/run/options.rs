@@ -118,8 +118,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
     output: Option<Size>,
 
-    /// Your folder to show at /workspace, read-write [default: a fresh one, gone afterwards]
-    #[arg(long, value_name = "DIR", help_heading = FILES)]
+    /// Your folder to show at /workspace, read-write unless :ro [default: a fresh one, gone afterwards]
+    #[arg(long, value_name = "DIR[:live|ro]", help_heading = FILES)]
     workspace: Option<PathBuf>,
     /// Take that folder although it is your home or one of the system
     #[arg(long, requires = "workspace", help_heading = FILES)]
@@ -311,7 +311,10 @@ impl Options {
         surroundings: &Surroundings,
     ) -> Result<RunRequest, Failure> {
         let folder = surroundings.current_folder.as_path();
+        let workspace = self.workspace.clone().map(workspace_mode).transpose()?;
+        let read_only_workspace = workspace.as_ref().is_some_and(|(_, read_only)| *read_only);
         Ok(RunRequest {
+            read_only_workspace,
             env: environment(&self.env_from, &self.env, surroundings)?,
             limits: self.limits(),
             exact: None,
@@ -321,7 +324,7 @@ impl Options {
             image: self.image.map(|image| folder_or_name(folder, image)),
             entrypoint: self.entrypoint,
             writable_root: self.writable_root,
-            workspace: self.workspace.map(|path| folder.join(path)),
+            workspace: workspace.map(|(path, _)| folder.join(path)),
             copy_on_write: self.copy_on_write,
             mounts: self
                 .mount
@@ -421,6 +424,26 @@ fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
         Some(b'.') => current.join(image),
         _ => image,
     }
+}
+
+/// A folder and whether it is read-only, from `DIR[:live|ro]`.
+fn workspace_mode(given: PathBuf) -> Result<(PathBuf, bool), Failure> {
+    let bytes = given.as_os_str().as_bytes();
+    let without = |suffix: &str| {
+        let path = bytes.strip_suffix(suffix.as_bytes())?;
+        Some(PathBuf::from(OsStr::from_bytes(path)))
+    };
+    if without(":staged").is_some() {
+        return Err(Failure::invalid(
+            "staged workspaces are not there yet",
+            "--copy-on-write keeps the changes apart, `airlock workspace commit` takes them over",
+        ));
+    }
+    Ok(match (without(":ro"), without(":live")) {
+        (Some(path), _) => (path, true),
+        (None, Some(path)) => (path, false),
+        (None, None) => (given, false),
+    })
 }
 
 /// The box is made by another process, which need not stand in our folder. An empty host path stays
@@ -544,6 +567,7 @@ mod tests {
             entrypoint: Some("e".into()),
             writable_root: true,
             workspace: Some("/here/w".into()),
+            read_only_workspace: false,
             copy_on_write: true,
             mounts: vec!["/here/data:/data:rw".into(), "/abs:/x".into()],
             env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
@@ -624,6 +648,17 @@ mod tests {
         }
         let mounts = request(&["--mount", ":/x", "--", "true"]).unwrap().mounts;
         assert_eq!(mounts, [":/x"]);
+    }
+
+    #[test]
+    fn a_workspace_says_whether_it_is_read_only() {
+        let mode =
+            |text: &str| workspace_mode(text.into()).map_err(|failure| failure.info().message);
+        assert_eq!(mode("w"), Ok(("w".into(), false)));
+        assert_eq!(mode("w:live"), Ok(("w".into(), false)));
+        assert_eq!(mode("w:ro"), Ok(("w".into(), true)));
+        assert_eq!(mode("w:ro:live"), Ok(("w:ro".into(), false)));
+        assert!(mode("w:staged").is_err());
     }
 
     #[test]

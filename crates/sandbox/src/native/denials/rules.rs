@@ -57,6 +57,13 @@ impl Rules {
                 format!("--allow-protected {}", bind.path.display()),
             )),
         });
+        let read_only = spec.workspace.iter().filter(|_| spec.read_only_workspace);
+        let read_only = read_only.map(|folder| Place {
+            path: WORKSPACE.into(),
+            below: true,
+            rule: Some(("mount", format!("--workspace {}", folder.display()))),
+        });
+        let protected = read_only.chain(protected);
         let mounts = spec.mounts.iter().map(|mount| {
             let (host, inside) = (mount.host.display(), mount.inside.as_path());
             let remedy = || match spec.git.contains_key(&mount.host) {

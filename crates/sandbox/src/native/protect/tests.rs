@@ -271,7 +271,7 @@ fn a_folder_without_rights_hides_nothing() {
     let protection = place.put_up(&[]).unwrap();
     place.write("shut/inner/.git/config", "evil");
     for folder in ["shut/inner", "shut"] {
-        fs::set_permissions(place.at(folder), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(place.at(folder), fs::Permissions::from_mode(0o000)).unwrap();
     }
     let taken_down = protection.take_down();
     assert_eq!(
