@@ -12,18 +12,18 @@ use std::{
 const MAKE: &str = r#"
 digest() { echo "sha256:$(sha256sum <"$1" | cut -d' ' -f1)"; }
 blob() { cp "$1" "layout/blobs/sha256/$(sha256sum <"$1" | cut -d' ' -f1)"; }
-mkdir -p root/bin root/etc root/home/agent root/opt/tool/bin root/app layout/blobs/sha256
+mkdir -p root/bin root/etc root/srv/agent root/opt/tool/bin root/app layout/blobs/sha256
 cp /bin/busybox root/bin/busybox
 for name in sh cat echo id ls pwd env touch true sleep rm; do ln -s busybox root/bin/$name; done
 printf 'root:x:0:0::/root:/bin/sh\nagent:x:1001:1002::/home/agent:/bin/sh\n' > root/etc/passwd
 printf 'agent:x:1002:\n' > root/etc/group
 echo secret > root/etc/shadow
-echo before > root/home/agent/note
+echo before > root/srv/agent/note
 printf '#!/bin/sh\necho tool "$@"\n' > root/opt/tool/bin/tool
 chmod 755 root/opt/tool/bin/tool
-tar --sort=name --mtime=@0 --owner=0 --group=0 -C root --exclude=./home/agent --exclude=./etc/shadow -cf layer.tar .
+tar --sort=name --mtime=@0 --owner=0 --group=0 -C root --exclude=./srv/agent --exclude=./etc/shadow -cf layer.tar .
 tar --mtime=@0 --owner=0 --group=0 --mode=600 -C root -rf layer.tar ./etc/shadow
-tar --sort=name --mtime=@0 --owner=1001 --group=1002 --mode=u+rwX,go= -C root -rf layer.tar ./home/agent
+tar --sort=name --mtime=@0 --owner=1001 --group=1002 --mode=u+rwX,go= -C root -rf layer.tar ./srv/agent
 printf '{"os":"linux","architecture":"%s","config":{"User":"agent","WorkingDir":"/app","Env":["PATH=/opt/tool/bin:/bin","HOME=/x","GREETING=hello","AIRLOCK_RUN_ID=forged"],"Entrypoint":["tool"],"Cmd":["by default"]},"rootfs":{"type":"layers","diff_ids":["%s"]}}' \
     "$(dpkg --print-architecture)" "$(digest layer.tar)" > config.json
 printf '{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"%s","size":%s},"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"%s","size":%s}]}' \
@@ -159,7 +159,7 @@ fn an_image_says_how_it_wants_to_be_run_and_the_caller_has_the_last_word() {
 #[test]
 fn the_program_has_the_rights_of_the_images_user_and_no_more() {
     everyone(|images| {
-        let script = "cat /home/agent/note; cat /etc/shadow 2>/dev/null || echo kept; touch /etc/new 2>/dev/null || echo read-only";
+        let script = "cat /srv/agent/note; cat /etc/shadow 2>/dev/null || echo kept; touch /etc/new 2>/dev/null || echo read-only";
         let said = images.says(&["--entrypoint", ""], &["sh", "-c", script]);
         assert_eq!(said, "before\nkept\nread-only\n");
     });
@@ -169,7 +169,7 @@ fn the_program_has_the_rights_of_the_images_user_and_no_more() {
 fn what_one_run_changes_no_other_sees() {
     everyone(|images| {
         let options = ["--entrypoint", "", "--writable-root"];
-        let script = "echo after > /home/agent/note && touch /home/agent/new && cat /home/agent/note && ls /home/agent";
+        let script = "echo after > /srv/agent/note && touch /srv/agent/new && cat /srv/agent/note && ls /srv/agent";
         for _ in 0..2 {
             assert_eq!(
                 images.says(&options, &["sh", "-c", script]),
@@ -178,7 +178,7 @@ fn what_one_run_changes_no_other_sees() {
             assert_eq!(
                 images.says(
                     &options,
-                    &["sh", "-c", "cat /home/agent/*; rm /home/agent/note"]
+                    &["sh", "-c", "cat /srv/agent/*; rm /srv/agent/note"]
                 ),
                 "before\n"
             );

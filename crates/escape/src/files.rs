@@ -209,7 +209,8 @@ const OBEYED: [&str; 10] = [
 fn lifted(ground: &Ground<'_>) -> Vec<PathBuf> {
     let top = |name: &&str| PathBuf::from(name.split('/').next().unwrap_or(name));
     if ground.is_control() {
-        OBEYED.iter().map(top).collect()
+        // The last is a repository by what is in it.
+        OBEYED.iter().chain(&["bare"]).map(top).collect()
     } else {
         Vec::new()
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, Trouble, case, oracle,
-    world::{Ground, each},
+    world::{Ground, each, mount},
 };
 use engine::Step;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -150,16 +150,22 @@ fn inotify(ground: &Ground<'_>) -> Outcome {
     })
 }
 
-/// On a file of the workspace's owner it would lend that owner's rights to everybody.
+/// On a file of the workspace's owner it would lend that owner's rights to everybody. The control is a mount: in a
+/// workspace what passes the filter is cleared at the end.
 fn set_id_left(ground: &Ground<'_>) -> Outcome {
     let workspace = ground.workspace()?;
-    let attack = ground.attack("set-id-left", [""; 0]);
-    ground
-        .run(RunRequest {
+    let request = match ground.is_control() {
+        false => RunRequest {
             workspace: Some(workspace.clone()),
-            ..attack
-        })?
-        .finished()?;
+            ..ground.attack("set-id-left", ["/workspace"])
+        },
+        true => {
+            let mut request = ground.attack("set-id-left", ["/given"]);
+            request.mounts.push(mount(&workspace, "/given", "rw"));
+            request
+        }
+    };
+    ground.run(request)?.finished()?;
     let lends = |path: &Path| {
         let found = fs::symlink_metadata(path);
         // An empty one, too: root writes to it later and the bits stay.

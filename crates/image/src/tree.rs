@@ -399,7 +399,8 @@ fn remove_except(folder: &Dir, name: &OsStr, keep: &HashSet<u64>) -> io::Result<
 /// The same for everything in a folder. Says whether it is empty now.
 fn empty_except(folder: &Dir, keep: &HashSet<u64>) -> io::Result<bool> {
     let mut all = true;
-    for entry in folder.entries()? {
+    // The handle is only a place; a listing needs one that reads.
+    for entry in folder.open_dir(".")?.entries()? {
         all &= remove_except(folder, &entry?.name, keep)?;
     }
     Ok(all)

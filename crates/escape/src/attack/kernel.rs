@@ -46,7 +46,7 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
         ("fingerprint", []) => fingerprint(),
         ("foreign-call", []) => foreign_call(),
         ("limit-keeper", []) => limit_keeper(),
-        ("set-id-left", []) => set_id_left(),
+        ("set-id-left", [folder]) => set_id_left(folder),
         ("quotas", [kibibytes]) => quotas(kibibytes.parse().unwrap_or(0)),
         ("scheduling", []) => scheduling(),
         ("huge-pages", []) => huge_pages(),
@@ -703,7 +703,7 @@ fn inotify(count: u32) {
 }
 
 /// Every way to a file with set-id bits and something in it.
-fn set_id_left() {
+fn set_id_left(folder: &str) {
     const BITS: i32 = 0o6755;
     const FCHMODAT2: i64 = 452;
     let here = libc::AT_FDCWD;
@@ -718,7 +718,7 @@ fn set_id_left() {
     let mut executable = 2u32.to_le_bytes().to_vec();
     executable.extend(entries.into_iter().flat_map(entry));
     for way in 0..9 {
-        let name = text(&format!("/workspace/left-{way}"));
+        let name = text(&format!("{folder}/left-{way}"));
         let mode = match way {
             0..4 => 0o755,
             7.. => 0o2766,

@@ -593,11 +593,11 @@ fn a_path_that_changes_under_the_look_opens_nothing(world: &World) {
     let workspace = repository(world);
     let attempt = [
         "flip",
-        "/workspace/open/hooks/evil",
+        "/workspace/visible/hooks/evil",
         "/workspace/.vscode/hooks/evil",
         "1000",
     ];
-    for folder in ["open/hooks", ".vscode/hooks"] {
+    for folder in ["visible/hooks", ".vscode/hooks"] {
         fs::create_dir_all(workspace.join(folder)).expect("a folder");
     }
     world.give(&workspace);
@@ -611,7 +611,7 @@ fn a_path_that_changes_under_the_look_opens_nothing(world: &World) {
             .count(),
         0
     );
-    assert!(workspace.join("open/hooks/evil").exists(), "the control");
+    assert!(workspace.join("visible/hooks/evil").exists(), "the control");
 }
 
 fn neither_a_second_listener_nor_an_undumpable_program_escapes_the_look(world: &World) {
