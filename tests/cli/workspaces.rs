@@ -386,7 +386,7 @@ fn what_cannot_be_is_refused() {
     let rows: [(&[&str], &str); 4] = [
         (
             &["run", "--copy-on-write", "--", "true"],
-            "--workspace <DIR>",
+            "--workspace <DIR[:live|ro]>",
         ),
         (
             &[

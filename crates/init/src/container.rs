@@ -3,7 +3,7 @@
 
 use crate::{
     inside,
-    keeper::open_namespace,
+    keeper::open_read_only,
     network::{self, Passing},
     plan::NetworkPlan,
     protocol::{self, Brief, Report},
@@ -43,7 +43,7 @@ fn pass(plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Passing> {
 
 /// Into a network that is neither the host's nor has a way to anybody: every address there becomes its own.
 fn enter(network: &OwnedFd) -> io::Result<()> {
-    let own = open_namespace(c"/proc/self/ns/net")?;
+    let own = open_read_only(c"/proc/self/ns/net")?;
     let id = |of: &OwnedFd| rustix::fs::fstat(of).map(|found| (found.st_dev, found.st_ino));
     let refused = || Err(io::Error::from_raw_os_error(libc::EINVAL));
     if id(&own)? == id(network)? {

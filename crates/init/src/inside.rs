@@ -417,7 +417,7 @@ impl First {
                 Ok(())
             }
             Some((Command::Destroy, _)) | None => over(),
-            Some((Command::Prepare(_) | Command::Furnish(_), _)) => over(),
+            Some((Command::Prepare(_) | Command::Furnish(_) | Command::Remount(_), _)) => over(),
         }
     }
 

@@ -103,6 +103,8 @@ struct Furnished {
     /// Where the launcher opens further terminals.
     terminals: Option<OwnedFd>,
     workspace: OwnedFd,
+    /// Its mount table, if the engine watches it.
+    mount_table: Option<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     passing: Passing,
@@ -130,6 +132,7 @@ fn hand_out(birth: &Birth<'_>, furnished: &Furnished) -> io::Result<()> {
     handles.extend(furnished.user_namespace.iter().map(AsFd::as_fd));
     handles.extend(furnished.terminals.iter().map(AsFd::as_fd));
     handles.push(furnished.workspace.as_fd());
+    handles.extend(furnished.mount_table.iter().map(AsFd::as_fd));
     handles.extend(furnished.terminal.iter().map(AsFd::as_fd));
     handles.extend(furnished.doors.iter().map(AsFd::as_fd));
     handles.extend(furnished.passing.handles());
@@ -156,7 +159,7 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         move_into_link_name_space(network, Some(LinkNameSpaceType::Network))
             .map_err(|error| failure(Step::NetNamespace, "join one made ahead")(error.into()))?;
     }
-    let own = open_namespace(c"/proc/self/ns/mnt")
+    let own = open_read_only(c"/proc/self/ns/mnt")
         .map_err(failure(Step::MountNamespace, "/proc/self/ns"))?;
     mount_proc().map_err(failure(Step::Proc, "/proc"))?;
     // Its quotas are set through `/proc/sys`, which is about to become read-only.
@@ -221,6 +224,12 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         done.add(Step::Terminal);
     }
     let terminals = terminals.filter(|_| plan.stays);
+    let mount_table = plan
+        .watched
+        .then(|| open_read_only(c"/proc/self/mountinfo"));
+    let mount_table = mount_table
+        .transpose()
+        .map_err(failure(Step::Workspace, "the mount table"))?;
     let namespaces =
         open_namespaces(birth).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
     // The last maps are written. From now on a program can be about.
@@ -231,6 +240,7 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         user_namespace,
         terminals,
         workspace,
+        mount_table,
         terminal,
         doors,
         passing,
@@ -280,11 +290,11 @@ fn open_namespaces(birth: &Birth<'_>) -> io::Result<Vec<OwnedFd>> {
     let known = |step| step == Step::NetNamespace && birth.network.is_some();
     let handed_out = namespaces(birth.plan).filter(|(step, _)| !known(*step));
     handed_out
-        .map(|(step, _)| open_namespace(namespace_path(step)))
+        .map(|(step, _)| open_read_only(namespace_path(step)))
         .collect()
 }
 
-pub(crate) fn open_namespace(path: &CStr) -> io::Result<OwnedFd> {
+pub(crate) fn open_read_only(path: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(
         CWD,
         path,
@@ -516,15 +526,17 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
         template::link_home(workspace).map_err(at(c".home"))?;
     }
     for path in &plan.protected {
-        let put = || {
-            let place = beneath(workspace, path)?;
-            let tree = template::open_tree(&place, c"")?;
-            sys::set_mount(tree.as_fd(), true, PLAIN | READ_ONLY, None)?;
-            template::attach(&tree, &place, c"")
-        };
-        put().map_err(at(path))?;
+        protect(workspace, path).map_err(at(path))?;
     }
     Ok(())
+}
+
+/// Mounts a name of the workspace onto itself, read-only.
+pub(crate) fn protect(workspace: &OwnedFd, path: &CStr) -> io::Result<()> {
+    let place = beneath(workspace, path)?;
+    let tree = template::open_tree(&place, c"")?;
+    sys::set_mount(tree.as_fd(), true, PLAIN | READ_ONLY, None)?;
+    template::attach(&tree, &place, c"")
 }
 
 /// A handle on a path, no symbolic link on the way: what is planted in a workspace leads nowhere.

@@ -8,10 +8,10 @@ use crate::{
     further::Further,
     keeper::{self, Birth, Mask},
     notify,
-    plan::{BoxPlan, Ids, ProgramPlan, StockPlan, TemplatePlan},
+    plan::{BoxPlan, Ids, ProgramPlan, RemountPlan, StockPlan, TemplatePlan},
     program::{self, Filters, Launch, Start},
     protocol::{self, Brief, Command, Ended, Report, Request},
-    standby,
+    remount, standby,
     step::{Failure, Step, Steps},
     steward::{self, Namespaces, Steward},
     sys::{self, ChildStack, Forked, Reaped},
@@ -192,6 +192,8 @@ struct Held {
     programs: Vec<Child>,
     /// Programs that it outlives.
     further: Vec<Further>,
+    /// Processes that put mounts back.
+    remounts: Vec<Child>,
     /// Where it has its terminals, if it stays.
     terminals: Option<OwnedFd>,
     stays: bool,
@@ -247,6 +249,7 @@ impl HandedOver {
             cgroup: next(),
             programs: vec![program],
             further: Vec::new(),
+            remounts: Vec::new(),
             terminals: None,
             stays: false,
             ahead: true,
@@ -614,9 +617,43 @@ impl Launcher {
             Ok(Some((Command::Prepare(plan), files))) => self.on_prepare(number, &plan, files),
             Ok(Some((Command::Start(plan), files))) => self.on_start(number, &plan, files),
             Ok(Some((Command::Terminal, files))) => held.on_terminal(files),
+            Ok(Some((Command::Remount(plan), files))) => self.on_remount(number, &plan, files),
             Ok(Some((Command::Signal(signal), _))) => held.signal(signal),
             Ok(Some((Command::Destroy | Command::Furnish(_), _)) | None) | Err(_) => {
                 self.destroy(number)
+            }
+        }
+    }
+
+    /// What fails here closes the socket on which the engine waits.
+    fn on_remount(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
+        if let Ok(child) = self.remount(number, plan, files)
+            && let Some(held) = self.boxes.get_mut(&number)
+        {
+            held.remounts.push(child);
+        }
+    }
+
+    fn remount(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Child> {
+        let missing = || io::Error::from_raw_os_error(libc::ESRCH);
+        let plan: RemountPlan = plan.read(&mut files)?;
+        let answer = files.pop().ok_or_else(missing)?;
+        let held = self.boxes.get(&number).ok_or_else(missing)?;
+        let space = |step| held.namespaces.iter().find(|(known, _)| *known == step);
+        // Without a pid namespace of its own, more than its programs would be stopped.
+        let (Some(_), Some((_, mounts))) = (space(Step::PidNamespace), space(Step::MountNamespace))
+        else {
+            return Err(missing());
+        };
+        let cgroup = held.cgroup.as_ref().map(AsFd::as_fd);
+        self.spaces.enter(held)?;
+        match sys::fork_into(0, cgroup).inspect_err(|_| self.spaces.go_home())? {
+            Forked::Child => remount::live(&plan, mounts.as_fd(), &answer),
+            Forked::Parent { pid, pidfd } => {
+                self.spaces.go_home();
+                self.watch(&pidfd, About::Process(number, pid))?;
+                let last = false;
+                Ok(Child { pid, pidfd, last })
             }
         }
     }
@@ -971,7 +1008,8 @@ impl Launcher {
         if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
-            let alone = held.programs.is_empty() && held.further.is_empty() && held.is_empty();
+            let ours = held.further.is_empty() && held.remounts.is_empty();
+            let alone = held.programs.is_empty() && ours && held.is_empty();
             let told = protocol::send(
                 &held.channel,
                 &Report::Ended(Ended {
@@ -987,6 +1025,9 @@ impl Launcher {
             let further = held.further.swap_remove(place);
             further.tell_end(reaped);
             self.unwatch_further(&further);
+        } else if let Some(place) = held.remounts.iter().position(|child| child.pid == pid) {
+            let child = held.remounts.swap_remove(place);
+            self.unwatch(&child.pidfd);
         }
     }
 
@@ -1015,6 +1056,10 @@ impl Launcher {
         for further in &held.further {
             self.unwatch_further(further);
             _ = sys::reap(further.pid, true);
+        }
+        for child in &held.remounts {
+            self.unwatch(&child.pidfd);
+            _ = sys::reap(child.pid, true);
         }
         // The engine may have hung up already: that is how it asks for this.
         _ = protocol::send(
@@ -1094,6 +1139,7 @@ impl Held {
             cgroup,
             programs: Vec::new(),
             further: Vec::new(),
+            remounts: Vec::new(),
             terminals: None,
             stays: plan.stays,
             ahead: plan.ahead,

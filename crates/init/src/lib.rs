@@ -29,6 +29,7 @@ pub mod plan;
 mod program;
 pub mod protocol;
 mod redirect;
+mod remount;
 mod rules;
 mod standby;
 pub mod step;

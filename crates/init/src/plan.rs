@@ -91,12 +91,21 @@ pub struct BoxPlan {
     pub workspace: Option<HostPath>,
     /// What in that folder is read-only, relative to it, parents first.
     pub protected: Vec<CString>,
+    /// Whether the engine watches the mount table, because tools of the host can detach what lies in that folder.
+    pub watched: bool,
     /// Directories to make in a fresh workspace, parents first, as places for mounts.
     pub workspace_directories: Vec<CString>,
     /// The same in the home.
     pub home_directories: Vec<CString>,
     /// Further mounts, parents first.
     pub mounts: Vec<HostPath>,
+}
+
+/// Protected names whose mounts are gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemountPlan {
+    /// Relative to the workspace.
+    pub paths: Vec<CString>,
 }
 
 /// What makes a file or folder itself, whatever its name.
@@ -311,10 +320,12 @@ wire_struct!(BoxPlan {
     copies,
     workspace,
     protected,
+    watched,
     workspace_directories,
     home_directories,
     mounts,
 });
+wire_struct!(RemountPlan { paths });
 wire_struct!(PassingPlan {
     ports,
     redirect,
@@ -483,7 +494,7 @@ pub(crate) mod tests {
             |(steps, ids, hostname, numbers, paths)| {
                 let (
                     (
-                        [any_outer_id, ahead, own_network, terminal, stays],
+                        [any_outer_id, ahead, own_network, terminal, stays, watched],
                         scratch_bytes,
                         scratch_files,
                     ),
@@ -508,6 +519,7 @@ pub(crate) mod tests {
                     copies,
                     workspace,
                     protected,
+                    watched,
                     workspace_directories,
                     home_directories,
                     mounts,

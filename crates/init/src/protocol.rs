@@ -11,6 +11,7 @@
 //!                               Signal, Destroy                                   Ended, Failed, Gone
 //!                               Start + program, standby
 //!                               Terminal + answer                                 Terminal + our end of it, or Failed, on answer
+//!                               Remount + answer                                  Remounted, or Failed, on answer
 //! program   engine → launcher   Signal, or its end: kill      launcher → engine   Ended
 //! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
 //!                                                                                 Failed, or its end: exec
@@ -93,6 +94,8 @@ pub enum Command {
     Start(Brief),
     /// Open another terminal, and answer on the socket that comes along.
     Terminal,
+    /// Put mounts of protected names back by a plan, and answer on the socket that comes along.
+    Remount(Brief),
     /// Send a signal to the program; on a further program's own channel to its process group.
     Signal(i32),
     /// End the box with everything in it.
@@ -139,7 +142,7 @@ impl Wire for Brief {
 pub enum Report {
     /// The launcher (or lane) is ready; its pidfd comes along.
     Hello(Steps),
-    /// The box is made; its workspace, our end of its terminal if it has one, and its listeners come along, those
+    /// The box is made; its workspace, its mount table if that is watched, our end of its terminal if it has one, and its listeners come along, those
     /// of its doors first, with the sockets for names at the end.
     Ready {
         /// What was done.
@@ -157,6 +160,8 @@ pub enum Report {
     Started(Steps),
     /// A terminal is open, and our end of it comes along.
     Terminal,
+    /// Which of the names are there, and read-only again.
+    Remounted(Vec<Remounted>),
     /// The network is furnished; the handles are counted.
     Passing(Arriving),
     /// The program has ended.
@@ -191,6 +196,23 @@ pub struct Ended {
     pub alone: bool,
 }
 
+/// A name that is read-only again, and the file as it was before a program could go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Remounted {
+    /// Its place in the plan.
+    pub number: u32,
+    pub inode: u64,
+    pub changed_seconds: u64,
+    pub changed_nanoseconds: u64,
+}
+
+wire_struct!(Remounted {
+    number,
+    inode,
+    changed_seconds,
+    changed_nanoseconds
+});
 wire_struct!(Arriving {
     listeners,
     names,
@@ -265,6 +287,10 @@ impl Wire for Command {
                 plan.put(out);
             }
             Command::Terminal => out.push(b'T'),
+            Command::Remount(plan) => {
+                out.push(b'M');
+                plan.put(out);
+            }
             Command::Signal(number) => {
                 out.push(b'S');
                 number.put(out);
@@ -279,6 +305,7 @@ impl Wire for Command {
             b'P' => Brief::get(input).map(Command::Prepare),
             b'N' => Brief::get(input).map(Command::Start),
             b'T' => Ok(Command::Terminal),
+            b'M' => Brief::get(input).map(Command::Remount),
             b'S' => i32::get(input).map(Command::Signal),
             b'D' => Ok(Command::Destroy),
             _ => Err(Malformed),
@@ -312,6 +339,10 @@ impl Wire for Report {
                 steps.put(out);
             }
             Report::Terminal => out.push(b'T'),
+            Report::Remounted(mounted) => {
+                out.push(b'M');
+                mounted.put(out);
+            }
             Report::Passing(arriving) => {
                 out.push(b'A');
                 arriving.put(out);
@@ -344,6 +375,7 @@ impl Wire for Report {
             }),
             b'P' => Steps::get(input).map(Report::Started),
             b'T' => Ok(Report::Terminal),
+            b'M' => Vec::get(input).map(Report::Remounted),
             b'A' => Arriving::get(input).map(Report::Passing),
             b'E' => Ended::get(input).map(Report::Ended),
             b'F' => {

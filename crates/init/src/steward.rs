@@ -161,7 +161,7 @@ impl Steward {
 pub(crate) fn make_first(ids: Ids, socket: &OwnedFd) -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWNET)?;
     sys::loopback_up()?;
-    let network = keeper::open_namespace(c"/proc/self/ns/net")?;
+    let network = keeper::open_read_only(c"/proc/self/ns/net")?;
     let users = keeper::user_namespace(IdMap::of_program(ids), keeper::QUOTAS)?;
     protocol::send(socket, &Made(Some(ids)), &[network.as_fd(), users.as_fd()])
 }
@@ -184,7 +184,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     // Not to stand in a network that belongs to a box.
     sys::unshare(libc::CLONE_NEWNET)?;
-    let home = keeper::open_namespace(c"/proc/self/ns/net")?;
+    let home = keeper::open_read_only(c"/proc/self/ns/net")?;
     while let Some((chore, handles)) = protocol::receive::<Chore>(socket)? {
         match chore {
             Chore::Clear => drop(handles),
@@ -202,7 +202,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
 
 fn make(ids: Ids, home: &OwnedFd) -> io::Result<(OwnedFd, OwnedFd)> {
     sys::unshare(libc::CLONE_NEWNET)?;
-    let network = sys::loopback_up().and_then(|()| keeper::open_namespace(c"/proc/self/ns/net"));
+    let network = sys::loopback_up().and_then(|()| keeper::open_read_only(c"/proc/self/ns/net"));
     move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Network))?;
     Ok((
         network?,

@@ -243,6 +243,21 @@ pub(crate) fn kill_all() {
     unsafe { libc::kill(-1, libc::SIGKILL) };
 }
 
+/// Stops every process of this pid namespace but its first one and ourselves.
+pub(crate) fn stop_all() {
+    signal_all(libc::SIGSTOP);
+}
+
+/// Lets every process of this pid namespace go on.
+pub(crate) fn continue_all() {
+    signal_all(libc::SIGCONT);
+}
+
+fn signal_all(signal: c_int) {
+    // SAFETY: two integers. Its callers are born in the pid namespace of a sandbox.
+    unsafe { libc::kill(-1, signal) };
+}
+
 /// Blocked and ignored signals are inherited, over exec too: what our starter chose, or the Rust runtime (which
 /// ignores SIGPIPE), must not reach a program.
 pub(crate) fn default_signals() {

@@ -22,7 +22,8 @@ const WORK: &str =
     "(setsid sleep 1000 &); sleep 0.02; mkdir made; echo x > made/x; cp in.bin out.bin; echo done";
 /// Waits for its input, then tries what it must not.
 const BESIDE: &str = "cat > /dev/null; echo well > own
-    for name in .git .vscode .envrc .claude; do
+    mkdir .git; echo bad > .idea
+    for name in .vscode .envrc .claude; do
         if echo bad > $name/planted || echo bad > $name || rmdir $name || mv $name moved; then echo $name was open; fi
     done 2> /dev/null
     echo end";
@@ -362,6 +363,11 @@ struct Beside {
 impl Beside {
     fn start(storm: &Storm) -> Beside {
         let workspace = storm.workspace("beside");
+        for name in [".vscode", ".claude"] {
+            fs::create_dir(workspace.join(name)).expect("a folder of the user's");
+        }
+        fs::write(workspace.join(".envrc"), "mine").expect("a file of the user's");
+        give(&workspace, storm.user);
         let run = storm.bench.run_id("beside");
         let mut command = storm.airlock("run");
         command
@@ -394,8 +400,8 @@ impl Beside {
         let left: Vec<_> = host::listing(&self.workspace).into_iter().collect();
         assert_eq!(
             left,
-            ["mine", "own"].map(PathBuf::from),
-            "protected names were made or stayed"
+            [".claude", ".envrc", ".vscode", "mine", "own"].map(PathBuf::from),
+            "protected names that the program made stayed"
         );
     }
 }
@@ -557,6 +563,6 @@ fn what_is_protected_can_be_written_where_that_is_allowed() {
         .arg(&workspace)
         .args(allowed);
     command.args(["--", "sh", "-c", BESIDE]);
-    let expected = ".git was open\n.vscode was open\n.envrc was open\n.claude was open\nend\n";
+    let expected = ".vscode was open\n.envrc was open\n.claude was open\nend\n";
     assert_eq!(Outcome::of(&mut command).stdout(), expected);
 }

@@ -5,6 +5,7 @@ use super::{
     cgroup::{Counters, Group},
     denials::{self, Rules, Told},
     launcher::{Channel, Launcher},
+    mount_watch::MountWatch,
     plan, probe,
     protect::{Protection, TakenDown},
 };
@@ -35,7 +36,9 @@ const LONGEST_END: Duration = Duration::from_secs(10);
 /// A live box.
 #[derive(Debug)]
 pub struct NativeBox {
-    pub(super) channel: Channel,
+    pub(super) channel: Arc<Channel>,
+    /// Of its mounts, where tools of the host can detach some.
+    pub(super) watch: Option<MountWatch>,
     /// The process of its program, made ahead.
     pub(super) standby: Option<Channel>,
     /// Its program has ended.
@@ -218,11 +221,17 @@ impl Sandbox for NativeBox {
             standby,
             launcher,
             workspace,
-            held,
+            watch,
+            mut held,
             ..
         } = *self;
         drop((channel, standby, launcher, workspace));
-        Box::pin(held.give_back())
+        Box::pin(async move {
+            if let (Some(protection), Some(watch)) = (&mut held.protection, watch) {
+                protection.take_in(watch.stop().await);
+            }
+            held.give_back().await
+        })
     }
 }
 
@@ -499,7 +508,10 @@ impl NativeBox {
     /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
     /// the end of the box, its release gives it back, after that of the cgroup.
     async fn take_protection_down(&mut self) -> TakenDown {
-        let protection = self.held.protection.take_if(|_| self.empty);
+        let mut protection = self.held.protection.take_if(|_| self.empty);
+        if let (Some(protection), Some(watch)) = (&mut protection, self.watch.take()) {
+            protection.take_in(watch.stop().await);
+        }
         taken_down(protection).await
     }
 }

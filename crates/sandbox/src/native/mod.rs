@@ -13,6 +13,7 @@ pub(crate) mod explain;
 pub(crate) mod launcher;
 mod live;
 pub(crate) mod machine;
+mod mount_watch;
 pub(crate) mod plan;
 pub mod probe;
 pub mod protect;
@@ -38,6 +39,7 @@ use init::{
 };
 use launcher::{Begun, Channel, Launcher};
 use live::Held;
+use mount_watch::MountWatch;
 use plan::Who;
 use protect::Protection;
 use spec::{Id, Network, SandboxSpec};
@@ -492,6 +494,11 @@ impl Native {
     ) -> Result<NativeBox, SandboxError> {
         let mut handles = made.handles.into_iter();
         let workspace = handles.next().ok_or(SandboxError::Died)?;
+        let channel = Arc::new(made.channel);
+        let watch = match made.plan.watched {
+            true => Some(watch_mounts(handles.next(), &channel, spec, held)?),
+            false => None,
+        };
         let terminal = if made.plan.terminal {
             handles.next()
         } else {
@@ -515,7 +522,8 @@ impl Native {
         notes.extend(made.covered.iter().map(|path| covered_note(path)));
         notes.extend(of_passing);
         let ready = NativeBox {
-            channel: made.channel,
+            channel,
+            watch,
             standby: None,
             ending: false,
             empty: false,
@@ -611,6 +619,26 @@ fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), San
         true => Ok(()),
         false => Err(look(rustix::io::Errno::STALE)),
     }
+}
+
+/// Watches the mounts that tools of the host can detach.
+fn watch_mounts(
+    table: Option<OwnedFd>,
+    channel: &Arc<Channel>,
+    spec: &SandboxSpec,
+    held: &Held,
+) -> Result<MountWatch, SandboxError> {
+    let (Some(table), Some(protection)) = (table, &held.protection) else {
+        return Err(SandboxError::Died);
+    };
+    let names = plan::watched_names(spec, protection.binds());
+    let workspace = protection.workspace().try_clone_to_owned();
+    workspace
+        .and_then(|it| MountWatch::start(table, Arc::downgrade(channel), it, &names))
+        .map_err(|source| SandboxError::Launcher {
+            what: "watch",
+            source,
+        })
 }
 
 fn placement(held: &Held) -> Result<Placement, SandboxError> {

@@ -110,7 +110,10 @@ pub(super) fn of_box(
 ) -> Result<BoxPlan, SandboxError> {
     let (workspace, mounts) = host_paths(spec, who.idmaps)?;
     let fresh = workspace.is_none();
+    // A copy is out of reach of the host's tools.
+    let watched = !fresh && !spec.copy_on_write && !watched_names(spec, protection).is_empty();
     Ok(BoxPlan {
+        watched,
         steps,
         ids: who.ids,
         any_outer_id: who.any_outer_id,
@@ -140,6 +143,17 @@ pub(super) fn of_box(
         home_directories: home_directories(spec)?,
         mounts,
     })
+}
+
+/// What a tool of the host can detach by replacing it: protected names, and what stands for the repository.
+pub(super) fn watched_names(spec: &SandboxSpec, protection: &[protect::Bind]) -> Vec<PathBuf> {
+    let git = spec
+        .mounts
+        .iter()
+        .filter(|mount| spec.git.contains_key(&mount.host));
+    let git = git.filter_map(|mount| mount.inside.as_path().strip_prefix(spec::WORKSPACE).ok());
+    let binds = protection.iter().map(|bind| bind.path.as_path());
+    binds.chain(git).map(Path::to_owned).collect()
 }
 
 /// The folders of an image that its program may change: all at the top but those that the box has its own of.

@@ -24,14 +24,18 @@ pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
 pub use names::{HEAD, PROTECTED, ProtectedName, find, is_allowed, protects};
 pub use settle::resolve_inside;
 
+use super::mount_watch::Found;
 use hold::HoldFolder;
-use rustix::fs::OFlags;
+use init::protocol::Remounted;
+use rustix::fs::{FileType, OFlags};
 use spec::{HeldBack, Id, WorkspacePath};
 use start::{ProtectedEntry, Start};
 use std::{
+    ffi::OsStr,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// Names that a note lists.
@@ -51,7 +55,56 @@ pub struct Protection {
     /// Nothing where the changes are looked at before they are taken over.
     held: Option<(Start, HoldFolder)>,
     binds: Vec<Bind>,
+    replaced: Vec<Replaced>,
     notes: Vec<String>,
+}
+
+/// A protected name that a tool of the host replaced while the program ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// Relative to the workspace.
+    pub path: PathBuf,
+    /// The file that was found once it was read-only; nothing where it is no file, but a folder.
+    pub file: Option<FileState>,
+    /// How long the program could have written it.
+    pub exposed: Duration,
+}
+
+/// By what a file is known again, unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileState {
+    inode: u64,
+    born: (i64, i64),
+    /// Set by the kernel with every change, and by nobody else.
+    changed: (i64, i64),
+}
+
+impl FileState {
+    /// Looks at a regular file in a workspace.
+    pub fn look(workspace: BorrowedFd<'_>, path: &Path) -> Option<FileState> {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let folder = beneath::open_folder(workspace, folder).ok()?;
+        FileState::in_folder(folder.as_fd(), path.file_name()?)
+    }
+
+    /// The same file as it was when it became read-only again.
+    pub fn as_of(self, mounted: &Remounted) -> Option<FileState> {
+        let changed = (
+            mounted.changed_seconds as i64,
+            mounted.changed_nanoseconds as i64,
+        );
+        (self.inode == mounted.inode).then_some(FileState { changed, ..self })
+    }
+
+    fn in_folder(folder: BorrowedFd<'_>, name: &OsStr) -> Option<FileState> {
+        let found = beneath::look(folder, name).ok()??;
+        (beneath::kind(&found) == FileType::RegularFile).then_some(())?;
+        Some(FileState {
+            inode: found.st_ino,
+            born: beneath::born(folder, name).ok()?,
+            changed: (found.st_ctime, found.st_ctime_nsec as i64),
+        })
+    }
 }
 
 /// What taking down found.
@@ -129,6 +182,7 @@ impl Protection {
             workspace,
             held: Some((start, hold)),
             binds,
+            replaced: Vec::new(),
             notes: notes.into_iter().collect(),
         })
     }
@@ -140,6 +194,7 @@ impl Protection {
             workspace,
             held: None,
             binds: Vec::new(),
+            replaced: Vec::new(),
             notes: Vec::new(),
         }
     }
@@ -160,12 +215,18 @@ impl Protection {
         self.held.as_ref().map(|(_, hold)| hold.lock.as_fd())
     }
 
+    /// What the watch over its mounts has found.
+    pub(super) fn take_in(&mut self, found: Found) {
+        self.replaced.extend(found.replaced);
+        self.notes.extend(found.problems);
+    }
+
     /// Takes out what does not belong into the workspace. The program must be gone.
     pub fn take_down(self) -> TakenDown {
         let Some((start, hold)) = self.held else {
             return TakenDown::default();
         };
-        let mut taken_down = settle(self.workspace.as_fd(), &start, hold);
+        let mut taken_down = settle(self.workspace.as_fd(), &start, &self.replaced, hold);
         taken_down.notes.splice(0..0, self.notes);
         taken_down
     }
@@ -195,9 +256,15 @@ fn binds(workspace: BorrowedFd<'_>, start: &Start) -> Vec<Bind> {
     paths.into_iter().map(|path| Bind { path }).collect()
 }
 
-fn settle(workspace: BorrowedFd<'_>, start: &Start, mut hold: HoldFolder) -> TakenDown {
-    let findings = settle::settle(workspace, start, &mut hold);
+fn settle(
+    workspace: BorrowedFd<'_>,
+    start: &Start,
+    replaced: &[Replaced],
+    mut hold: HoldFolder,
+) -> TakenDown {
+    let findings = settle::settle(workspace, start, replaced, &mut hold);
     let mut notes = findings.problems;
+    notes.extend(replaced_note(replaced));
     notes.extend(listed(
         &findings.cleared,
         "had set-user-id or set-group-id bits, which were cleared",
@@ -218,6 +285,20 @@ fn settle(workspace: BorrowedFd<'_>, start: &Start, mut hold: HoldFolder) -> Tak
             TakenDown { held_back, notes }
         }
     }
+}
+
+fn replaced_note(replaced: &[Replaced]) -> Option<String> {
+    let longest = replaced.iter().map(|it| it.exposed).max()?;
+    let mut paths: Vec<_> = replaced.iter().map(|it| it.path.clone()).collect();
+    paths.sort();
+    paths.dedup();
+    listed(
+        &paths,
+        &format!(
+            "was replaced by a tool of the host while the program ran, and was read-only again after at most \
+             {longest:.0?}: look at it before you use it"
+        ),
+    )
 }
 
 /// One sentence about some paths.
@@ -258,7 +339,7 @@ fn sweep_one(folder: &Path) -> io::Result<Vec<String>> {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return forget(hold, &shown),
         Err(error) => return Err(error),
     };
-    let TakenDown { held_back, notes } = settle(workspace.as_fd(), &start, hold);
+    let TakenDown { held_back, notes } = settle(workspace.as_fd(), &start, &[], hold);
     let taken = held_back.iter().map(|it| {
         let path = it.path.escape_debug();
         format!("`{path}` was taken out of `{shown}`: {}", it.why.words())

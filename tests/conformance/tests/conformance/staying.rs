@@ -474,10 +474,8 @@ impl Screen {
             ws_ypixel: 0,
         };
         // SAFETY: the kernel reads one struct of ours.
-        assert_eq!(
-            unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCSWINSZ, &size) },
-            0
-        );
+        let resized = unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCSWINSZ, &size) };
+        assert_eq!(resized, 0);
         let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
         // SAFETY: takes an integer and gives a fresh descriptor.
         let theirs = unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTPEER, flags) };

@@ -493,11 +493,8 @@ fn expected_idmaps(folder: &Path) -> bool {
     // SAFETY: all-zero is a valid value of this plain struct.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the path lives over the call, and the kernel writes one struct of ours.
-    assert_eq!(
-        unsafe { libc::statfs(path.as_ptr(), &mut found) },
-        0,
-        "the file system of {folder:?}"
-    );
+    let looked = unsafe { libc::statfs(path.as_ptr(), &mut found) };
+    assert_eq!(looked, 0, "the file system of {folder:?}");
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("version of the kernel");
     let mut version = release
         .split(['.', '-'])

@@ -3,7 +3,7 @@
 //! cleared. What was there at the start stays.
 
 use super::{
-    beneath,
+    FileState, Replaced, beneath,
     hold::{self, HeldThing, HoldFolder},
     names,
     start::{self, Start},
@@ -42,7 +42,12 @@ pub(super) struct Findings {
 }
 
 /// Compares a workspace with its start, and takes out what does not belong there.
-pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFolder) -> Findings {
+pub(super) fn settle(
+    workspace: BorrowedFd<'_>,
+    start: &Start,
+    replaced: &[Replaced],
+    hold: &mut HoldFolder,
+) -> Findings {
     let mut settling = Settling {
         known: start
             .protected
@@ -51,6 +56,7 @@ pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFo
             .map(|entry| ((entry.inode, entry.born), entry.modified))
             .collect(),
         start,
+        replaced,
         hold,
         findings: Findings::default(),
     };
@@ -68,6 +74,8 @@ struct Settling<'a> {
     start: &'a Start,
     /// Protected files and folders that were there, by inode and birth, and when they were modified.
     known: BTreeMap<(u64, (i64, i64)), (i64, i64)>,
+    /// What the host put in place of some of them meanwhile.
+    replaced: &'a [Replaced],
     hold: &'a mut HoldFolder,
     findings: Findings,
 }
@@ -91,7 +99,7 @@ impl Settling<'_> {
 
     fn reason(&mut self, visit: &Visit<'_>) -> Verdict {
         let (path, allowed) = (visit.path, &self.start.allowed);
-        if self.was_there(visit) {
+        if self.was_there(visit) || self.was_put_there(visit) {
             return Verdict::Stays(Next::Pass);
         }
         if start::is_protected(path, allowed) || is_new_head(visit, allowed) {
@@ -149,6 +157,14 @@ impl Settling<'_> {
             self.look_at_known(visit, modified);
         }
         modified.is_some()
+    }
+
+    /// Whether a tool of the host put it there while the program ran, and nobody has changed it since.
+    fn was_put_there(&self, visit: &Visit<'_>) -> bool {
+        let mut here = self.replaced.iter().filter(|it| it.path == visit.path);
+        here.next_back()
+            .and_then(|it| it.file)
+            .is_some_and(|file| FileState::in_folder(visit.folder, visit.name) == Some(file))
     }
 
     fn is_old_special(&self, visit: &Visit<'_>) -> bool {

@@ -133,5 +133,7 @@ fn names(folder: impl AsFd) -> io::Result<Vec<(OsString, FileType, u64)>> {
         };
         names.push((name, kind, entry.ino()));
     }
+    // So that what is told of them has an order.
+    names.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(names)
 }

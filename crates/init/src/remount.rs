@@ -1,0 +1,107 @@
+//! Puts the read-only mounts of protected names back after a tool of the host has detached them: it replaced the file by
+//! a rename, or removed the folder. Runs in a child of the launcher that is born in the sandbox's pid namespace.
+//!
+//! ```text
+//! programs stopped ─ mount namespace joined ─ each name mounted onto itself, read-only ─ programs go on ─ answer
+//! ```
+
+use crate::{
+    keeper,
+    plan::RemountPlan,
+    protocol::{self, Remounted, Report},
+    step::Step,
+    sys,
+    template::failure,
+};
+use rustix::{
+    fs::{CWD, FileType},
+    thread::{ThreadNameSpaceType, move_into_thread_name_spaces},
+    time::{ClockId, clock_gettime},
+};
+use std::{
+    ffi::CStr,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+/// How long a rename may take whose first half is seen: half a second in all.
+const MAX_TRIES: u32 = 2500;
+const RETRY_AFTER: Duration = Duration::from_micros(200);
+
+/// The whole life of the child.
+pub(crate) fn live(plan: &RemountPlan, mounts: BorrowedFd<'_>, answer: &OwnedFd) -> ! {
+    let done = keeper::keep_only(&[mounts, answer.as_fd()]).and_then(|()| {
+        sys::stop_all();
+        let done = remount(plan, mounts);
+        sys::continue_all();
+        done
+    });
+    // An engine that no longer listens has ended the sandbox, or is about to.
+    _ = match done {
+        Ok(mounted) => protocol::send(answer, &Report::Remounted(mounted), &[]),
+        Err(error) => {
+            let failed = failure(Step::Workspace, "protected names")(error);
+            protocol::send(answer, &Report::Failed(failed), &[])
+        }
+    };
+    sys::exit(0)
+}
+
+/// Which of the names are there, and read-only again.
+fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<Remounted>> {
+    move_into_thread_name_spaces(mounts, ThreadNameSpaceType::empty())?;
+    let workspace = keeper::beneath(&CWD, c"/workspace")?;
+    let mut mounted = Vec::new();
+    for (number, path) in (0..).zip(&plan.paths) {
+        if protect(&workspace, path)? {
+            mounted.push(look(&workspace, path, number)?);
+        }
+    }
+    Ok(mounted)
+}
+
+/// What is there now, before a program can go on and write it through a descriptor that it opened meanwhile.
+fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> {
+    let found = rustix::fs::fstat(keeper::beneath(workspace, path)?)?;
+    let changed = (found.st_ctime as u64, found.st_ctime_nsec as u64);
+    // A change in the same tick of the clock would not be seen.
+    let is_over = || {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        (now.tv_sec as u64, now.tv_nsec as u64) > changed
+    };
+    for _ in 0..MAX_TRIES {
+        if is_over() {
+            break;
+        }
+        std::thread::sleep(RETRY_AFTER);
+    }
+    Ok(Remounted {
+        number,
+        inode: found.st_ino,
+        changed_seconds: changed.0,
+        changed_nanoseconds: changed.1,
+    })
+}
+
+/// Whether the name is there, and read-only now. The mount table changes before a rename or removal is done: until
+/// then the name still leads to the old file, on which the kernel lets nobody mount any more.
+fn protect(workspace: &OwnedFd, path: &CStr) -> io::Result<bool> {
+    for _ in 0..MAX_TRIES {
+        if !is_there(workspace, path) {
+            return Ok(false);
+        }
+        match keeper::protect(workspace, path) {
+            Ok(()) => return Ok(true),
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => std::thread::sleep(RETRY_AFTER),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EBUSY))
+}
+
+/// A link cannot be mounted onto itself, and is judged when the sandbox ends.
+fn is_there(workspace: &OwnedFd, path: &CStr) -> bool {
+    let found = keeper::beneath(workspace, path).and_then(|it| Ok(rustix::fs::fstat(it)?));
+    found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) != FileType::Symlink)
+}

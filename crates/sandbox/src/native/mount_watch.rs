@@ -1,0 +1,270 @@
+//! Watches the mount table of a sandbox: tools of the host detach the read-only mount of a protected name when they
+//! replace the file by a rename, or remove the folder. The mount is put back at once, with the programs stopped.
+//!
+//! ```text
+//! mount table changed ─ which mounts are gone or moved? ─ launcher: stop, mount, continue ─ look at the file
+//! ```
+//!
+//! This is detection: until the mount is back, the program can write. The file is noted; if it is changed afterwards,
+//! through a descriptor from that time, it is taken out of the workspace when the sandbox ends.
+
+use super::{
+    launcher::Channel,
+    protect::{FileState, Replaced},
+};
+use init::{
+    plan::RemountPlan,
+    protocol::{self, Command, Remounted, Report},
+};
+use std::{
+    collections::BTreeMap,
+    ffi::{CString, OsString},
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            fs::FileExt,
+        },
+    },
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    task::JoinHandle,
+};
+
+/// Bytes of the table that are read: some ten thousand mounts.
+const MAX_TABLE_BYTES: usize = 8 << 20;
+/// No mount has this id.
+const NO_MOUNT: u64 = 0;
+/// How long the launcher may take to put mounts back.
+const REMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Replaced names that are kept of one sandbox. What comes after them is taken out like what nobody knows.
+const MAX_REPLACED: usize = 10_000;
+
+/// The watch over one sandbox. It ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct MountWatch {
+    task: JoinHandle<()>,
+    found: Arc<Mutex<Found>>,
+}
+
+/// What the watch has found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// What the host put in place of protected names.
+    pub(super) replaced: Vec<Replaced>,
+    /// What could not be done.
+    pub(super) problems: Vec<String>,
+}
+
+impl MountWatch {
+    /// Begins to watch these names of a workspace.
+    pub(super) fn start(
+        table: OwnedFd,
+        channel: Weak<Channel>,
+        workspace: OwnedFd,
+        names: &[PathBuf],
+    ) -> io::Result<MountWatch> {
+        #[expect(
+            deprecated,
+            reason = "sound for a File, which owns its descriptor; what replaces it is unsafe for all"
+        )]
+        let table = AsyncFd::with_interest(File::from(table), Interest::PRIORITY)?;
+        let found = Arc::new(Mutex::new(Found::default()));
+        let mounts = mounts_below_workspace(&read_table(table.get_ref())?);
+        let ids = mounts.into_iter().map(|(id, path)| (path, id));
+        let mut ids: BTreeMap<PathBuf, u64> = ids.collect();
+        ids.retain(|path, _| names.contains(path));
+        let watcher = Watcher {
+            table,
+            channel,
+            workspace,
+            ids,
+            found: found.clone(),
+        };
+        let task = tokio::spawn(watcher.watch());
+        Ok(MountWatch { task, found })
+    }
+
+    /// Ends the watch; gives back what it has found.
+    pub(super) async fn stop(mut self) -> Found {
+        self.task.abort();
+        // It was aborted: there is nothing else to hear of it.
+        _ = (&mut self.task).await;
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *found)
+    }
+}
+
+impl Drop for MountWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Watcher {
+    table: AsyncFd<File>,
+    channel: Weak<Channel>,
+    workspace: OwnedFd,
+    /// The mount of each name.
+    ids: BTreeMap<PathBuf, u64>,
+    found: Arc<Mutex<Found>>,
+}
+
+impl Watcher {
+    async fn watch(mut self) {
+        // The kernel tells of each change since the table was opened, be it that we have read it since.
+        while let Ok(mut changed) = self.table.ready(Interest::PRIORITY).await {
+            changed.clear_ready();
+            drop(changed);
+            let began = Instant::now();
+            if let Err(error) = self.put_back(began).await {
+                self.note(|found| {
+                    found.problems.push(format!(
+                        "a tool of the host replaced protected names of the workspace, and they could not be made \
+                         read-only again: {error}"
+                    ));
+                });
+                return;
+            }
+        }
+    }
+
+    /// Mounts what is no longer mounted where it was.
+    async fn put_back(&mut self, began: Instant) -> io::Result<()> {
+        let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
+        let stands = |(path, id): &(&PathBuf, &u64)| mounts.get(id) == Some(path);
+        let gone = self.ids.iter().filter(|it| !stands(it));
+        let gone: Vec<PathBuf> = gone.map(|(path, _)| path.clone()).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let mounted = self.remount(&gone).await?;
+        let exposed = began.elapsed();
+        let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
+        let known = mounts.into_iter().map(|(id, path)| (path, id));
+        let known: BTreeMap<PathBuf, u64> = known.collect();
+        for (number, path) in (0..).zip(gone) {
+            let Some(mounted) = mounted.iter().find(|it| it.number == number) else {
+                // Nothing is there. Whatever comes next under that name is taken out at the end.
+                self.ids.remove(&path);
+                continue;
+            };
+            // Without one it has been detached again, and the table has changed again.
+            let id = known.get(&path).copied().unwrap_or(NO_MOUNT);
+            self.ids.insert(path.clone(), id);
+            let replaced = Replaced {
+                file: FileState::look(self.workspace.as_fd(), &path)
+                    .and_then(|it| it.as_of(mounted)),
+                path,
+                exposed,
+            };
+            self.note(|found| {
+                if found.replaced.len() < MAX_REPLACED {
+                    found.replaced.push(replaced);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    async fn remount(&self, paths: &[PathBuf]) -> io::Result<Vec<Remounted>> {
+        let paths = paths
+            .iter()
+            .map(|path| CString::new(path.as_os_str().as_bytes()));
+        let plan = RemountPlan {
+            paths: paths.collect::<Result<_, _>>()?,
+        };
+        let (ours, theirs) = protocol::pair()?;
+        // Without us nobody holds the channel of a sandbox that is given back.
+        let Some(channel) = self.channel.upgrade() else {
+            return Ok(Vec::new());
+        };
+        channel.order_by_plan(Command::Remount, &plan, &[theirs.as_fd()])?;
+        drop((channel, theirs));
+        let answer = Channel::new(ours)?;
+        match tokio::time::timeout(REMOUNT_TIMEOUT, answer.report()).await?? {
+            Some((Report::Remounted(mounted), _)) => Ok(mounted),
+            Some((Report::Failed(failure), _)) => Err(io::Error::from_raw_os_error(failure.errno)),
+            // The sandbox is ending.
+            Some(_) | None => Ok(Vec::new()),
+        }
+    }
+
+    fn note(&self, add: impl FnOnce(&mut Found)) {
+        add(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+fn read_table(table: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        match table.read_at(&mut piece, bytes.len() as u64)? {
+            0 => return Ok(bytes),
+            read => bytes.extend_from_slice(&piece[..read]),
+        }
+        if bytes.len() > MAX_TABLE_BYTES {
+            return Err(io::Error::other("the mount table is too long"));
+        }
+    }
+}
+
+/// By their ids, relative to the workspace.
+fn mounts_below_workspace(table: &[u8]) -> BTreeMap<u64, PathBuf> {
+    let lines = table.split(|byte| *byte == b'\n');
+    let mounts = lines.filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+        let place = unescape(fields.nth(3)?);
+        let below = place.strip_prefix(spec::WORKSPACE).ok()?.to_owned();
+        Some((id, below)).filter(|(_, below)| !below.as_os_str().is_empty())
+    });
+    mounts.collect()
+}
+
+/// The kernel writes spaces, tabs, line ends and backslashes as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, others)) = rest.split_first() {
+        let digits = others.get(..3).and_then(|it| std::str::from_utf8(it).ok());
+        let code = digits.and_then(|it| u8::from_str_radix(it, 8).ok());
+        match (first, code) {
+            (b'\\', Some(byte)) => {
+                bytes.push(byte);
+                rest = &others[3..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = others;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_mounts_is_read_as_the_kernel_writes_it() {
+        let table = b"21 1 8:1 / / rw - ext4 /dev/a rw\n\
+            33 21 8:1 /w /workspace rw - ext4 /dev/a rw\n\
+            34 33 8:1 /w/a\\040b/.envrc /workspace/a\\040b/.envrc ro - ext4 /dev/a rw\n\
+            35 33 8:1 /w/\\134x /workspace/\\134x ro - ext4 /dev/a rw\n\
+            36 21 8:1 /w /workspaces/x ro - ext4 /dev/a rw\nrubbish\n";
+        let found = mounts_below_workspace(table);
+        let expected = [
+            (34, PathBuf::from("a b/.envrc")),
+            (35, PathBuf::from("\\x")),
+        ];
+        assert_eq!(found, expected.into());
+    }
+}
