@@ -91,6 +91,8 @@ pub struct BoxPlan {
     pub workspace: Option<HostPath>,
     /// What in that folder is read-only, relative to it, parents first.
     pub protected: Vec<CString>,
+    /// What in that folder is covered by something empty, relative to it.
+    pub hidden: Vec<CString>,
     /// Directories to make in a fresh workspace, parents first, as places for mounts.
     pub workspace_directories: Vec<CString>,
     /// The same in the home.
@@ -311,6 +313,7 @@ wire_struct!(BoxPlan {
     copies,
     workspace,
     protected,
+    hidden,
     workspace_directories,
     home_directories,
     mounts,
@@ -475,7 +478,7 @@ pub(crate) mod tests {
         let paths = (
             texts(),
             option::of(host_path()),
-            texts(),
+            (texts(), texts()),
             (texts(), texts()),
             vec(host_path(), 0..3),
         );
@@ -492,6 +495,7 @@ pub(crate) mod tests {
                 let (doors, passing) = network;
                 let (copies, workspace, protected, directories, mounts) = paths;
                 let (workspace_directories, home_directories) = directories;
+                let (protected, hidden) = protected;
                 BoxPlan {
                     steps,
                     ids,
@@ -508,6 +512,7 @@ pub(crate) mod tests {
                     copies,
                     workspace,
                     protected,
+                    hidden,
                     workspace_directories,
                     home_directories,
                     mounts,

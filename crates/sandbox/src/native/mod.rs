@@ -368,15 +368,7 @@ impl Native {
         spec: &SandboxSpec,
     ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        if spec.copy_on_write || spec.read_only_workspace {
-            return Ok(Protection::reviewed(folder));
-        }
-        Ok(Protection::put_up(
-            &self.state,
-            name,
-            folder.as_fd(),
-            &spec.allow_protected,
-        )?)
+        Ok(Protection::of(&self.state, name, folder, spec)?)
     }
 
     /// The process of a launcher: the one that had a head start, or a new one.

@@ -128,10 +128,8 @@ pub(super) fn of_box(
             .map(c_string)
             .collect::<Result<_, _>>()?,
         workspace,
-        protected: protection
-            .iter()
-            .map(|bind| c_string(&bind.path))
-            .collect::<Result<_, _>>()?,
+        protected: names(protection, false)?,
+        hidden: names(protection, true)?,
         workspace_directories: if fresh {
             workspace_directories(spec)?
         } else {
@@ -140,6 +138,11 @@ pub(super) fn of_box(
         home_directories: home_directories(spec)?,
         mounts,
     })
+}
+
+fn names(binds: &[protect::Bind], hidden: bool) -> Result<Vec<CString>, SandboxError> {
+    let binds = binds.iter().filter(|bind| bind.hidden == hidden);
+    binds.map(|bind| c_string(&bind.path)).collect()
 }
 
 /// The folders of an image that its program may change: all at the top but those that the box has its own of.
@@ -242,7 +245,7 @@ fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec)
         return true;
     }
     match mount.strip_prefix(&workspace) {
-        Ok(inside) => protect::shows_protected(&workspace, inside, &spec.allow_protected),
+        Ok(inside) => protect::shows_protected(&workspace, inside, &spec.protected),
         Err(_) => false,
     }
 }
