@@ -14,6 +14,8 @@ pub struct Rights {
     mounted: Option<ProtectedNames>,
     /// Whether the program writes to that folder itself, and not to a copy.
     keeps: bool,
+    /// Whether that folder may only be read.
+    read_only: bool,
     /// Whose rights in files count there, if not our own.
     user: Option<(u32, u32)>,
 }
@@ -26,6 +28,7 @@ impl Rights {
             Some(_) => Ok(Rights {
                 mounted: Some(spec.protected.clone()),
                 keeps: !spec.copy_on_write,
+                read_only: spec.read_only_workspace,
                 ..Rights::of_owner(workspace)?
             }),
         }
@@ -108,7 +111,11 @@ impl Rights {
 
     /// Why what lies at a path must stay as it is, if it must.
     pub(crate) fn protects(&self, path: &Path) -> Option<String> {
-        let held = protect::protects(path, self.mounted.as_ref()?)?;
+        let mounted = self.mounted.as_ref()?;
+        if self.read_only {
+            return Some("the workspace is read-only".to_owned());
+        }
+        let held = protect::protects(path, mounted)?;
         Some(format!("`{}` is protected: {}", held.name, held.reason))
     }
 }

@@ -654,7 +654,6 @@ pub(crate) fn check_command(
     Ok(command)
 }
 
-/// What cannot be written is given no input, and needs no copy.
 /// What is put into a fresh workspace goes with it, and what is put into a copy is one of its changes.
 fn passing_inputs(
     request: &RunRequest,
@@ -665,10 +664,16 @@ fn passing_inputs(
     names.cloned().collect()
 }
 
+/// What cannot be written is given no input, and needs no copy.
 fn check_read_only_workspace(request: &RunRequest) -> Result<bool, SpecError> {
+    let inputs = [
+        request.inputs.is_empty(),
+        request.inputs_given.is_empty(),
+        request.inputs_kept.is_empty(),
+    ];
     let beside = [
         ("--copy-on-write", request.copy_on_write),
-        ("--input", !request.inputs.is_empty()),
+        ("--input", inputs.contains(&false)),
     ];
     let beside = beside.into_iter().find(|(_, given)| *given);
     match beside {
