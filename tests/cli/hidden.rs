@@ -330,3 +330,31 @@ fn a_folder_that_its_owner_cannot_write_is_read_only() {
     assert_eq!(answer.stdout, "mine", "{}", answer.stderr);
     assert!(world.here("w/new").exists());
 }
+
+#[test]
+fn a_link_where_a_protected_path_begins_does_not_stay() {
+    let world = World::new();
+    world.write("w/a", "one");
+    let script = "mkdir -p m/hooks; echo evil > m/hooks/x; ln -s m .github; ln -s m other";
+    let answer = run(&world, &[], script);
+    assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+    let is_link = |name: &str| {
+        let found = fs::symlink_metadata(world.here("w").join(name));
+        found.is_ok_and(|found| found.is_symlink())
+    };
+    assert!(is_link("other") && !is_link(".github"));
+    fs::remove_file(world.here("w/other")).unwrap();
+    run(&world, &["--copy-on-write", "--run-id", "try"], script);
+    let refused = world.run(&["workspace", "commit", "try"]);
+    assert!(
+        refused.stderr.contains("`.github/hooks` begins"),
+        "{}",
+        refused.stderr
+    );
+    let partial = world.run(&["workspace", "commit", "try", "--partial"]);
+    assert!(
+        is_link("other") && !is_link(".github"),
+        "{}",
+        partial.stderr
+    );
+}

@@ -225,6 +225,13 @@ impl Sides<'_> {
 
     /// Why a link is not taken over, if it is not.
     fn link_reason(&self, path: &Path, target: &OsStr) -> Option<String> {
+        let below = protect::find_below(path, self.protected);
+        if let Some(hit) = below.filter(|_| !self.protected.allows(path)) {
+            return Some(format!(
+                "it is a link where `{}` begins, which is protected",
+                hit.name
+            ));
+        }
         let Some(inside) = protect::resolve_inside(path, target) else {
             return Some("it is a link that could lead out of the folder".to_owned());
         };

@@ -23,7 +23,7 @@ mod walk;
 
 pub use hide::{MAX_HIDDEN, holds_key};
 pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
-pub use names::{HEAD, PROTECTED, ProtectedName, find, lifts_nothing, protects};
+pub use names::{HEAD, PROTECTED, ProtectedName, find, find_below, lifts_nothing, protects};
 pub use settle::resolve_inside;
 
 use hide::Hiding;

@@ -200,7 +200,7 @@ pub(super) fn is_spared(path: &Path, rules: &ProtectedNames) -> bool {
 }
 
 /// The protected name to which a link at `path` could lead by what lies below where it leads.
-pub(super) fn find_below<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
+pub fn find_below<'a>(path: &Path, rules: &'a ProtectedNames) -> Option<ProtectedName<'a>> {
     let parts: Vec<&OsStr> = path.iter().collect();
     let begins = |name: &str| {
         let heads = name.match_indices('/').map(|(at, _)| &name[..at]);
