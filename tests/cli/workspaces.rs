@@ -386,7 +386,7 @@ fn what_cannot_be_is_refused() {
     let rows: [(&[&str], &str); 4] = [
         (
             &["run", "--copy-on-write", "--", "true"],
-            "--workspace <DIR[:live|ro]>",
+            "--workspace <DIR",
         ),
         (
             &[
@@ -472,6 +472,42 @@ fn changes_outlive_a_killed_engine_and_nothing_else_does() {
             !mounts.contains(world.state().to_str().unwrap()),
             "{mounts}"
         );
+    }
+}
+
+#[test]
+fn credentials_in_a_mounted_folder_are_not_seen_anywhere() {
+    for place in PLACES {
+        let world = place.world();
+        world
+            .write("work/.env", "secret")
+            .write("work/.ssh-keys/id_rsa", "secret");
+        if place != Place::Native {
+            let (user, group) = (Some(number("-u")), Some(number("-g")));
+            for path in ["work/.env", "work/.ssh-keys", "work/.ssh-keys/id_rsa"] {
+                chown(world.here(path), user, group).expect("it becomes the user's");
+            }
+        }
+        let run = |more: &[&str]| {
+            let mut words = vec!["run", "--workspace", "work"];
+            words.extend(more);
+            words.extend(place.options());
+            let script = "cat .env .ssh-keys/*; rm -f .env; echo x > .env; ls -A .ssh-keys";
+            words.extend(["--", "sh", "-c", script]);
+            place.airlock(&world, &words)
+        };
+        for options in [
+            &["--hide", ".ssh-keys"][..],
+            &["--hide", ".ssh-keys", "--copy-on-write"],
+        ] {
+            let hidden = run(options);
+            assert_eq!(hidden.stdout, "", "{place:?} {options:?} {hidden:?}");
+            assert!(hidden.stderr.contains("`.env`"), "{place:?} {hidden:?}");
+            let kept = fs::read_to_string(world.here("work/.env")).unwrap();
+            assert_eq!(kept, "secret", "{place:?} {options:?}");
+        }
+        let shown = run(&["--hide", "none"]);
+        assert_eq!(shown.stdout, "secretsecretid_rsa\n", "{place:?} {shown:?}");
     }
 }
 

@@ -6,7 +6,7 @@
 use crate::Rights;
 use ::fs::{Dir, Lookup, Walk, WalkBounds, WalkEntry, WalkError};
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid},
+    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid},
     io::Errno,
 };
 use spec::WorkspacePath;
@@ -132,6 +132,30 @@ impl Default for Bounds {
     }
 }
 
+/// Whether the owner of a folder can write it; also where that cannot be told, which whoever shows it will see.
+pub(crate) fn is_writable(folder: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(folder) = rustix::fs::open(folder, flags, Mode::empty()) else {
+        return true;
+    };
+    let looked = Rights::of_owner(folder.as_fd()).and_then(|rights| {
+        rights.act(|| {
+            let access = rustix::fs::Access::WRITE_OK;
+            Ok(rustix::fs::accessat(
+                &folder,
+                ".",
+                access,
+                AtFlags::EACCESS,
+            )?)
+        })
+    });
+    let refused = |error: &io::Error| {
+        let errno = Errno::from_io_error(error);
+        matches!(errno, Some(Errno::ACCESS | Errno::ROFS | Errno::PERM))
+    };
+    !looked.is_err_and(|error| refused(&error))
+}
+
 /// Writes an input into the workspace, all of it or nothing; a regular file of that name is replaced.
 /// The file and the folders made for it get the owner.
 pub fn put_input(
@@ -155,7 +179,13 @@ pub fn put_input(
     let (folder, last) = rights
         .act(|| make_parents(workspace, name.as_path(), owner))
         .map_err(failed)?;
-    if let Some(what) = rights.act(|| in_the_way(&folder, &last)).map_err(failed)? {
+    let what = rights.act(|| match rights.keeps_what_is_there() {
+        true => Ok(Dir::from_fd(&folder)
+            .stat(&last)?
+            .map(|_| "the mounted folder's own")),
+        false => in_the_way(&folder, &last),
+    });
+    if let Some(what) = what.map_err(failed)? {
         return Err(InputError::InTheWay {
             name: name.clone(),
             what,
@@ -163,7 +193,8 @@ pub fn put_input(
     }
     let draft = rights.act(|| Draft::new(&folder)).map_err(failed)?;
     let put = copy(name, source, &draft.file, limit_bytes).and_then(|()| {
-        let publish = || finish(&draft.file, owner).and_then(|()| draft.publish(&folder, &last));
+        let publish =
+            || finish(&draft.file, owner).and_then(|()| draft.put(&folder, &last, rights));
         rights.act(publish).map_err(failed)
     });
     if put.is_err() {
@@ -264,6 +295,21 @@ impl Draft {
             let _ = rustix::fs::unlinkat(folder, &name, AtFlags::empty());
         }
         Ok(moved?)
+    }
+
+    /// The same, but where nothing may be replaced.
+    fn put(&self, folder: &OwnedFd, last: &OsStr, rights: &Rights) -> io::Result<()> {
+        if !rights.keeps_what_is_there() {
+            return self.publish(folder, last);
+        }
+        let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        match &self.name {
+            None => rustix::fs::linkat(CWD, &file, folder, last, AtFlags::SYMLINK_FOLLOW)?,
+            Some(name) => {
+                rustix::fs::renameat_with(folder, name, folder, last, RenameFlags::NOREPLACE)?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn discard(&self, folder: &OwnedFd) {

@@ -171,13 +171,14 @@ fn policy_hash(spec: &RunSpec) -> String {
     // What stands for the repository of the workspace is called by the run's name, and goes with the workspace.
     let asked = |mount: &&spec::Mount| !sandbox.git.contains_key(&mount.host);
     let mounts: Vec<_> = sandbox.mounts.iter().filter(asked).collect();
-    let facts: [(&str, &dyn std::fmt::Debug); 16] = [
+    let facts: [(&str, &dyn std::fmt::Debug); 17] = [
         ("profile", &sandbox.profile),
         ("backend", &sandbox.backend),
         ("root", &sandbox.root),
         ("writable_root", &sandbox.writable_root),
         ("workspace_of_host", &sandbox.workspace.is_some()),
-        ("allow_protected", &sandbox.allow_protected),
+        ("protected", &sandbox.protected),
+        ("hide", &sandbox.hide),
         ("mounts", &mounts),
         ("volumes", &sandbox.volumes),
         ("extra_mounts", &sandbox.extra_mounts),

@@ -124,12 +124,15 @@ impl Making {
 
     /// A git folder for a workspace that has a repository, a layer for one that is copied on writing, and the doors.
     async fn lay_and_open(&mut self, notes: &mut Vec<String>) -> Result<Opened, ErrorInfo> {
+        self.shrink_to_what_is_writable(notes)?;
+        git::look(&mut self.spec.sandbox, notes).await?;
         let state = &self.engine.state;
         let git = git::prepare(state, &self.id, &mut self.spec.sandbox, notes).await;
         self.git = git
             .map_err(|error| internal(format!("cannot make a git folder for the run: {error}")))?;
         self.layer =
             workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
+        notes.extend(self.layer.iter().flat_map(Hold::notes));
         for mount in &self.own {
             let shown = guard::add_own(&mut self.spec.sandbox, &mount.host);
             shown.map_err(|error| {
@@ -138,6 +141,34 @@ impl Making {
             self.spec.sandbox.mounts.push(mount.clone());
         }
         doors::open(&self.engine, &self.id, &mut self.spec).await
+    }
+
+    /// A folder that its owner cannot write is a read-only workspace.
+    fn shrink_to_what_is_writable(&mut self, notes: &mut Vec<String>) -> Result<(), ErrorInfo> {
+        let sandbox = &mut self.spec.sandbox;
+        let Some(folder) = sandbox
+            .workspace
+            .as_ref()
+            .filter(|_| !sandbox.copy_on_write)
+        else {
+            return Ok(());
+        };
+        if sandbox.read_only_workspace || files::is_writable(folder) {
+            return Ok(());
+        }
+        if let Some((name, _)) = self.spec.inputs.first() {
+            return Err(ErrorInfo {
+                code: ErrorCode::InvalidSpec,
+                message: format!(
+                    "the input `{}` cannot be put into a folder that cannot be written",
+                    name.as_path().to_string_lossy().escape_debug()
+                ),
+                hint: Some("--copy-on-write gives the program a copy of the folder".to_owned()),
+            });
+        }
+        notes.push("the workspace cannot be written, so it is read-only inside".to_owned());
+        sandbox.read_only_workspace = true;
+        Ok(())
     }
 
     /// Whether what the program writes lands on the disk of the state folder.
@@ -475,6 +506,10 @@ fn of_input(error: &files::InputError) -> ErrorInfo {
         files::InputError::Protected { .. } => (
             ErrorCode::PolicyDenied,
             "give it another name inside, or --allow-protected NAME",
+        ),
+        files::InputError::InTheWay { .. } => (
+            ErrorCode::InvalidSpec,
+            "give it another name inside; --copy-on-write leaves the folder as it is",
         ),
         _ => (
             ErrorCode::InvalidSpec,

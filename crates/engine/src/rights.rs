@@ -4,14 +4,18 @@
 
 use crate::files::{self, Bounds, Collected, Found};
 use sandbox::native::protect;
-use spec::{SandboxSpec, WorkspacePath};
+use spec::{ProtectedNames, SandboxSpec, WorkspacePath};
 use std::{io, os::fd::BorrowedFd, path::Path, sync::mpsc, thread};
 
 /// What holds in a workspace; nothing in one of the box's own.
 #[derive(Clone, Debug, Default)]
 pub struct Rights {
-    /// Of a folder of the host's: protected names that may be written after all.
-    mounted: Option<Vec<WorkspacePath>>,
+    /// Of a folder of the host's: which names are protected.
+    mounted: Option<ProtectedNames>,
+    /// Whether the program writes to that folder itself, and not to a copy.
+    keeps: bool,
+    /// Whether that folder may only be read.
+    read_only: bool,
     /// Whose rights in files count there, if not our own.
     user: Option<(u32, u32)>,
 }
@@ -22,7 +26,9 @@ impl Rights {
         match spec.workspace {
             None => Ok(Rights::default()),
             Some(_) => Ok(Rights {
-                mounted: Some(spec.allow_protected.clone()),
+                mounted: Some(spec.protected.clone()),
+                keeps: !spec.copy_on_write,
+                read_only: spec.read_only_workspace,
                 ..Rights::of_owner(workspace)?
             }),
         }
@@ -36,8 +42,8 @@ impl Rights {
             .is_root()
             .then_some((found.st_uid, found.st_gid));
         Ok(Rights {
-            mounted: None,
             user,
+            ..Rights::default()
         })
     }
 
@@ -98,10 +104,18 @@ impl Rights {
         })
     }
 
+    /// Whether what is there must not be replaced by what is put in: nobody could get it back.
+    pub(crate) fn keeps_what_is_there(&self) -> bool {
+        self.keeps
+    }
+
     /// Why what lies at a path must stay as it is, if it must.
     pub(crate) fn protects(&self, path: &Path) -> Option<String> {
-        let allowed = self.mounted.as_ref()?;
-        let held = protect::protects(path, allowed)?;
+        let mounted = self.mounted.as_ref()?;
+        if self.read_only {
+            return Some("the workspace is read-only".to_owned());
+        }
+        let held = protect::protects(path, mounted)?;
         Some(format!("`{}` is protected: {}", held.name, held.reason))
     }
 }

@@ -531,6 +531,35 @@ fn protected_names_of_a_mounted_workspace_are_changed_by_nobody_unless_allowed()
 }
 
 #[test]
+fn a_read_only_workspace_is_not_written_from_outside_either() {
+    let place = Place::new();
+    place.write("file", "old");
+    let tree = |read_only_workspace| {
+        let request = spec::RunRequest {
+            command: vec!["true".into()],
+            workspace: Some(place.root.join("work")),
+            read_only_workspace,
+            ..spec::RunRequest::default()
+        };
+        let spec = spec::Policy::default().admit(request).unwrap().sandbox;
+        let rights = Rights::of(&spec, handle(&place.root.join("work")).as_fd()).unwrap();
+        Tree::new(handle(&place.root.join("work")), None, 1000).with(rights)
+    };
+    for refused in [
+        tree(true).put("new".as_ref(), true).map(drop),
+        tree(true).make_folder("folder".as_ref(), true),
+        tree(true).remove("file".as_ref(), false),
+    ] {
+        assert!(
+            matches!(refused, Err(TreeError::Protected { .. })),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(place.read("file").unwrap(), "old");
+    tree(false).remove("file".as_ref(), false).unwrap();
+}
+
+#[test]
 fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
     if !rustix::process::geteuid().is_root() {
         assert!(

@@ -31,8 +31,11 @@ use rustix::{
     fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags},
     io::Errno,
 };
+use sandbox::native::protect;
 use serde::{Deserialize, Serialize};
-use spec::{ErrorCode, ErrorInfo, FileId, Id, SandboxSpec, Timestamp, WorkspacePath};
+use spec::{
+    ErrorCode, ErrorInfo, FileId, Hide, Id, ProtectedNames, SandboxSpec, Timestamp, WorkspacePath,
+};
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
@@ -192,6 +195,13 @@ struct About {
     made_at: u64,
     /// Protected names that may be written after all.
     allowed: Vec<PathBuf>,
+    /// Names that are protected beyond the usual, those that are not, and what the configuration of git names.
+    #[serde(default)]
+    added: Vec<String>,
+    #[serde(default)]
+    removed: Vec<String>,
+    #[serde(default)]
+    named: Vec<PathBuf>,
     /// The key it was made for, where there are several.
     owner: Option<String>,
 }
@@ -250,9 +260,16 @@ pub struct Hold {
     state: PathBuf,
     id: Id,
     folder: OwnedFd,
+    /// What of the folder the program does not see.
+    hidden: Vec<PathBuf>,
 }
 
 impl Hold {
+    /// What there is to say of it before the program runs.
+    pub fn notes(&self) -> Vec<String> {
+        protect::hiding_note(&self.hidden).into_iter().collect()
+    }
+
     /// What the program is to see.
     fn tree(&self) -> PathBuf {
         self.state.join(LAYERS).join(self.id.as_str()).join(TREE)
@@ -268,7 +285,9 @@ impl Hold {
 
     /// Gives the layer up: nobody wants it.
     pub fn discard(self) -> Result<(), LayerError> {
-        let Hold { state, id, folder } = self;
+        let Hold {
+            state, id, folder, ..
+        } = self;
         drop(folder);
         discard(&state, &id)
     }
@@ -335,11 +354,10 @@ fn make(
         device: found.st_dev,
         inode: found.st_ino,
         made_at: crate::now().0,
-        allowed: spec
-            .allow_protected
-            .iter()
-            .map(|name| name.as_path().to_owned())
-            .collect(),
+        allowed: paths(&spec.protected.allowed),
+        added: spec.protected.added.clone(),
+        removed: spec.protected.removed.clone(),
+        named: paths(&spec.protected.paths),
         owner,
     };
     let layers = open_layers(state, true)?;
@@ -352,9 +370,9 @@ fn make(
             true => Err(NotCopied::Cancelled),
             false => owned::fits(state, before, growing.to(room)),
         };
-        fill(&new, &from, &folder, &about, &watch)
+        fill(&new, &from, &folder, &about, &spec.hide, &watch)
     });
-    let made = made.and_then(|()| {
+    let made = made.and_then(|hidden| {
         let named = rustix::fs::renameat_with(
             &layers,
             &draft,
@@ -365,15 +383,17 @@ fn make(
         named.map_err(|error| match error {
             Errno::EXIST => LayerError::Taken { id: id.clone() },
             error => failed("name the workspace")(error.into()),
-        })
+        })?;
+        Ok(hidden)
     });
     match made {
-        Ok(()) => {
+        Ok(hidden) => {
             growing.stays();
             Ok(Hold {
                 state: state.to_owned(),
                 id: id.clone(),
                 folder: new,
+                hidden,
             })
         }
         Err(error) => {
@@ -421,17 +441,18 @@ fn fill(
     from: &OwnedFd,
     folder: &Path,
     about: &About,
+    hide: &Hide,
     watch: base::Watch<'_>,
-) -> Result<(), LayerError> {
+) -> Result<Vec<PathBuf>, LayerError> {
     let written = failed("write a workspace down");
     rustix::fs::mkdirat(new, TREE, Mode::RWXU).map_err(|source| written(source.into()))?;
     let tree = tree::open(new, TREE, FOLDER).map_err(&written)?;
     let rights = Rights::of_owner(from.as_fd()).map_err(&written)?;
     files::give(&tree, rights.user()).map_err(&written)?;
     let copied = rights
-        .act(|| Ok(base::copy(from.as_fd(), tree.as_fd(), watch)))
+        .act(|| Ok(base::copy(from.as_fd(), tree.as_fd(), hide, watch)))
         .map_err(&written)?;
-    let base::Copied { base, room } = copied.map_err(|error| match error {
+    let base::Copied { base, room, hidden } = copied.map_err(|error| match error {
         NotCopied::Bound(reason) => LayerError::TooMuch {
             folder: folder.to_owned(),
             reason,
@@ -450,7 +471,8 @@ fn fill(
     let file =
         tree::open(new, ABOUT, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).map_err(&written)?;
     let text = serde_json::to_vec(about).map_err(|source| written(source.into()))?;
-    File::from(file).write_all(&text).map_err(&written)
+    File::from(file).write_all(&text).map_err(&written)?;
+    Ok(hidden)
 }
 
 /// A layer that is there, opened.
@@ -507,12 +529,21 @@ impl Opened {
         tree::open(&self.layer, TREE, FOLDER).map_err(failed("open what the program left"))
     }
 
-    fn allowed(&self) -> Vec<WorkspacePath> {
-        self.about
-            .allowed
-            .iter()
-            .filter_map(|name| WorkspacePath::new(name).ok())
-            .collect()
+    /// Which names were protected when the layer was made.
+    fn protected(&self) -> ProtectedNames {
+        let paths = |paths: &[PathBuf]| {
+            let paths = paths
+                .iter()
+                .filter_map(|path| WorkspacePath::new(path).ok());
+            paths.collect()
+        };
+        let about = &self.about;
+        ProtectedNames {
+            added: about.added.clone(),
+            removed: about.removed.clone(),
+            paths: paths(&about.named),
+            allowed: paths(&about.allowed),
+        }
     }
 
     /// Nobody else is at it. Whoever merely looks whether a box uses it is gone in a moment.
@@ -571,14 +602,14 @@ pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
 /// What a program changed in its layer.
 pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
     let opened = Opened::open(state, id)?;
-    let (folder, allowed) = (opened.folder().ok(), opened.allowed());
+    let (folder, protected) = (opened.folder().ok(), opened.protected());
     let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
     let tree = opened.tree()?;
     let sides = Sides {
         base: &base,
         layer: tree.as_fd(),
         folder: folder.as_ref().map(AsFd::as_fd),
-        allowed: &allowed,
+        protected: &protected,
     };
     let looked = Rights::of_owner(tree.as_fd()).and_then(|rights| rights.act(|| sides.compare()));
     let Compared { changes, unknown } = looked.map_err(failed("look at what the program left"))?;
@@ -594,13 +625,13 @@ pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
 pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed, LayerError> {
     let opened = Opened::open(state, id)?;
     opened.lock(&opened.file)?;
-    let (folder, tree, allowed) = (opened.folder()?, opened.tree()?, opened.allowed());
+    let (folder, tree, protected) = (opened.folder()?, opened.tree()?, opened.protected());
     let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
     let sides = Sides {
         base: &base,
         layer: tree.as_fd(),
         folder: Some(folder.as_fd()),
-        allowed: &allowed,
+        protected: &protected,
     };
     let draft = Commit::draft_name(&opened.layer).map_err(failed("choose a name for drafts"))?;
     let commit = Commit {
@@ -736,6 +767,11 @@ fn failed(what: &str) -> impl Fn(io::Error) -> LayerError + use<> {
         what: what.clone(),
         source,
     }
+}
+
+fn paths(paths: &[WorkspacePath]) -> Vec<PathBuf> {
+    let paths = paths.iter().map(|path| path.as_path().to_owned());
+    paths.collect()
 }
 
 fn shown(path: &Path) -> String {

@@ -259,6 +259,9 @@ pub(crate) struct RunOrder {
     artifacts: Vec<String>,
     /// Only for an admin.
     allow_protected: Vec<String>,
+    /// Patterns of files in the workspace that the program does not see, beside `.env`, keys and other credentials.
+    /// `none`, only for an admin, hides none of those.
+    hide: Vec<String>,
     /// Opens the LLM door: `true`, or the name of a provider.
     pub(crate) llm: Option<Llm>,
     inference: bool,
@@ -347,6 +350,7 @@ impl RunOrder {
                 .into_iter()
                 .map(PathBuf::from)
                 .collect(),
+            hide: self.hide,
             require: self
                 .require
                 .iter()

@@ -11,12 +11,15 @@
 pub mod config;
 mod handle;
 pub mod import;
+mod index;
+pub mod named;
 pub mod pack;
 pub mod refs;
 pub mod snapshot;
 
 pub use config::Config;
 pub use import::{Listing, Plan, PlannedRef};
+pub use index::tracked;
 pub use pack::{Bounds, Pack};
 pub use refs::{Head, RefMap};
 pub use snapshot::{GitFolders, ObjectFolder, Snapshot};

@@ -74,6 +74,8 @@ pub(crate) const QUOTAS: &[(&str, u32)] = &[
 /// Covers of every template, read-only: an empty directory, a device that no mount lets anybody open, and files about
 /// the machine as the limits of the run make it.
 pub(crate) const EMPTY: &CStr = c"/run/airlock/empty";
+/// In scratch space, before that is out of sight: a regular file, so that git cannot take it for one that was removed.
+const HIDDEN: &CStr = c"/tmp/hidden";
 pub(crate) const NOTHING: &CStr = c"/run/airlock/nothing";
 const LIMITS: [(&CStr, &CStr); 3] = [
     (c"/proc/meminfo", c"/run/airlock/meminfo"),
@@ -411,6 +413,10 @@ fn scratch(plan: &BoxPlan) -> io::Result<()> {
     if !plan.copies.is_empty() {
         rustix::fs::mkdirat(&space, c"layers", Mode::from_raw_mode(0o700))?;
     }
+    if !plan.hidden.is_empty() {
+        let kind = rustix::fs::FileType::RegularFile;
+        rustix::fs::mknodat(&space, c"hidden", kind, Mode::empty(), 0)?;
+    }
     for name in [c"tmp", c"shm", c"home", c"workspace"] {
         let mode = Mode::from_raw_mode(if [c"tmp", c"shm"].contains(&name) {
             0o1777
@@ -528,6 +534,9 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
     for path in &plan.protected {
         protect(workspace, path).map_err(at(path))?;
     }
+    for path in &plan.hidden {
+        hide(workspace, path, HIDDEN).map_err(at(path))?;
+    }
     Ok(())
 }
 
@@ -537,6 +546,17 @@ pub(crate) fn protect(workspace: &OwnedFd, path: &CStr) -> io::Result<()> {
     let tree = template::open_tree(&place, c"")?;
     sys::set_mount(tree.as_fd(), true, PLAIN | READ_ONLY, None)?;
     template::attach(&tree, &place, c"")
+}
+
+/// Covers a file by another that nobody may open, and a folder by one with nothing in it.
+pub(crate) fn hide(workspace: &OwnedFd, path: &CStr, by: &CStr) -> io::Result<()> {
+    let place = beneath(workspace, path)?;
+    let cover = match template::is_directory(&place)? {
+        true => template::open_tree(&CWD, EMPTY)?,
+        false => template::open_tree(&CWD, by)?,
+    };
+    sys::set_mount(cover.as_fd(), false, PLAIN | READ_ONLY, None)?;
+    template::attach(&cover, &place, c"")
 }
 
 /// A handle on a path, no symbolic link on the way: what is planted in a workspace leads nowhere.

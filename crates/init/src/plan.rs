@@ -93,6 +93,8 @@ pub struct BoxPlan {
     pub protected: Vec<CString>,
     /// Whether the engine watches the mount table, because tools of the host can detach what lies in that folder.
     pub watched: bool,
+    /// What in that folder is covered by something empty, relative to it.
+    pub hidden: Vec<CString>,
     /// Directories to make in a fresh workspace, parents first, as places for mounts.
     pub workspace_directories: Vec<CString>,
     /// The same in the home.
@@ -101,11 +103,20 @@ pub struct BoxPlan {
     pub mounts: Vec<HostPath>,
 }
 
-/// Protected names whose mounts are gone.
+/// Names of a workspace whose mounts are gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemountPlan {
+    /// Protected and hidden ones.
+    pub names: Vec<RemountName>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemountName {
     /// Relative to the workspace.
-    pub paths: Vec<CString>,
+    pub path: CString,
+    /// Whether it is covered by something that nobody may open; otherwise it is mounted onto itself, read-only.
+    pub hidden: bool,
 }
 
 /// What makes a file or folder itself, whatever its name.
@@ -321,11 +332,13 @@ wire_struct!(BoxPlan {
     workspace,
     protected,
     watched,
+    hidden,
     workspace_directories,
     home_directories,
     mounts,
 });
-wire_struct!(RemountPlan { paths });
+wire_struct!(RemountPlan { names });
+wire_struct!(RemountName { path, hidden });
 wire_struct!(PassingPlan {
     ports,
     redirect,
@@ -482,11 +495,11 @@ pub(crate) mod tests {
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
         let network = (vec(any::<u16>(), 0..4), option::of(passing()));
-        let numbers = (any::<([bool; 5], u64, u64)>(), network);
+        let numbers = (any::<([bool; 6], u64, u64)>(), network);
         let paths = (
             texts(),
             option::of(host_path()),
-            texts(),
+            (texts(), texts()),
             (texts(), texts()),
             vec(host_path(), 0..3),
         );
@@ -503,6 +516,7 @@ pub(crate) mod tests {
                 let (doors, passing) = network;
                 let (copies, workspace, protected, directories, mounts) = paths;
                 let (workspace_directories, home_directories) = directories;
+                let (protected, hidden) = protected;
                 BoxPlan {
                     steps,
                     ids,
@@ -520,6 +534,7 @@ pub(crate) mod tests {
                     workspace,
                     protected,
                     watched,
+                    hidden,
                     workspace_directories,
                     home_directories,
                     mounts,

@@ -1,13 +1,13 @@
-//! Puts the read-only mounts of protected names back after a tool of the host has detached them: it replaced the file by
+//! Puts the mounts of protected and hidden names back after a tool of the host has detached them: it replaced the file by
 //! a rename, or removed the folder. Runs in a child of the launcher that is born in the sandbox's pid namespace.
 //!
 //! ```text
-//! programs stopped ─ mount namespace joined ─ each name mounted onto itself, read-only ─ programs go on ─ answer
+//! programs stopped ─ mount namespace joined ─ each name mounted ─ programs go on ─ answer
 //! ```
 
 use crate::{
     keeper,
-    plan::RemountPlan,
+    plan::{RemountName, RemountPlan},
     protocol::{self, Remounted, Report},
     step::Step,
     sys,
@@ -53,9 +53,9 @@ fn remount(plan: &RemountPlan, mounts: BorrowedFd<'_>) -> io::Result<Vec<Remount
     move_into_thread_name_spaces(mounts, ThreadNameSpaceType::empty())?;
     let workspace = keeper::beneath(&CWD, c"/workspace")?;
     let mut mounted = Vec::new();
-    for (number, path) in (0..).zip(&plan.paths) {
-        if protect(&workspace, path)? {
-            mounted.push(look(&workspace, path, number)?);
+    for (number, name) in (0..).zip(&plan.names) {
+        if mount(&workspace, name)? {
+            mounted.push(look(&workspace, &name.path, number)?);
         }
     }
     Ok(mounted)
@@ -84,14 +84,18 @@ fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> 
     })
 }
 
-/// Whether the name is there, and read-only now. The mount table changes before a rename or removal is done: until
+/// Whether the name is there, and read-only or covered now. The mount table changes before a rename or removal is done: until
 /// then the name still leads to the old file, on which the kernel lets nobody mount any more.
-fn protect(workspace: &OwnedFd, path: &CStr) -> io::Result<bool> {
+fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
     for _ in 0..MAX_TRIES {
-        if !is_there(workspace, path) {
+        if !is_there(workspace, &name.path) {
             return Ok(false);
         }
-        match keeper::protect(workspace, path) {
+        let mounted = match name.hidden {
+            true => keeper::hide(workspace, &name.path, keeper::NOTHING),
+            false => keeper::protect(workspace, &name.path),
+        };
+        match mounted {
             Ok(()) => return Ok(true),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => std::thread::sleep(RETRY_AFTER),
             Err(error) => return Err(error),

@@ -32,6 +32,7 @@ mod session;
 mod steps;
 mod tenant;
 mod trace_parent;
+mod workspace;
 
 pub use barrier::Barrier;
 pub use bounds::{ArtifactLimits, Bounds, JobBounds, Retention};
@@ -58,7 +59,7 @@ pub use log::{LogFile, LogFormat, LogLevel, LogSettings};
 pub use money::{BadMoney, Money};
 pub use nearest::nearest;
 pub use paths::{BadPath, InsidePath, WorkspacePath};
-pub use policy::{ExtraMounts, Policy, Profile};
+pub use policy::{ExtraMounts, Policy, Profile, WorkspacePolicy};
 pub use pool::Pool;
 pub use quantity::{BadQuantity, Cpus, Size, Time};
 pub use request_path::{BadRequestPath, PathPattern, RequestPath};
@@ -83,3 +84,4 @@ pub use steps::{
 };
 pub use tenant::{Quota, Tenants};
 pub use trace_parent::TraceParent;
+pub use workspace::{Hidden, Hide, ProtectedNames};

@@ -8,6 +8,7 @@ use crate::{
     limits::{Limits, Maximum},
     quantity::{Size, Time},
     run::Network,
+    workspace::ProtectedNames,
 };
 use std::{collections::BTreeMap, time::Duration};
 
@@ -26,6 +27,17 @@ pub struct Policy {
     pub default_profile: String,
     /// Which images may be used.
     pub images: ImagePolicy,
+    /// What holds in workspaces.
+    pub workspace: WorkspacePolicy,
+}
+
+/// What an operator or a project says of workspaces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkspacePolicy {
+    /// Names that are protected beyond the usual, and those that are not.
+    pub protected: ProtectedNames,
+    /// Patterns of files that no program sees, beyond the usual.
+    pub hide: Vec<String>,
 }
 
 /// A named policy.
@@ -90,6 +102,7 @@ impl Default for Policy {
             maximum_hosts: None,
             default_profile: "restrictive".to_owned(),
             images: ImagePolicy::default(),
+            workspace: WorkspacePolicy::default(),
         }
     }
 }

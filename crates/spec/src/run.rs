@@ -3,8 +3,9 @@
 mod doors;
 
 use crate::{
-    Barrier, Budget, Contract, ErrorCode, ErrorInfo, Exact, ExtraMounts, FileId, Grants, Id,
-    ImagePolicy, ImageRef, InsidePath, Limits, Maximum, Policy, Ports, Profile, WorkspacePath,
+    Barrier, Budget, Contract, ErrorCode, ErrorInfo, Exact, ExtraMounts, FileId, Grants, Hide, Id,
+    ImagePolicy, ImageRef, InsidePath, Limits, Maximum, Policy, Ports, Profile, ProtectedNames,
+    WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -82,6 +83,8 @@ pub struct RunRequest {
     pub artifacts: Vec<PathBuf>,
     /// Protected names of the workspace that may be written after all.
     pub allow_protected: Vec<PathBuf>,
+    /// Patterns of files in the workspace that the program does not see, beyond the usual; `none` for not even those.
+    pub hide: Vec<String>,
     pub require: Vec<Barrier>,
     pub user: Option<User>,
     pub stdin: bool,
@@ -149,8 +152,12 @@ pub struct SandboxSpec {
     pub read_only_workspace: bool,
     /// Whether that folder stays as it is, and what the program changes is kept apart.
     pub copy_on_write: bool,
-    /// Names in a mounted workspace whose protection is lifted.
-    pub allow_protected: Vec<WorkspacePath>,
+    /// Which names in a mounted workspace are protected.
+    pub protected: ProtectedNames,
+    /// Which of its files the program does not see.
+    pub hide: Hide,
+    /// Files that are put into a mounted workspace, and do not stay there.
+    pub passing_inputs: Vec<WorkspacePath>,
     /// Further mounts.
     pub mounts: Vec<Mount>,
     /// What its host paths must turn out to be, whenever one is looked up; none where the asker may name any.
@@ -377,7 +384,7 @@ const MOST_ARGUMENT_BYTES: usize = 1 << 20;
 const MOST_ENTRIES: usize = 4096;
 const MOST_MOUNTS: usize = 64;
 
-fn invalid(message: impl fmt::Display, hint: impl fmt::Display) -> SpecError {
+pub(crate) fn invalid(message: impl fmt::Display, hint: impl fmt::Display) -> SpecError {
     SpecError {
         code: ErrorCode::InvalidSpec,
         message: message.to_string(),
@@ -410,6 +417,7 @@ impl Policy {
         };
         let inputs = inputs(&request)?;
         let read_only_workspace = check_read_only_workspace(&request)?;
+        let (hide, passing_inputs) = (self.hidden(&request)?, passing_inputs(&request, &inputs));
         Ok(RunSpec {
             run_id: id(&request.run_id, "--run-id")?,
             task_id: id(&request.task_id, "--task-id")?,
@@ -437,7 +445,12 @@ impl Policy {
                 )?,
                 read_only_workspace,
                 workspace: request.workspace,
-                allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
+                protected: ProtectedNames {
+                    allowed: workspace_paths(&request.allow_protected, "--allow-protected")?,
+                    ..self.workspace.protected.clone()
+                },
+                hide,
+                passing_inputs,
                 volumes: check_volumes(&request.volumes, &mounts)?,
                 mounts,
                 exact: request.exact,
@@ -460,6 +473,20 @@ impl Policy {
                 stays: false,
             },
         })
+    }
+
+    /// A workspace of the box's own has nothing to hide.
+    fn hidden(&self, request: &RunRequest) -> Result<Hide, SpecError> {
+        let all = self.workspace.hide.iter().chain(&request.hide);
+        let hide = Hide::new(all.map(String::as_str))?;
+        match (&request.workspace, request.hide.is_empty()) {
+            (Some(_), _) => Ok(hide),
+            (None, true) => Ok(Hide::nothing()),
+            (None, false) => Err(invalid(
+                "--hide needs a folder in which to hide something",
+                "add --workspace DIR, or leave --hide away",
+            )),
+        }
     }
 
     fn profile_of(&self, request: &RunRequest) -> Result<(String, &Profile), SpecError> {
@@ -627,11 +654,26 @@ pub(crate) fn check_command(
     Ok(command)
 }
 
+/// What is put into a fresh workspace goes with it, and what is put into a copy is one of its changes.
+fn passing_inputs(
+    request: &RunRequest,
+    inputs: &[(WorkspacePath, InputSource)],
+) -> Vec<WorkspacePath> {
+    let is_live = request.workspace.is_some() && !request.copy_on_write;
+    let names = inputs.iter().filter(|_| is_live).map(|(name, _)| name);
+    names.cloned().collect()
+}
+
 /// What cannot be written is given no input, and needs no copy.
 fn check_read_only_workspace(request: &RunRequest) -> Result<bool, SpecError> {
+    let inputs = [
+        request.inputs.is_empty(),
+        request.inputs_given.is_empty(),
+        request.inputs_kept.is_empty(),
+    ];
     let beside = [
         ("--copy-on-write", request.copy_on_write),
-        ("--input", !request.inputs.is_empty()),
+        ("--input", inputs.contains(&false)),
     ];
     let beside = beside.into_iter().find(|(_, given)| *given);
     match beside {

@@ -199,6 +199,7 @@ fn what_reaches_past_the_box_is_only_for_an_admin() {
         json!({ "command": ["true"], "network": "host" }),
         json!({ "command": ["true"], "run_id": "mine" }),
         json!({ "command": ["true"], "allow_protected": [".git/hooks"] }),
+        json!({ "command": ["true"], "hide": ["none"] }),
         json!({ "command": ["true"], "profile": "permissive" }),
         json!({ "command": ["true"], "secrets": { "a": "B" }, "profile": "standard" }),
         json!({ "command": ["true"], "volumes": ["v:/v"], "backend": "docker", "image": "x" }),

@@ -4,7 +4,7 @@
 use super::{
     ConfigError, doors, egress,
     file::{LIMITS, Section},
-    images, provider,
+    images, provider, workspace,
 };
 use spec::{
     Budget, ExtraMounts, HostPattern, Limits, Maximum, ModelPattern, Network, Policy, Profile,
@@ -47,6 +47,9 @@ pub(super) fn narrow(
         match key.as_str() {
             "profile" => choice = Some(section.text(key, value)?),
             "images" => images::narrow(&mut policy.images, section.table(key, value)?, path)?,
+            "workspace" => {
+                workspace::narrow(&mut policy.workspace, section.table(key, value)?, path)?
+            }
             "network" => said.network = Some(section.network(key, value)?),
             "allow_models" => said.models = provider::models(&section, key, value)?,
             "budget" => said.budget = doors::budget(&section, key, value)?,
@@ -73,6 +76,7 @@ fn known() -> Vec<&'static str> {
     [
         "profile",
         "network",
+        "workspace",
         "images",
         "allow_models",
         "budget",

@@ -20,6 +20,7 @@ mod secrets;
 mod serve;
 mod telemetry;
 mod webhooks;
+mod workspace;
 
 pub(crate) use self::{
     artifacts::{Artifacts, Bucket, Store},

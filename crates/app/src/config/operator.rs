@@ -11,7 +11,7 @@ use super::{
     serve::Serve,
     telemetry,
     telemetry::Telemetry,
-    webhooks,
+    webhooks, workspace,
 };
 use spec::{
     Budget, EgressLimits, EgressRule, EnvName, Id, JobBounds, Maximum, ModelPattern, Network,
@@ -92,6 +92,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
                     said.insert(name.clone(), profile(name, value, path)?);
                 }
             }
+            "workspace" => policy.workspace = workspace::read(top.table(key, value)?, path)?,
             "maximum" => maximum(&mut policy, top.table(key, value)?, path)?,
             "pool" => ahead = pool(top.table(key, value)?, path)?,
             "artifacts" => kept = artifacts::read(top.table(key, value)?, path)?,
@@ -140,6 +141,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
 fn known() -> Vec<&'static str> {
     [
         "profile",
+        "workspace",
         "maximum",
         "pool",
         "serve",

@@ -8,7 +8,7 @@ use super::{
 use crate::{Inner, making::internal};
 use ::git::{Bounds, GitError, Head, Listing, Pack, Plan, RefMap, escape, import, refs};
 use sandbox::native::protect;
-use spec::{GitImport, GitLeft, GitRef, Id};
+use spec::{GitImport, GitLeft, GitRef, Id, ProtectedNames};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -131,7 +131,7 @@ async fn bring(
     let changes = order(lay_out(told(repository, Some(&plan)), &packed)?)
         .verify()
         .await?;
-    let touches = touches(&changes).map_err(|error| in_words(&error))?;
+    let touches = touches(&changes, &hold.names).map_err(|error| in_words(&error))?;
     let placed = place(hold, repository, run, (&pack, bytes), &plan)?;
     let report = report(repository, &plan, placed, (&pack, bytes));
     Ok(Some(GitImport { touches, ..report }))
@@ -167,11 +167,11 @@ fn check(
 
 /// Protected names that new commits change, and places where another repository is to lie: git or an editor would obey
 /// what lies there once the commits are taken over.
-fn touches(changes: &[u8]) -> Result<Vec<String>, GitError> {
+fn touches(changes: &[u8], names: &ProtectedNames) -> Result<Vec<String>, GitError> {
     let all = import::parse_changes(changes)?.into_iter();
     let risky = all.filter(|change| {
         let path = Path::new(OsStr::from_bytes(change.path));
-        change.is_new_gitlink || protect::find(path).is_some()
+        change.is_new_gitlink || protect::find(path, names).is_some()
     });
     let paths: BTreeSet<_> = risky
         .map(|change| escape(&String::from_utf8_lossy(change.path)))

@@ -11,9 +11,11 @@
 mod boxes;
 mod folder;
 mod import;
+mod look;
 
 pub(crate) use folder::sweep;
 pub(crate) use import::settle;
+pub(crate) use look::look;
 
 use crate::{Rights, making::open_regular};
 use ::git::{
@@ -22,7 +24,7 @@ use ::git::{
 };
 use folder::GitFolder;
 use rustix::fs::{Mode, OFlags};
-use spec::{Access, Backend, FileId, Id, InsidePath, Mount, SandboxSpec};
+use spec::{Access, Backend, FileId, Id, InsidePath, Mount, ProtectedNames, SandboxSpec};
 use std::{
     fs,
     io::{self, Read},
@@ -55,6 +57,8 @@ pub(crate) struct Hold {
     folder: GitFolder,
     rights: Rights,
     repositories: Vec<Repository>,
+    /// Which names are protected in the workspace.
+    names: ProtectedNames,
 }
 
 /// A mount, and what must turn out to be there.
@@ -89,12 +93,13 @@ pub(crate) async fn prepare(
     };
     if sandbox.backend != Backend::Native
         || sandbox.read_only_workspace
-        || sandbox.allow_protected.iter().any(lifted)
+        || sandbox.protected.allowed.iter().any(lifted)
     {
         return Ok(None);
     }
-    let (state, id) = (state.to_owned(), id.clone());
-    let prepared = tokio::task::spawn_blocking(move || prepare_now(&state, &id, &workspace)).await;
+    let (state, id, names) = (state.to_owned(), id.clone(), sandbox.protected.clone());
+    let prepared =
+        tokio::task::spawn_blocking(move || prepare_now(&state, &id, &workspace, names)).await;
     let (hold, mounts) = match prepared.map_err(io::Error::other)?? {
         Prepared::Nothing => return Ok(None),
         Prepared::Ours(hold, mounts) => (Some(*hold), mounts),
@@ -115,7 +120,12 @@ pub(crate) async fn prepare(
     Ok(hold)
 }
 
-fn prepare_now(state: &Path, id: &Id, workspace: &Path) -> io::Result<Prepared> {
+fn prepare_now(
+    state: &Path,
+    id: &Id,
+    workspace: &Path,
+    names: ProtectedNames,
+) -> io::Result<Prepared> {
     let opened = open_folder(workspace)?;
     let rights = Rights::of_owner(opened.as_fd())?;
     let user = rights
@@ -159,6 +169,7 @@ fn prepare_now(state: &Path, id: &Id, workspace: &Path) -> io::Result<Prepared> 
         folder,
         rights,
         repositories,
+        names,
     };
     Ok(Prepared::Ours(Box::new(hold), mounts))
 }

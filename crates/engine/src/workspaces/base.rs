@@ -8,7 +8,9 @@ use rustix::{
     fs::{Dir, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT},
     io::Errno,
 };
+use sandbox::native::protect;
 use serde::{Deserialize, Serialize};
+use spec::{Hidden, Hide};
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -110,12 +112,15 @@ pub(super) struct Copied {
     pub(super) base: Base,
     /// What it takes on the disk.
     pub(super) room: u64,
+    /// What is not in it, although it could be read.
+    pub(super) hidden: Vec<PathBuf>,
 }
 
 /// Copies the folder `from` into the empty folder `to`.
 pub(super) fn copy(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
+    hide: &Hide,
     watch: Watch<'_>,
 ) -> Result<Copied, NotCopied> {
     let mut copying = Copying {
@@ -123,12 +128,15 @@ pub(super) fn copy(
         bytes: 0,
         name_bytes: 0,
         room: 0,
+        hide,
+        hidden: Vec::new(),
         watch,
     };
     copying.all(from, to)?;
     Ok(Copied {
         base: copying.base,
         room: copying.room,
+        hidden: copying.hidden,
     })
 }
 
@@ -137,6 +145,8 @@ struct Copying<'a> {
     bytes: u64,
     name_bytes: usize,
     room: u64,
+    hide: &'a Hide,
+    hidden: Vec<PathBuf>,
     watch: Watch<'a>,
 }
 
@@ -196,6 +206,11 @@ impl Copying<'_> {
             )
         } else if self.bytes > MOST_BYTES {
             format!("it is larger than {} GiB", MOST_BYTES >> 30)
+        } else if self.hidden.len() > protect::MAX_HIDDEN {
+            let most = protect::MAX_HIDDEN;
+            format!(
+                "it has more than {most} files that are to be hidden (`--hide none` hides fewer)"
+            )
         } else if depth > MOST_DEPTH {
             format!(
                 "`{}` is deeper than {MOST_DEPTH} folders",
@@ -230,6 +245,21 @@ impl Copying<'_> {
             seen => seen?,
         };
         let (from, to) = (level.from.fd()?, level.to.as_fd());
+        if self.hides(from, name, path, seen.kind) {
+            let copy = stand_in(to, name, seen.kind)?;
+            self.hidden.push(path.to_owned());
+            let (kind, mode, base) = (Kind::Other, seen.mode, seen.version);
+            let target = OsString::new();
+            let entry = Entry {
+                kind,
+                mode,
+                target,
+                base,
+                copy,
+            };
+            self.base.insert(path.to_owned(), entry);
+            return Ok(None);
+        }
         let mut below = None;
         let copied = match seen.kind {
             Kind::File => self.file(from, to, name),
@@ -263,6 +293,16 @@ impl Copying<'_> {
             },
         );
         Ok(below)
+    }
+
+    fn hides(&self, from: BorrowedFd<'_>, name: &OsStr, path: &Path, kind: Kind) -> bool {
+        match self.hide.judge(path) {
+            Hidden::Yes => true,
+            Hidden::No => false,
+            Hidden::IfPrivateKey => {
+                kind == Kind::File && protect::holds_key(from, name).unwrap_or(true)
+            }
+        }
     }
 
     fn folder(
@@ -337,6 +377,19 @@ impl Copying<'_> {
         self.room += tree::room(&made);
         Ok(Version::of(&made))
     }
+}
+
+/// In the place of what is hidden: something of its kind with nothing in it, so that git does not take it for removed.
+fn stand_in(to: BorrowedFd<'_>, name: &OsStr, kind: Kind) -> io::Result<Version> {
+    match kind {
+        Kind::Folder => rustix::fs::mkdirat(to, name, Mode::from_raw_mode(0o555))?,
+        _ => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+            let made = tree::open(to, name, flags)?;
+            rustix::fs::fchmod(&made, Mode::empty())?;
+        }
+    }
+    Ok(tree::see(to, name)?.version)
 }
 
 fn listed(folder: impl AsFd) -> io::Result<Dir> {

@@ -4,11 +4,11 @@
 use super::{
     base::{Base, Entry},
     commit::DRAFT,
-    tree::{self, Kind, Seen, Walked},
+    tree::{self, Kind, Seen, Version, Walked},
 };
 use rustix::fs::OFlags;
 use sandbox::native::protect;
-use spec::WorkspacePath;
+use spec::ProtectedNames;
 use std::{
     collections::BTreeSet,
     ffi::{OsStr, OsString},
@@ -75,7 +75,7 @@ pub(super) struct Sides<'a> {
     pub(super) layer: BorrowedFd<'a>,
     /// The folder itself, where it can be had.
     pub(super) folder: Option<BorrowedFd<'a>>,
-    pub(super) allowed: &'a [WorkspacePath],
+    pub(super) protected: &'a ProtectedNames,
 }
 
 impl Sides<'_> {
@@ -128,6 +128,10 @@ impl Sides<'_> {
     }
 
     fn differs(&self, path: &Path, was: &Entry, now: &Seen, newest: i128) -> Option<What> {
+        // What stands for something hidden, untouched.
+        if was.kind == Kind::Other && was.copy != Version::default() && now.version == was.copy {
+            return None;
+        }
         if was.kind != now.kind || was.kind == Kind::Other {
             return Some(What::Replaced);
         }
@@ -215,16 +219,23 @@ impl Sides<'_> {
 
     /// What may not stay in a mounted workspace is not taken over either.
     fn protected(&self, path: &Path) -> Option<String> {
-        let hit = protect::protects(path, self.allowed)?;
+        let hit = protect::protects(path, self.protected)?;
         Some(format!("`{}` is protected: {}", hit.name, hit.reason))
     }
 
     /// Why a link is not taken over, if it is not.
     fn link_reason(&self, path: &Path, target: &OsStr) -> Option<String> {
+        let below = protect::find_below(path, self.protected);
+        if let Some(hit) = below.filter(|_| !self.protected.allows(path)) {
+            return Some(format!(
+                "it is a link where `{}` begins, which is protected",
+                hit.name
+            ));
+        }
         let Some(inside) = protect::resolve_inside(path, target) else {
             return Some("it is a link that could lead out of the folder".to_owned());
         };
-        let hit = protect::protects(&inside, self.allowed)?;
+        let hit = protect::protects(&inside, self.protected)?;
         Some(format!(
             "it is a link to `{}`, which is protected",
             hit.name
@@ -240,7 +251,7 @@ impl Sides<'_> {
         let is_head = path
             .file_name()
             .is_some_and(|name| name.eq_ignore_ascii_case(protect::HEAD));
-        let is_allowed = protect::is_allowed(path, self.allowed);
+        let is_allowed = self.protected.allows(path);
         is_head && !is_allowed && beside("objects") && beside("refs")
     }
 

@@ -30,6 +30,8 @@ pub(crate) fn admit(
         ("volumes", !request.volumes.is_empty()),
         ("secrets", !request.secrets.is_empty()),
         ("allow_protected", !request.allow_protected.is_empty()),
+        // Whoever shares a folder counts on it.
+        ("hide: none", request.hide.iter().any(|it| it == "none")),
         // Names are everybody's: whoever may choose one learns which there are, and can take another's.
         ("run_id", request.run_id.is_some()),
     ];

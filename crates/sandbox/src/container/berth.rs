@@ -26,13 +26,24 @@ use tokio::{io::Interest, net::UnixDatagram};
 pub(super) const FOLDER: &str = "containers";
 /// One copy of init for all of them; no run can have this name.
 const INIT: &str = ".init";
-const FILES: [&str; 6] = ["init", DRAFT, "seccomp.json", "socket", HOSTS, RESOLVER];
+const FILES: [&str; 7] = [
+    "init",
+    DRAFT,
+    "seccomp.json",
+    "socket",
+    HOSTS,
+    RESOLVER,
+    HIDDEN,
+];
 /// Init, on its way to become the one copy for all.
 const DRAFT: &str = "init.draft";
 /// Names of hosts, for an engine that has no part in its network.
 pub(super) const HOSTS: &str = "hosts";
 /// Where names are asked for, for a box that has an egress door.
 pub(super) const RESOLVER: &str = "resolv.conf";
+/// What covers a hidden file, and a hidden folder.
+pub(super) const HIDDEN: &str = "hidden";
+pub(super) const EMPTY: &str = "empty";
 /// What tells of the machine, below the same paths as in a root of our own.
 pub(super) const MACHINE: &str = "machine";
 
@@ -106,6 +117,7 @@ fn clear(folder: &Path) -> io::Result<()> {
         .iter()
         .try_for_each(|name| gone(fs::remove_file(folder.join(name))))?;
     gone(fs::remove_dir_all(folder.join(MACHINE)))?;
+    gone(fs::remove_dir(folder.join(EMPTY)))?;
     gone(fs::remove_dir(folder))
 }
 
@@ -120,6 +132,10 @@ fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
         fs::write(folder.join(name), content)?;
         let_everybody(&folder.join(name), 0o644)?;
     }
+    fs::write(folder.join(HIDDEN), "")?;
+    let_everybody(&folder.join(HIDDEN), 0o000)?;
+    fs::create_dir(folder.join(EMPTY))?;
+    let_everybody(&folder.join(EMPTY), 0o555)?;
     listen(folder)
 }
 

@@ -33,7 +33,6 @@ use spec::{Backend, Digest, ErrorCode, Id, ImageConfig, ImageRef, SandboxSpec, U
 use std::{
     collections::BTreeMap,
     fmt::Display,
-    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -256,15 +255,7 @@ impl Containers {
         spec: &SandboxSpec,
     ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        if spec.copy_on_write || spec.read_only_workspace {
-            return Ok(Protection::reviewed(folder));
-        }
-        Ok(Protection::put_up(
-            &self.state,
-            name,
-            folder.as_fd(),
-            &spec.allow_protected,
-        )?)
+        Ok(Protection::of(&self.state, name, folder, spec)?)
     }
 
     /// The runs of this state folder that the engine at a socket still has containers of, each with their ids.

@@ -2,7 +2,7 @@
 
 use super::{
     ImageFacts,
-    berth::{HOSTS, MACHINE, RESOLVER},
+    berth::{EMPTY, HIDDEN, HOSTS, MACHINE, RESOLVER},
     hosts::Daemon,
     refused,
 };
@@ -11,14 +11,14 @@ use crate::native::{
     protect::{Bind, Protection},
 };
 use init::plan::{FileId, HostPath, Shown};
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, FileType};
 use serde_json::{Map, Value, json};
 use spec::{Access, ErrorCode, Id, SandboxSpec, User};
 use std::{
     ffi::{CString, OsStr},
     io,
     os::unix::ffi::OsStrExt,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Where our own things are inside.
@@ -309,6 +309,20 @@ impl Order<'_> {
         self.protection.map_or(&[], Protection::binds)
     }
 
+    /// Something empty of the same kind.
+    fn cover(&self, path: &Path) -> Result<PathBuf, SandboxError> {
+        let look = |source: rustix::io::Errno| SandboxError::Look {
+            path: path.to_owned(),
+            source: source.into(),
+        };
+        let found = self.protection.map(|it| {
+            let found = rustix::fs::statat(it.workspace(), path, AtFlags::SYMLINK_NOFOLLOW);
+            found.map(|found| FileType::from_raw_mode(found.st_mode))
+        });
+        let is_folder = found.transpose().map_err(look)? == Some(FileType::Directory);
+        Ok(self.ours.join(if is_folder { EMPTY } else { HIDDEN }))
+    }
+
     fn all_mounts(&self) -> Result<Value, SandboxError> {
         let mut all = vec![self.bind(self.ours, OURS.as_ref(), Access::ReadOnly)?];
         let machine = self.ours.join(MACHINE);
@@ -339,7 +353,10 @@ impl Order<'_> {
             all.push(self.bind(workspace, spec::WORKSPACE.as_ref(), access)?);
             for guarded in self.binds() {
                 let inside = Path::new(spec::WORKSPACE).join(&guarded.path);
-                let host = workspace.join(&guarded.path);
+                let host = match guarded.hidden {
+                    true => self.cover(&guarded.path)?,
+                    false => workspace.join(&guarded.path),
+                };
                 all.push(self.bind(&host, &inside, Access::ReadOnly)?);
             }
         }
@@ -409,7 +426,13 @@ impl Order<'_> {
             .into_iter()
             .flat_map(|it| it.binds().iter().map(|bind| (it.workspace(), bind)));
         let guarded = guarded.map(|(workspace, bind)| {
-            let found = rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?;
+            let found = match bind.hidden {
+                false => rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?,
+                true => {
+                    let cover = self.cover(&bind.path).map_err(io::Error::other)?;
+                    rustix::fs::lstat(&cover)?
+                }
+            };
             let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
             let id = FileId {
                 device: found.st_dev,

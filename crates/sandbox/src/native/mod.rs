@@ -370,15 +370,7 @@ impl Native {
         spec: &SandboxSpec,
     ) -> Result<Protection, SandboxError> {
         let folder = plan::open_workspace(spec, workspace)?;
-        if spec.copy_on_write || spec.read_only_workspace {
-            return Ok(Protection::reviewed(folder));
-        }
-        Ok(Protection::put_up(
-            &self.state,
-            name,
-            folder.as_fd(),
-            &spec.allow_protected,
-        )?)
+        Ok(Protection::of(&self.state, name, folder, spec)?)
     }
 
     /// The process of a launcher: the one that had a head start, or a new one.
@@ -634,7 +626,7 @@ fn watch_mounts(
     let names = plan::watched_names(spec, protection.binds());
     let workspace = protection.workspace().try_clone_to_owned();
     workspace
-        .and_then(|it| MountWatch::start(table, Arc::downgrade(channel), it, &names))
+        .and_then(|it| MountWatch::start(table, Arc::downgrade(channel), it, names))
         .map_err(|source| SandboxError::Launcher {
             what: "watch",
             source,

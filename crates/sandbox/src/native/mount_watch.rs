@@ -10,10 +10,10 @@
 
 use super::{
     launcher::Channel,
-    protect::{FileState, Replaced},
+    protect::{Bind, FileState, Replaced},
 };
 use init::{
-    plan::RemountPlan,
+    plan::{RemountName, RemountPlan},
     protocol::{self, Command, Remounted, Report},
 };
 use std::{
@@ -68,7 +68,7 @@ impl MountWatch {
         table: OwnedFd,
         channel: Weak<Channel>,
         workspace: OwnedFd,
-        names: &[PathBuf],
+        names: Vec<Bind>,
     ) -> io::Result<MountWatch> {
         #[expect(
             deprecated,
@@ -78,13 +78,17 @@ impl MountWatch {
         let found = Arc::new(Mutex::new(Found::default()));
         let mounts = mounts_below_workspace(&read_table(table.get_ref())?);
         let ids = mounts.into_iter().map(|(id, path)| (path, id));
-        let mut ids: BTreeMap<PathBuf, u64> = ids.collect();
-        ids.retain(|path, _| names.contains(path));
+        let ids: BTreeMap<PathBuf, u64> = ids.collect();
+        let watched = names.into_iter().filter_map(|name| {
+            let id = *ids.get(&name.path)?;
+            let hidden = name.hidden;
+            Some((name.path, Watched { id, hidden }))
+        });
         let watcher = Watcher {
             table,
             channel,
             workspace,
-            ids,
+            watched: watched.collect(),
             found: found.clone(),
         };
         let task = tokio::spawn(watcher.watch());
@@ -111,9 +115,15 @@ struct Watcher {
     table: AsyncFd<File>,
     channel: Weak<Channel>,
     workspace: OwnedFd,
-    /// The mount of each name.
-    ids: BTreeMap<PathBuf, u64>,
+    watched: BTreeMap<PathBuf, Watched>,
     found: Arc<Mutex<Found>>,
+}
+
+/// The mount of one name.
+#[derive(Clone, Copy)]
+struct Watched {
+    id: u64,
+    hidden: bool,
 }
 
 impl Watcher {
@@ -138,9 +148,9 @@ impl Watcher {
     /// Mounts what is no longer mounted where it was.
     async fn put_back(&mut self, began: Instant) -> io::Result<()> {
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
-        let stands = |(path, id): &(&PathBuf, &u64)| mounts.get(id) == Some(path);
-        let gone = self.ids.iter().filter(|it| !stands(it));
-        let gone: Vec<PathBuf> = gone.map(|(path, _)| path.clone()).collect();
+        let is_gone = |(path, it): &(&PathBuf, &Watched)| mounts.get(&it.id) != Some(path);
+        let gone = self.watched.iter().filter(is_gone);
+        let gone: Vec<(PathBuf, bool)> = gone.map(|(path, it)| (path.clone(), it.hidden)).collect();
         if gone.is_empty() {
             return Ok(());
         }
@@ -149,19 +159,21 @@ impl Watcher {
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
         let known = mounts.into_iter().map(|(id, path)| (path, id));
         let known: BTreeMap<PathBuf, u64> = known.collect();
-        for (number, path) in (0..).zip(gone) {
+        for (number, (path, hidden)) in (0..).zip(gone) {
             let Some(mounted) = mounted.iter().find(|it| it.number == number) else {
                 // Nothing is there. Whatever comes next under that name is taken out at the end.
-                self.ids.remove(&path);
+                self.watched.remove(&path);
                 continue;
             };
             // Without one it has been detached again, and the table has changed again.
             let id = known.get(&path).copied().unwrap_or(NO_MOUNT);
-            self.ids.insert(path.clone(), id);
+            self.watched.insert(path.clone(), Watched { id, hidden });
+            let look = || FileState::look(self.workspace.as_fd(), &path)?.as_of(mounted);
+            let file = if hidden { None } else { look() };
             let replaced = Replaced {
-                file: FileState::look(self.workspace.as_fd(), &path)
-                    .and_then(|it| it.as_of(mounted)),
+                file,
                 path,
+                hidden,
                 exposed,
             };
             self.note(|found| {
@@ -173,13 +185,14 @@ impl Watcher {
         Ok(())
     }
 
-    async fn remount(&self, paths: &[PathBuf]) -> io::Result<Vec<Remounted>> {
-        let paths = paths
-            .iter()
-            .map(|path| CString::new(path.as_os_str().as_bytes()));
-        let plan = RemountPlan {
-            paths: paths.collect::<Result<_, _>>()?,
+    async fn remount(&self, names: &[(PathBuf, bool)]) -> io::Result<Vec<Remounted>> {
+        let name = |(path, hidden): &(PathBuf, bool)| {
+            let path = CString::new(path.as_os_str().as_bytes())?;
+            let hidden = *hidden;
+            io::Result::Ok(RemountName { path, hidden })
         };
+        let names = names.iter().map(name).collect::<Result<_, _>>()?;
+        let plan = RemountPlan { names };
         let (ours, theirs) = protocol::pair()?;
         // Without us nobody holds the channel of a sandbox that is given back.
         let Some(channel) = self.channel.upgrade() else {

@@ -131,10 +131,8 @@ pub(super) fn of_box(
             .map(c_string)
             .collect::<Result<_, _>>()?,
         workspace,
-        protected: protection
-            .iter()
-            .map(|bind| c_string(&bind.path))
-            .collect::<Result<_, _>>()?,
+        protected: names(protection, false)?,
+        hidden: names(protection, true)?,
         workspace_directories: if fresh {
             workspace_directories(spec)?
         } else {
@@ -145,15 +143,26 @@ pub(super) fn of_box(
     })
 }
 
-/// What a tool of the host can detach by replacing it: protected names, and what stands for the repository.
-pub(super) fn watched_names(spec: &SandboxSpec, protection: &[protect::Bind]) -> Vec<PathBuf> {
-    let git = spec
-        .mounts
-        .iter()
-        .filter(|mount| spec.git.contains_key(&mount.host));
-    let git = git.filter_map(|mount| mount.inside.as_path().strip_prefix(spec::WORKSPACE).ok());
-    let binds = protection.iter().map(|bind| bind.path.as_path());
-    binds.chain(git).map(Path::to_owned).collect()
+/// What a tool of the host can detach by replacing it: protected and hidden names, and what stands for the repository.
+pub(super) fn watched_names(
+    spec: &SandboxSpec,
+    protection: &[protect::Bind],
+) -> Vec<protect::Bind> {
+    let mounts = spec.mounts.iter();
+    let git = mounts.filter(|mount| spec.git.contains_key(&mount.host));
+    let git = git.filter_map(|mount| {
+        let path = mount.inside.as_path().strip_prefix(spec::WORKSPACE).ok()?;
+        Some(protect::Bind {
+            path: path.to_owned(),
+            hidden: false,
+        })
+    });
+    protection.iter().cloned().chain(git).collect()
+}
+
+fn names(binds: &[protect::Bind], hidden: bool) -> Result<Vec<CString>, SandboxError> {
+    let binds = binds.iter().filter(|bind| bind.hidden == hidden);
+    binds.map(|bind| c_string(&bind.path)).collect()
 }
 
 /// The folders of an image that its program may change: all at the top but those that the box has its own of.
@@ -256,7 +265,7 @@ fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec)
         return true;
     }
     match mount.strip_prefix(&workspace) {
-        Ok(inside) => protect::shows_protected(&workspace, inside, &spec.allow_protected),
+        Ok(inside) => protect::shows_protected(&workspace, inside, &spec.protected),
         Err(_) => false,
     }
 }

@@ -12,6 +12,7 @@
 //! engine and the sandbox's first process.
 
 mod beneath;
+mod hide;
 mod hold;
 mod names;
 mod settle;
@@ -20,17 +21,20 @@ mod start;
 mod tests;
 mod walk;
 
+pub use hide::{MAX_HIDDEN, holds_key};
 pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
-pub use names::{HEAD, PROTECTED, ProtectedName, find, is_allowed, protects};
+pub use names::{HEAD, PROTECTED, ProtectedName, find, find_below, lifts_nothing, protects};
 pub use settle::resolve_inside;
 
 use super::mount_watch::Found;
+use hide::Hiding;
 use hold::HoldFolder;
 use init::protocol::Remounted;
 use rustix::fs::{FileType, OFlags};
-use spec::{HeldBack, Id, WorkspacePath};
+use spec::{HeldBack, Hide, Id, ProtectedNames, SandboxSpec};
 use start::{ProtectedEntry, Start};
 use std::{
+    collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -41,11 +45,13 @@ use std::{
 /// Names that a note lists.
 const MAX_LISTED: usize = 10;
 
-/// One name in the workspace that the program may only read.
+/// One name in the workspace that the program may only read, or not even that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bind {
     /// Relative to the workspace; to be resolved beneath it, through no symbolic link.
     pub path: PathBuf,
+    /// Whether something empty covers it.
+    pub hidden: bool,
 }
 
 /// The protection of one workspace for one run. Dropped without being taken down, it is left to the sweep.
@@ -66,7 +72,9 @@ pub struct Replaced {
     pub path: PathBuf,
     /// The file that was found once it was read-only; nothing where it is no file, but a folder.
     pub file: Option<FileState>,
-    /// How long the program could have written it.
+    /// Whether it is hidden, and was covered again.
+    pub hidden: bool,
+    /// How long the program could have written it, or read what is hidden.
     pub exposed: Duration,
 }
 
@@ -152,29 +160,48 @@ impl ProtectError {
 }
 
 impl Protection {
-    /// Looks through a workspace before a program is let in. Names in `allowed`, and what lies below them, are the
+    /// What the workspace of a box needs before its program is let in.
+    pub fn of(
+        state: &Path,
+        run: &Id,
+        workspace: OwnedFd,
+        spec: &SandboxSpec,
+    ) -> Result<Protection, ProtectError> {
+        if spec.copy_on_write {
+            return Ok(Protection::reviewed(workspace));
+        }
+        if spec.read_only_workspace {
+            return Protection::read_only(workspace, &spec.hide);
+        }
+        Protection::put_up(state, run, workspace.as_fd(), spec)
+    }
+
+    /// Looks through a workspace that the program may write. Names that are allowed, and what lies below them, are the
     /// program's to write.
     pub fn put_up(
         state: &Path,
         run: &Id,
         workspace: BorrowedFd<'_>,
-        allowed: &[WorkspacePath],
+        spec: &SandboxSpec,
     ) -> Result<Protection, ProtectError> {
         let look = |source| ProtectError::Look { source };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let workspace = beneath::open(workspace, ".", flags).map_err(look)?;
-        let is_lifted = is_allowed(Path::new(names::HEAD), allowed);
+        let is_lifted = spec.protected.allows(Path::new(names::HEAD));
         if !is_lifted && start::is_bare_repository(&workspace, Path::new(".")) {
             return Err(ProtectError::Bare);
         }
-        let start = Start::look(workspace.as_fd(), allowed).map_err(look)?;
+        let mut hiding = Hiding::new(&spec.hide);
+        let mut start =
+            Start::look(workspace.as_fd(), &spec.protected, &mut hiding).map_err(look)?;
+        start.expect(workspace.as_fd(), &spec.passing_inputs);
         let hold = HoldFolder::create(state, run, &start.to_text()).map_err(|source| {
             let state = state.to_owned();
             ProtectError::State { state, source }
         })?;
-        let binds = binds(workspace.as_fd(), &start);
+        let binds = binds(workspace.as_fd(), &start, &hiding.found);
         let unread: Vec<_> = start.unread.iter().cloned().collect();
-        let notes = listed(
+        let unread = listed(
             &unread,
             "could not be looked into: what tools obey there is not protected",
         );
@@ -183,12 +210,26 @@ impl Protection {
             held: Some((start, hold)),
             binds,
             replaced: Vec::new(),
-            notes: notes.into_iter().collect(),
+            notes: lifting_notes(spec)
+                .chain(unread)
+                .chain(hiding_note(&hiding.found))
+                .collect(),
         })
     }
 
-    /// For a workspace that cannot be written, or whose changes are looked at before they are taken over: nothing needs
-    /// to be kept from it.
+    /// For a workspace that cannot be written: only what is hidden counts.
+    fn read_only(workspace: OwnedFd, hide: &Hide) -> Result<Protection, ProtectError> {
+        let mut hiding = Hiding::new(hide);
+        let look = |source| ProtectError::Look { source };
+        hiding.look(workspace.as_fd()).map_err(look)?;
+        Ok(Protection {
+            binds: binds(workspace.as_fd(), &Start::default(), &hiding.found),
+            notes: hiding_note(&hiding.found).into_iter().collect(),
+            ..Protection::reviewed(workspace)
+        })
+    }
+
+    /// For a workspace whose changes are looked at before they are taken over: nothing needs to be kept from it.
     pub fn reviewed(workspace: OwnedFd) -> Protection {
         Protection {
             workspace,
@@ -223,37 +264,82 @@ impl Protection {
 
     /// Takes out what does not belong into the workspace. The program must be gone.
     pub fn take_down(self) -> TakenDown {
-        let Some((start, hold)) = self.held else {
-            return TakenDown::default();
+        let mut taken_down = match self.held {
+            Some((start, hold)) => settle(self.workspace.as_fd(), &start, &self.replaced, hold),
+            None => TakenDown::default(),
         };
-        let mut taken_down = settle(self.workspace.as_fd(), &start, &self.replaced, hold);
         taken_down.notes.splice(0..0, self.notes);
         taken_down
     }
 }
 
 /// Whether a folder of a workspace is protected or has something protected in it. What cannot be looked at may have.
-pub fn shows_protected(workspace: &Path, inside: &Path, allowed: &[WorkspacePath]) -> bool {
+pub fn shows_protected(workspace: &Path, inside: &Path, names: &ProtectedNames) -> bool {
     let has = || {
         let folder = beneath::open_absolute(&workspace.join(inside))?;
-        let start = Start::look(folder.as_fd(), &[])?;
-        let mut names = start.protected.keys().map(|name| inside.join(name));
-        io::Result::Ok(!start.unread.is_empty() || names.any(|name| !is_allowed(&name, allowed)))
+        let everywhere = ProtectedNames {
+            paths: Vec::new(),
+            allowed: Vec::new(),
+            ..names.clone()
+        };
+        let nothing = Hide::nothing();
+        let start = Start::look(folder.as_fd(), &everywhere, &mut Hiding::new(&nothing))?;
+        let mut found = start.protected.keys().map(|name| inside.join(name));
+        io::Result::Ok(!start.unread.is_empty() || found.any(|name| !names.allows(&name)))
     };
-    protects(inside, allowed).is_some() || has().unwrap_or(true)
+    let named = names
+        .paths
+        .iter()
+        .any(|it| it.as_path().starts_with(inside));
+    named || protects(inside, names).is_some() || has().unwrap_or(true)
+}
+
+/// What of `--allow-protected` does nothing.
+fn lifting_notes(spec: &SandboxSpec) -> impl Iterator<Item = String> {
+    let is_folder = |path: &Path| {
+        let workspace = spec.workspace.as_ref();
+        workspace.is_some_and(|workspace| workspace.join(path).is_dir())
+    };
+    spec.protected.allowed.iter().filter_map(move |path| {
+        let path = path.as_path();
+        let why = names::lifts_nothing(path, is_folder(path), &spec.protected)?;
+        let shown = path.to_string_lossy().escape_debug().to_string();
+        Some(format!("`--allow-protected {shown}` lifts nothing: {why}"))
+    })
+}
+
+/// What to say once of files that are hidden.
+pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
+    listed(
+        hidden,
+        "cannot be opened inside: hidden, as `--hide` says (`--hide none` hides only what you name)",
+    )
 }
 
 /// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace.
-fn binds(workspace: BorrowedFd<'_>, start: &Start) -> Vec<Bind> {
+fn binds(workspace: BorrowedFd<'_>, start: &Start, hidden: &[PathBuf]) -> Vec<Bind> {
     let bind = |(path, entry): (&PathBuf, &ProtectedEntry)| match entry.target {
         None => Some(path.clone()),
         Some(_) => beneath::target_inside(workspace, path),
     };
-    let paths = start.protected.iter().filter_map(bind);
-    let mut paths: Vec<_> = paths.collect();
-    paths.sort();
-    paths.dedup();
-    paths.into_iter().map(|path| Bind { path }).collect()
+    // The file that a hidden link leads to is what must not be read.
+    let cover = |path: &PathBuf| match beneath::look(workspace, path) {
+        Ok(Some(found)) if beneath::kind(&found) == FileType::Symlink => {
+            beneath::target_inside(workspace, path)
+        }
+        Ok(_) | Err(_) => Some(path.clone()),
+    };
+    let mut paths: BTreeMap<PathBuf, bool> = BTreeMap::new();
+    paths.extend(
+        start
+            .protected
+            .iter()
+            .filter_map(bind)
+            .map(|path| (path, false)),
+    );
+    paths.extend(hidden.iter().filter_map(cover).map(|path| (path, true)));
+    let binds = paths.into_iter();
+    binds.map(|(path, hidden)| Bind { path, hidden }).collect()
 }
 
 fn settle(
@@ -264,7 +350,7 @@ fn settle(
 ) -> TakenDown {
     let findings = settle::settle(workspace, start, replaced, &mut hold);
     let mut notes = findings.problems;
-    notes.extend(replaced_note(replaced));
+    notes.extend(replaced_notes(replaced));
     notes.extend(listed(
         &findings.cleared,
         "had set-user-id or set-group-id bits, which were cleared",
@@ -273,10 +359,17 @@ fn settle(
         &findings.changed,
         "was changed meanwhile, by you or through a second name: look at it before you use it",
     ));
+    let noted: Vec<_> = findings.noted.into_iter().collect();
     notes.extend(listed(
-        &findings.noted,
+        &noted,
         "changed: toolchains or agents obey it, so look at it before you use it",
     ));
+    if findings.spared > 0 {
+        notes.push(format!(
+            "{} names of editors and agents are new among the packages in the workspace, and stay there: open none of these folders by itself",
+            findings.spared
+        ));
+    }
     match hold.close() {
         Ok(held_back) => TakenDown { held_back, notes },
         Err(error) => {
@@ -287,18 +380,19 @@ fn settle(
     }
 }
 
-fn replaced_note(replaced: &[Replaced]) -> Option<String> {
-    let longest = replaced.iter().map(|it| it.exposed).max()?;
-    let mut paths: Vec<_> = replaced.iter().map(|it| it.path.clone()).collect();
-    paths.sort();
-    paths.dedup();
-    listed(
-        &paths,
-        &format!(
-            "was replaced by a tool of the host while the program ran, and was read-only again after at most \
-             {longest:.0?}: look at it before you use it"
-        ),
-    )
+fn replaced_notes(replaced: &[Replaced]) -> impl Iterator<Item = String> {
+    let note = |hidden: bool, then: &str| {
+        let replaced: Vec<_> = replaced.iter().filter(|it| it.hidden == hidden).collect();
+        let longest = replaced.iter().map(|it| it.exposed).max()?;
+        let paths: BTreeSet<_> = replaced.iter().map(|it| it.path.clone()).collect();
+        let paths: Vec<_> = paths.into_iter().collect();
+        let what = format!(
+            "was replaced by a tool of the host while the program ran, and was {then} again after about {longest:.0?}"
+        );
+        listed(&paths, &what)
+    };
+    let written = note(false, "read-only").map(|note| note + ": look at it before you use it");
+    [written, note(true, "hidden")].into_iter().flatten()
 }
 
 /// One sentence about some paths.

@@ -143,9 +143,12 @@ pub(crate) struct Options {
     /// Keep this file or folder of /workspace afterwards; repeatable
     #[arg(long, value_name = "PATH", help_heading = FILES)]
     artifact: Vec<PathBuf>,
-    /// Let a protected name of the workspace, such as .git/hooks, be written; repeatable
+    /// Let a protected name of the workspace, such as .envrc, be written; repeatable
     #[arg(long, value_name = "NAME", help_heading = FILES)]
     allow_protected: Vec<PathBuf>,
+    /// Hide files of the workspace, beside .env, keys and other credentials; `none` hides none of those; repeatable
+    #[arg(long, value_name = "GLOB", help_heading = FILES)]
+    hide: Vec<String>,
 
     /// Open the LLM door at 127.0.0.1:8080 inside, to this provider; its key stays outside
     #[arg(long, value_name = "PROVIDER", num_args = 0..=1, require_equals = true, help_heading = DOORS)]
@@ -352,6 +355,7 @@ impl Options {
             inputs_kept: Vec::new(),
             artifacts: self.artifact,
             allow_protected: self.allow_protected,
+            hide: self.hide,
             require: self.require,
             user: self.user,
             stdin: self.stdin,
@@ -554,7 +558,7 @@ mod tests {
             "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
-            "--input", "n=f", "--artifact", "o", "--allow-protected", ".git", "--user", "5:6",
+            "--input", "n=f", "--artifact", "o", "--allow-protected", ".git", "--hide", "*.x", "--user", "5:6",
             "--require", "own_pid", "--stdin", "--contract", "task", "--run-id", "r", "--task-id", "t", "--job-id", "j",
             "--", "echo", "--json", "-x",
         ]).unwrap();
@@ -604,6 +608,7 @@ mod tests {
             inputs_kept: Vec::new(),
             artifacts: vec!["o".into()],
             allow_protected: vec![".git".into()],
+            hide: vec!["*.x".into()],
             require: vec![Barrier::OwnPid],
             user: Some(User { uid: 5, gid: 6 }),
             stdin: true,

@@ -54,7 +54,10 @@ impl Rules {
             below: true,
             rule: Some((
                 "protected",
-                format!("--allow-protected {}", bind.path.display()),
+                match bind.hidden {
+                    true => "nothing".to_owned(),
+                    false => format!("--allow-protected {}", bind.path.display()),
+                },
             )),
         });
         let read_only = spec.workspace.iter().filter(|_| spec.read_only_workspace);

@@ -10,12 +10,12 @@ use super::{
     walk::{self, Next, Visit},
 };
 use rustix::{
-    fs::{FileType, OFlags},
+    fs::{AtFlags, FileType, OFlags},
     io::Errno,
 };
-use spec::HoldReason;
+use spec::{HoldReason, ProtectedNames};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     io,
     os::{
@@ -32,7 +32,9 @@ const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     /// Noted names that changed.
-    pub(super) noted: Vec<PathBuf>,
+    pub(super) noted: BTreeSet<PathBuf>,
+    /// Names of editors and agents that were made among installed packages.
+    pub(super) spared: usize,
     /// Protected files that were there and have other contents.
     pub(super) changed: Vec<PathBuf>,
     /// Files that lost their set-id bits.
@@ -67,6 +69,7 @@ pub(super) fn settle(
         Err(error) => settling.problem(Path::new("."), &error),
     }
     settling.restore_links(workspace);
+    settling.remove_inputs(workspace);
     settling.findings
 }
 
@@ -98,12 +101,15 @@ impl Settling<'_> {
     }
 
     fn reason(&mut self, visit: &Visit<'_>) -> Verdict {
-        let (path, allowed) = (visit.path, &self.start.allowed);
+        let (path, names) = (visit.path, &self.start.names);
         if self.was_there(visit) || self.was_put_there(visit) {
             return Verdict::Stays(Next::Pass);
         }
-        if start::is_protected(path, allowed) || is_new_head(visit, allowed) {
+        if start::is_protected(path, names) || is_new_head(visit, names) {
             return Verdict::Hold(HoldReason::ProtectedName);
+        }
+        if names::is_spared(path, names) && self.is_new(visit) {
+            self.findings.spared += 1;
         }
         match visit.kind {
             // What lies there was kept by now.
@@ -112,7 +118,12 @@ impl Settling<'_> {
             {
                 Verdict::Remove
             }
-            FileType::Directory => Verdict::Stays(Next::Enter),
+            FileType::Directory => {
+                if names::environment(path) == Some(path) && self.is_new(visit) {
+                    self.findings.noted.insert(path.to_owned());
+                }
+                Verdict::Stays(Next::Enter)
+            }
             FileType::RegularFile => {
                 self.look_at_file(visit);
                 Verdict::Stays(Next::Pass)
@@ -127,7 +138,7 @@ impl Settling<'_> {
                 {
                     Verdict::Stays(Next::Pass)
                 }
-                Ok(target) => judge_link(path, &target, allowed)
+                Ok(target) => judge_link(path, &target, names)
                     .map_or(Verdict::Stays(Next::Pass), Verdict::Hold),
                 Err(_) => Verdict::Hold(HoldReason::LinkOut),
             },
@@ -167,6 +178,11 @@ impl Settling<'_> {
             .is_some_and(|file| FileState::in_folder(visit.folder, visit.name) == Some(file))
     }
 
+    /// Whether it came into being after the start. What cannot be looked at is not counted.
+    fn is_new(&self, visit: &Visit<'_>) -> bool {
+        beneath::born(visit.folder, visit.name).is_ok_and(|born| born >= self.start.began)
+    }
+
     fn is_old_special(&self, visit: &Visit<'_>) -> bool {
         beneath::born(visit.folder, visit.name).is_ok_and(|born| {
             let special = (visit.path.to_owned(), visit.inode, born);
@@ -201,9 +217,9 @@ impl Settling<'_> {
                 Err(error) => self.problem(visit.path, &error),
             }
         }
-        if names::is_noted(visit.path) {
-            self.findings.noted.push(visit.path.to_owned());
-        }
+        let noted = names::is_noted(visit.path).then_some(visit.path);
+        let noted = noted.or_else(|| names::environment(visit.path));
+        self.findings.noted.extend(noted.map(Path::to_owned));
     }
 
     /// Nobody knows what is in a folder that the program made unreadable, so it does not stay. What could not be read
@@ -261,6 +277,28 @@ impl Settling<'_> {
         }
     }
 
+    /// What was put in for the program goes with it, whatever it made of that; and the folders that were made for it, if
+    /// nothing else is in them.
+    fn remove_inputs(&mut self, workspace: BorrowedFd<'_>) {
+        let inputs = self.start.inputs.iter().map(|path| (path, false));
+        let folders = self.start.folders.iter().rev().map(|path| (path, true));
+        for (path, is_folder) in inputs.chain(folders) {
+            let (Some(name), parent) = (path.file_name(), path.parent().unwrap_or(Path::new("")))
+            else {
+                continue;
+            };
+            let Ok(parent) = beneath::open_folder(workspace, parent) else {
+                continue;
+            };
+            if is_folder {
+                // What is in it is the program's.
+                _ = rustix::fs::unlinkat(&parent, name, AtFlags::REMOVEDIR);
+            } else if let Err(error) = hold::remove(parent.as_fd(), name) {
+                self.problem(path, &error);
+            }
+        }
+    }
+
     fn problem(&mut self, path: &Path, error: &io::Error) {
         let path = path.to_string_lossy().escape_debug().to_string();
         self.findings.problems.push(format!(
@@ -277,25 +315,27 @@ enum Verdict {
 }
 
 /// Without its `HEAD` no folder is a repository.
-fn is_new_head(visit: &Visit<'_>, allowed: &[PathBuf]) -> bool {
+fn is_new_head(visit: &Visit<'_>, names: &ProtectedNames) -> bool {
     visit
         .name
         .as_bytes()
         .eq_ignore_ascii_case(names::HEAD.as_bytes())
         && start::is_bare_repository(visit.folder, Path::new("."))
-        && !allowed.iter().any(|it| visit.path.starts_with(it))
+        && !names.allows(visit.path)
 }
 
 /// What stands against a link at `path`, if anything does.
-fn judge_link(path: &Path, target: &OsStr, allowed: &[PathBuf]) -> Option<HoldReason> {
+fn judge_link(path: &Path, target: &OsStr, names: &ProtectedNames) -> Option<HoldReason> {
+    if names::find_below(path, names).is_some() && !names.allows(path) {
+        return Some(HoldReason::LinkToProtected);
+    }
     if Path::new(target).is_absolute() {
         return (!leads_to_system(path, Path::new(target))).then_some(HoldReason::LinkOut);
     }
     match resolve_inside(path, target) {
         None => Some(HoldReason::LinkOut),
         Some(inside) => {
-            let is_allowed = allowed.iter().any(|it| inside.starts_with(it));
-            let protected = names::find(&inside).is_some() && !is_allowed;
+            let protected = names::protects(&inside, names).is_some();
             protected.then_some(HoldReason::LinkToProtected)
         }
     }
@@ -343,7 +383,8 @@ mod tests {
 
     #[test]
     fn links_are_judged_by_where_they_lead() {
-        let judge = |path: &str, target: &str| judge_link(path.as_ref(), target.as_ref(), &[]);
+        let names = ProtectedNames::default();
+        let judge = |path: &str, target: &str| judge_link(path.as_ref(), target.as_ref(), &names);
         assert_eq!(judge("a", "b"), None);
         assert_eq!(judge("a/b/c", "../../d"), None);
         assert_eq!(judge("a/b", "../../d"), Some(HoldReason::LinkOut));
@@ -351,6 +392,10 @@ mod tests {
         assert_eq!(judge("a", "b/../../c"), Some(HoldReason::LinkOut));
         assert_eq!(
             judge("a/b", "../.git/config"),
+            Some(HoldReason::LinkToProtected)
+        );
+        assert_eq!(
+            judge("a/.github", "mine"),
             Some(HoldReason::LinkToProtected)
         );
         assert_eq!(judge("x", ".ENVRC"), Some(HoldReason::LinkToProtected));

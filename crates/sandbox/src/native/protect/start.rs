@@ -6,19 +6,23 @@
 //! began SECONDS NANOSECONDS
 //! unread HEX-OF-PATH                               a folder that could not be looked into
 //! artifacts                                        the folder for them was there
-//! allow HEX-OF-PATH
+//! allow HEX-OF-PATH                                what may be written after all
+//! add HEX-OF-NAME                                  what else is protected; remove: what is not
+//! named HEX-OF-PATH                                what the configuration of git names
+//! input HEX-OF-PATH                                a file that is put in, and was not there
+//! folder HEX-OF-PATH                               a folder that is made for one
 //! protected INODE BORN MODIFIED HEX-OF-PATH [HEX-OF-TARGET]     times as SECONDS NANOSECONDS; a link has a target
 //! link HEX-OF-PATH HEX-OF-TARGET
 //! special INODE BORN HEX-OF-PATH
 //! end
 //! ```
 
-use super::{beneath, names, walk};
+use super::{beneath, hide::Hiding, names, walk};
 use rustix::{
     fs::{FileType, OFlags, Stat},
     time::{ClockId, clock_gettime},
 };
-use spec::WorkspacePath;
+use spec::{ProtectedNames, WorkspacePath};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
@@ -42,7 +46,8 @@ pub(super) struct Start {
     pub(super) inode: u64,
     /// By the clock of files.
     pub(super) began: (i64, i64),
-    pub(super) allowed: Vec<PathBuf>,
+    /// Which names are protected.
+    pub(super) names: ProtectedNames,
     pub(super) protected: BTreeMap<PathBuf, ProtectedEntry>,
     /// With their targets: an inode may be another's by now.
     pub(super) links: BTreeSet<(PathBuf, OsString)>,
@@ -52,6 +57,10 @@ pub(super) struct Start {
     pub(super) unread: BTreeSet<PathBuf>,
     /// Whether the folder for artifacts was there.
     pub(super) had_artifacts: bool,
+    /// Inputs that were not there, and do not stay.
+    pub(super) inputs: BTreeSet<PathBuf>,
+    /// Folders that are made for them.
+    pub(super) folders: BTreeSet<PathBuf>,
 }
 
 /// A protected name that was there.
@@ -67,18 +76,49 @@ pub(super) struct ProtectedEntry {
 
 impl Start {
     /// Looks through the workspace.
-    pub(super) fn look(workspace: BorrowedFd<'_>, allowed: &[WorkspacePath]) -> io::Result<Start> {
+    pub(super) fn look(
+        workspace: BorrowedFd<'_>,
+        names: &ProtectedNames,
+        hiding: &mut Hiding<'_>,
+    ) -> io::Result<Start> {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         let mut start = Start {
             workspace: beneath::path_of(workspace)?,
             inode: rustix::fs::fstat(workspace)?.st_ino,
             began: (now.tv_sec, now.tv_nsec as i64),
-            allowed: allowed.iter().map(|it| it.as_path().to_owned()).collect(),
+            names: names.clone(),
             ..Start::default()
         };
-        let unread = walk::walk(workspace, |visit| start.add(visit))?;
+        let unread = walk::walk(workspace, |visit| {
+            let hides = hiding.hides(visit, visit.path)?;
+            let next = start.add(visit)?;
+            Ok(if hides { walk::Next::Pass } else { next })
+        })?;
         start.unread = unread.into_iter().map(|unread| unread.path).collect();
+        hiding.look_into(workspace, &start)?;
         Ok(start)
+    }
+
+    /// Notes what of the inputs is not there yet.
+    pub(super) fn expect(&mut self, workspace: BorrowedFd<'_>, inputs: &[WorkspacePath]) {
+        let is_absent = |path: &Path| beneath::open(workspace, path, OFlags::PATH).is_err();
+        for input in inputs {
+            let input = input.as_path();
+            if is_absent(input) {
+                self.inputs.insert(input.to_owned());
+            }
+            let folders = input.ancestors().skip(1);
+            let folders = folders.filter(|it| !it.as_os_str().is_empty() && is_absent(it));
+            self.folders.extend(folders.map(Path::to_owned));
+        }
+    }
+
+    /// Protected folders that are no repositories.
+    pub(super) fn settings_folders(&self) -> impl Iterator<Item = &PathBuf> {
+        let is_settings = |path: &&PathBuf| {
+            names::find_last(path, &self.names).is_some_and(|found| found.is_settings())
+        };
+        self.protected.keys().filter(is_settings)
     }
 
     fn add(&mut self, visit: &walk::Visit<'_>) -> io::Result<walk::Next> {
@@ -87,9 +127,9 @@ impl Start {
         let is_bare = || {
             visit.kind == FileType::Directory
                 && is_bare_repository(visit.folder, Path::new(visit.name))
-                && !self.allowed.iter().any(|it| path.starts_with(it))
+                && !self.names.allows(&path)
         };
-        if is_protected(visit.path, &self.allowed) || is_bare() {
+        if is_protected(visit.path, &self.names) || is_bare() {
             if self.protected.len() >= MAX_PROTECTED {
                 let message = format!("it has more than {MAX_PROTECTED} protected names");
                 return Err(io::Error::other(message));
@@ -130,8 +170,17 @@ impl Start {
         if self.had_artifacts {
             text += "artifacts\n";
         }
-        for path in &self.allowed {
-            text += &format!("allow {}\n", hex(path));
+        let mut list = |word: &str, path: &OsStr| text += &format!("{word} {}\n", hex(path));
+        for (word, paths) in [("allow", &self.names.allowed), ("named", &self.names.paths)] {
+            paths
+                .iter()
+                .for_each(|path| list(word, path.as_path().as_os_str()));
+        }
+        for (word, names) in [("add", &self.names.added), ("remove", &self.names.removed)] {
+            names.iter().for_each(|name| list(word, name.as_ref()));
+        }
+        for (word, paths) in [("input", &self.inputs), ("folder", &self.folders)] {
+            paths.iter().for_each(|path| list(word, path.as_os_str()));
         }
         for (path, entry) in &self.protected {
             let (inode, born, modified) = (entry.inode, words(entry.born), words(entry.modified));
@@ -164,7 +213,12 @@ impl Start {
                 ["began", seconds, nanoseconds] => start.began = from_words(seconds, nanoseconds)?,
                 ["unread", path] => _ = start.unread.insert(from_hex(path)?),
                 ["artifacts"] => start.had_artifacts = true,
-                ["allow", path] => start.allowed.push(from_hex(path)?),
+                ["allow", path] => start.names.allowed.push(path_from_hex(path)?),
+                ["named", path] => start.names.paths.push(path_from_hex(path)?),
+                ["add", name] => start.names.added.push(text_from_hex(name)?),
+                ["remove", name] => start.names.removed.push(text_from_hex(name)?),
+                ["input", path] => _ = start.inputs.insert(from_hex(path)?),
+                ["folder", path] => _ = start.folders.insert(from_hex(path)?),
                 [
                     "protected",
                     inode,
@@ -209,9 +263,8 @@ impl Start {
 }
 
 /// Whether a name is protected, and not allowed after all.
-pub(super) fn is_protected(path: &Path, allowed: &[PathBuf]) -> bool {
-    let is_allowed = allowed.iter().any(|it| path.starts_with(it));
-    !is_allowed && names::find_last(path).is_some()
+pub(super) fn is_protected(path: &Path, names: &ProtectedNames) -> bool {
+    !names.allows(path) && names::find_last(path, names).is_some()
 }
 
 /// Whether git takes this folder for a repository.
@@ -240,6 +293,14 @@ fn from_words(seconds: &str, nanoseconds: &str) -> Option<(i64, i64)> {
 fn hex(text: impl AsRef<OsStr>) -> String {
     let bytes = text.as_ref().as_bytes().iter();
     bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn path_from_hex(text: &str) -> Option<WorkspacePath> {
+    WorkspacePath::new(&from_hex(text)?).ok()
+}
+
+fn text_from_hex(text: &str) -> Option<String> {
+    from_hex(text)?.into_os_string().into_string().ok()
 }
 
 fn from_hex(text: &str) -> Option<PathBuf> {

@@ -1,7 +1,7 @@
 //! Claims about protected workspaces, on real folders.
 
 use super::*;
-use spec::HoldReason;
+use spec::{HoldReason, Policy, RunRequest, WorkspacePath};
 use std::{
     fs,
     os::unix::{
@@ -42,14 +42,30 @@ impl Place {
         fs::write(self.at(path), text).unwrap();
     }
 
+    fn spec(&self, say: impl FnOnce(&mut RunRequest)) -> SandboxSpec {
+        let mut request = RunRequest {
+            command: vec!["true".into()],
+            workspace: Some(self.at("")),
+            ..RunRequest::default()
+        };
+        say(&mut request);
+        Policy::default().admit(request).unwrap().sandbox
+    }
+
     fn put_up(&self, allowed: &[&str]) -> Result<Protection, ProtectError> {
+        self.protect(&self.spec(|request| {
+            request.allow_protected = allowed.iter().map(PathBuf::from).collect();
+        }))
+    }
+
+    fn protect(&self, spec: &SandboxSpec) -> Result<Protection, ProtectError> {
         let workspace = fs::File::open(self.at("")).unwrap();
-        let allowed: Vec<_> = allowed
-            .iter()
-            .map(|path| WorkspacePath::new(path.as_ref()).unwrap())
-            .collect();
-        let run = Id::new("run").unwrap();
-        Protection::put_up(&self.state(), &run, workspace.as_fd(), &allowed)
+        Protection::of(
+            &self.state(),
+            &Id::new("run").unwrap(),
+            workspace.into(),
+            spec,
+        )
     }
 
     fn names(&self) -> Vec<String> {
@@ -321,8 +337,17 @@ fn a_start_reads_as_it_was_written_and_half_of_one_does_not() {
     symlink("a", place.at("b")).unwrap();
     symlink("there", place.at(".idea")).unwrap();
     let workspace = fs::File::open(place.at("")).unwrap();
-    let allowed = [WorkspacePath::new("x".as_ref()).unwrap()];
-    let start = Start::look(workspace.as_fd(), &allowed).unwrap();
+    let path = |path: &str| WorkspacePath::new(path.as_ref()).unwrap();
+    let names = ProtectedNames {
+        added: vec!["mine".into(), "a b".into()],
+        removed: vec![".zed".into()],
+        paths: vec![path("tools/hooks")],
+        allowed: vec![path("x")],
+    };
+    let nothing = Hide::nothing();
+    let mut start = Start::look(workspace.as_fd(), &names, &mut Hiding::new(&nothing)).unwrap();
+    start.expect(workspace.as_fd(), &[path("in/put"), path("sub/put")]);
+    assert_eq!((start.inputs.len(), start.folders.len()), (2, 1));
     let text = start.to_text();
     assert_eq!(Start::parse(&text), Some(start));
     assert_eq!(Start::parse(&text[..text.len() - 5]), None);
@@ -359,4 +384,189 @@ fn a_path_that_is_too_long_to_be_looked_at_does_not_stay_unless_it_was_there() {
         "d".repeat(200).as_ref(),
     )
     .unwrap();
+}
+
+fn binds(protection: &Protection) -> Vec<(&str, bool)> {
+    let binds = protection.binds().iter();
+    binds
+        .map(|bind| (bind.path.to_str().unwrap(), bind.hidden))
+        .collect()
+}
+
+#[test]
+fn credentials_are_hidden_their_examples_and_what_is_said_to_be_shown_are_not() {
+    let place = Place::new("hidden");
+    for path in [".env", ".env.example", "a/.env.local", "a/id_rsa.pub"] {
+        place.write(path, "x");
+    }
+    place.write("certs/ca.pem", "-----BEGIN CERTIFICATE-----");
+    place.write("certs/own.pem", "-----BEGIN EC PRIVATE KEY-----");
+    place.write(".vscode/server.key", "x");
+    place.write("real", "x");
+    symlink("real", place.at("id_rsa")).unwrap();
+    let usual = place.put_up(&[]).unwrap();
+    let expected = [
+        (".env", true),
+        (".vscode", false),
+        (".vscode/server.key", true),
+        ("a/.env.local", true),
+        ("certs/own.pem", true),
+        ("real", true),
+    ];
+    assert_eq!(binds(&usual), expected);
+    let taken_down = usual.take_down();
+    assert_eq!(taken_down.held_back, []);
+    assert_eq!(taken_down.notes.len(), 1, "{:?}", taken_down.notes);
+    assert!(taken_down.notes[0].contains("`.env`") && taken_down.notes[0].contains("--hide none"));
+    let none = place.spec(|request| request.hide = vec!["none".into()]);
+    let none = place.protect(&none).unwrap();
+    assert_eq!(binds(&none), [(".vscode", false)]);
+    assert_eq!(none.take_down(), TakenDown::default());
+    let own = place.spec(|request| request.hide = vec!["none".into(), "certs".into()]);
+    let own = place.protect(&own).unwrap();
+    assert_eq!(binds(&own), [(".vscode", false), ("certs", true)]);
+    own.take_down();
+    let read_only = place.spec(|request| request.read_only_workspace = true);
+    let read_only = place.protect(&read_only).unwrap();
+    let hidden: Vec<_> = expected.into_iter().filter(|bind| bind.1).collect();
+    assert_eq!(binds(&read_only), hidden);
+    assert_eq!(read_only.take_down().notes.len(), 1);
+}
+
+#[test]
+fn more_files_than_can_be_hidden_refuse_the_run() {
+    let place = Place::new("many-hidden");
+    for number in 0..=MAX_HIDDEN {
+        place.write(&format!(".env.{number}"), "");
+    }
+    assert!(matches!(
+        place.put_up(&[]),
+        Err(ProtectError::Look { source }) if source.to_string().contains("4096")
+    ));
+    let none = place.spec(|request| request.hide = vec!["none".into()]);
+    assert!(place.protect(&none).is_ok());
+}
+
+#[test]
+fn names_of_the_operators_and_paths_that_git_names_are_held_also_after_a_crash() {
+    let place = Place::new("added");
+    place.write("tools/hooks/pre-commit", "mine");
+    place.write(".zed/tasks.json", "mine");
+    let mut spec = place.spec(|_| ());
+    spec.protected = ProtectedNames {
+        added: vec![".mytool".into()],
+        removed: vec![".zed".into()],
+        paths: ["tools/hooks", "bin/clean.sh"]
+            .map(|path| WorkspacePath::new(path.as_ref()).unwrap())
+            .into(),
+        allowed: Vec::new(),
+    };
+    let evil = || {
+        place.write("a/.MyTool/x", "evil");
+        place.write("bin/clean.sh", "evil");
+        place.write("b/.zed/x", "fine");
+        fs::rename(place.at("tools"), place.at("moved")).unwrap();
+        place.write("mine/hooks/pre-commit", "evil");
+        symlink("mine", place.at("tools")).unwrap();
+    };
+    let protection = place.protect(&spec).unwrap();
+    assert_eq!(binds(&protection), [("tools/hooks", false)]);
+    evil();
+    let expected = [
+        ("a/.MyTool", HoldReason::ProtectedName),
+        ("bin/clean.sh", HoldReason::ProtectedName),
+        ("tools", HoldReason::LinkToProtected),
+    ];
+    assert_eq!(held(&protection.take_down()), expected);
+    fs::rename(place.at("moved"), place.at("tools")).unwrap();
+    let protection = place.protect(&spec).unwrap();
+    evil();
+    rustix::fs::flock(
+        protection.lock().unwrap(),
+        rustix::fs::FlockOperation::Unlock,
+    )
+    .unwrap();
+    drop(protection);
+    assert_eq!(sweep(&place.state()).len(), 3);
+    assert!(!place.at("bin/clean.sh").exists() && place.at("b/.zed/x").exists());
+}
+
+#[test]
+fn inputs_and_the_folders_made_for_them_go_and_what_was_there_stays() {
+    let place = Place::new("inputs");
+    place.write("there/kept", "mine");
+    let spec = place.spec(|request| {
+        let names = ["a", "new/deep/b", "there/c", "full/d"];
+        let given = |name: &str| (PathBuf::from(name), b"x".as_slice().into());
+        request.inputs_given = names.map(given).into();
+    });
+    let put = || {
+        for path in ["a", "new/deep/b", "there/c", "full/d", "full/programs"] {
+            place.write(path, "given");
+        }
+        place.write("a", "changed by the program");
+    };
+    let left = ["full", "full/programs", "there", "there/kept"];
+    let protection = place.protect(&spec).unwrap();
+    put();
+    assert_eq!(protection.take_down(), TakenDown::default());
+    assert_eq!(place.names(), left);
+    // As by SIGKILL.
+    let protection = place.protect(&spec).unwrap();
+    put();
+    rustix::fs::flock(
+        protection.lock().unwrap(),
+        rustix::fs::FlockOperation::Unlock,
+    )
+    .unwrap();
+    drop(protection);
+    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+    assert_eq!(place.names(), left);
+    // What was there is nobody's input.
+    place.write("a", "mine");
+    let protection = place.protect(&spec).unwrap();
+    assert_eq!(protection.take_down(), TakenDown::default());
+    assert!(place.at("a").exists());
+}
+
+#[test]
+fn settings_among_packages_are_counted_and_an_environment_is_noted_once() {
+    let place = Place::new("counted");
+    place.write("node_modules/old/.vscode/x", "");
+    place.write(".venv/bin/old", "");
+    // Births are told by a coarser clock than this test: both sides of the start must differ.
+    let began = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        (now.tv_sec, now.tv_nsec)
+    };
+    let before = began();
+    while began() == before {
+        std::hint::spin_loop();
+    }
+    assert_eq!(place.put_up(&[]).unwrap().take_down(), TakenDown::default());
+    let protection = place.put_up(&[]).unwrap();
+    for path in ["a/.vscode/x", "b/.idea/y", "b/.mcp.json"] {
+        place.write(&format!("node_modules/{path}"), "");
+    }
+    for path in [".venv/bin/one", ".venv/lib/two", "sub/.venv/bin/three"] {
+        place.write(path, "");
+    }
+    let taken_down = protection.take_down();
+    assert_eq!(held(&taken_down), []);
+    let notes = &taken_down.notes;
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes[0].starts_with("`.venv`, `sub/.venv` in"), "{notes:?}");
+    assert!(notes[1].starts_with("3 names of editors"), "{notes:?}");
+}
+
+#[test]
+fn a_name_that_lifts_nothing_is_told() {
+    let place = Place::new("lifts");
+    fs::create_dir(place.at("vendor")).unwrap();
+    let notes = |allowed| place.put_up(&[allowed]).unwrap().take_down().notes;
+    assert!(notes(".evnrc")[0].contains("did you mean `.envrc`?"));
+    assert!(notes(".git/hook")[0].contains("`.git` is protected as a whole"));
+    for fine in [".envrc", "vendor", "HEAD"] {
+        assert_eq!(notes(fine), Vec::<String>::new(), "{fine}");
+    }
 }

@@ -104,7 +104,9 @@ fn read_folder(
             kind,
             inode,
         });
-        if kind == FileType::Directory && next.map_err(Failed::Visit)? == Next::Enter {
+        // Of files, too: a bound that is passed must not be missed.
+        let next = next.map_err(Failed::Visit)?;
+        if kind == FileType::Directory && next == Next::Enter {
             folders.push(path);
         }
     }

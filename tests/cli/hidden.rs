@@ -1,0 +1,360 @@
+//! What of a mounted workspace its program does not see, may not change, and does not leave behind: hidden files, names of
+//! the operator's, paths that git's configuration names, inputs, and folders that cannot be written.
+
+use airlock_cli_tests::{Answer, World};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, chown},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+fn git(folder: &Path, words: &[&str]) -> String {
+    let told = Command::new("git")
+        .args(words)
+        .current_dir(folder)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .output()
+        .expect("git starts");
+    assert!(told.status.success(), "git {words:?}: {told:?}");
+    String::from_utf8_lossy(&told.stdout).trim_end().to_owned()
+}
+
+fn repository(world: &World) {
+    let folder = world.here("w");
+    fs::create_dir_all(&folder).expect("a folder");
+    git(&folder, &["init", "-q", "-b", "main", "."]);
+    git(&folder, &["config", "user.name", "n"]);
+    git(&folder, &["config", "user.email", "a@b"]);
+}
+
+/// Runs a script in a box whose workspace is `w`.
+fn run(world: &World, options: &[&str], script: &str) -> Answer {
+    let mut words = vec!["run", "--workspace", "w"];
+    words.extend(options);
+    words.extend(["--", "sh", "-c", script]);
+    world.run(&words)
+}
+
+#[test]
+fn a_hidden_file_is_not_read_written_or_moved_in_any_kind_of_workspace() {
+    let world = World::new();
+    world
+        .write("w/.env", "secret")
+        .write("w/.env.example", "example")
+        .write("w/keys/a", "secret");
+    let script = "cat .env.example; cat .env || echo; ls keys; echo x 2>/dev/null > .env; mv .env b; rm -f .env; ls -A";
+    let control = run(&world, &["--hide", "none"], "cat .env keys/a");
+    assert_eq!(control.stdout, "secretsecret", "{}", control.stderr);
+    for options in [
+        &["--hide", "keys"][..],
+        &["--hide", "keys", "--copy-on-write"],
+    ] {
+        let answer = run(&world, options, script);
+        assert!(!answer.stdout.contains("secret"), "{}", answer.stdout);
+        assert!(answer.stdout.starts_with("example\n"), "{}", answer.stdout);
+        assert!(
+            answer.stderr.contains("`.env`") && answer.stderr.contains("`--hide none`"),
+            "{}",
+            answer.stderr
+        );
+        assert_eq!(fs::read_to_string(world.here("w/.env")).unwrap(), "secret");
+        assert!(world.here("w/keys/a").exists() && !world.here("w/b").exists());
+    }
+    let mounted = run(&world, &["--hide", "keys"], script);
+    assert_eq!(mounted.stdout, "example\n.env\n.env.example\nkeys\n");
+    let read_only = world.run(&[
+        "run",
+        "--workspace",
+        "w:ro",
+        "--",
+        "sh",
+        "-c",
+        "cat .env || cat keys/a",
+    ]);
+    assert_eq!(read_only.stdout, "secret", "{}", read_only.stderr);
+    assert!(
+        read_only.stderr.contains("Permission denied"),
+        "{}",
+        read_only.stderr
+    );
+}
+
+#[test]
+fn what_was_hidden_is_never_taken_over_from_a_copy() {
+    let world = World::new();
+    world.write("w/.env", "secret").write("w/a", "one");
+    let options = ["--copy-on-write", "--run-id", "try"];
+    let answer = run(&world, &options, "echo two > a");
+    assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+    let diff = world.run(&["workspace", "diff", "try"]);
+    assert_eq!(diff.stdout, "~ a\n", "{}", diff.stderr);
+    let done = world.run(&["workspace", "commit", "try"]);
+    assert_eq!(done.status, Some(0), "{}", done.stderr);
+    assert_eq!(fs::read_to_string(world.here("w/.env")).unwrap(), "secret");
+    run(&world, &options, "rm -f .env; echo mine > .env");
+    let refused = world.run(&["workspace", "commit", "try"]);
+    assert_ne!(refused.status, Some(0), "{}", refused.stdout);
+    assert_eq!(fs::read_to_string(world.here("w/.env")).unwrap(), "secret");
+}
+
+#[test]
+fn a_tracked_file_is_shown_unless_it_is_named_and_then_git_cannot_take_it_for_removed() {
+    let world = World::new();
+    repository(&world);
+    world.write("w/test/.env", "fixture").write("w/a", "one");
+    git(&world.here("w"), &["add", "."]);
+    git(&world.here("w"), &["commit", "-q", "-m", "one"]);
+    world.write("w/.env", "secret");
+    let script = "cat test/.env; cat .env; git status --short";
+    let answer = run(&world, &[], script);
+    assert!(
+        answer.stdout.starts_with("fixture"),
+        "{}{}",
+        answer.stdout,
+        answer.stderr
+    );
+    assert!(!answer.stdout.contains("secret"), "{}", answer.stdout);
+    let script = "cat test/.env; echo two > a; git add -A && git commit -q -m two";
+    let named = run(&world, &["--hide", ".env"], script);
+    assert_eq!(named.stdout, "", "{}", named.stderr);
+    assert_ne!(
+        named.status,
+        Some(0),
+        "git says that it cannot read the file"
+    );
+    assert!(world.here("w/test/.env").exists());
+}
+
+#[test]
+fn names_of_the_configuration_are_protected_and_a_project_only_adds() {
+    let world = World::new();
+    world.write("w/a", "one");
+    world.write(
+        "config.toml",
+        "[workspace]\nprotect = [\".mytool\"]\nunprotect = [\".idea\"]\n",
+    );
+    let script =
+        "mkdir -p .mytool .idea sub; echo x > .mytool/x; echo x > .idea/x; echo x > sub/run.sh";
+    let words = ["run", "--workspace", "w", "--", "sh", "-c", script];
+    let configured = |words: &[&str]| {
+        let mut command = world.command(words);
+        let output = command
+            .env("AIRLOCK_CONFIG", world.here("config.toml"))
+            .output();
+        world.answer(&output.expect("airlock starts"))
+    };
+    let answer = configured(&words);
+    assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+    assert!(!world.here("w/.mytool").exists() && world.here("w/.idea/x").exists());
+    assert!(world.here("w/sub/run.sh").exists(), "the control");
+    fs::remove_dir_all(world.here("w/.idea")).unwrap();
+    world.write("airlock.toml", "[workspace]\nprotect = [\"sub/run.sh\"]\n");
+    fs::remove_file(world.here("w/sub/run.sh")).unwrap();
+    configured(&words);
+    assert!(!world.here("w/sub/run.sh").exists());
+    // In a copy the same names are judged.
+    let copied = [
+        "run",
+        "--workspace",
+        "w",
+        "--copy-on-write",
+        "--run-id",
+        "try",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    configured(&copied);
+    let refused = configured(&["workspace", "commit", "try"]);
+    assert_ne!(refused.status, Some(0), "{}", refused.stdout);
+    assert!(refused.stderr.contains(".mytool"), "{}", refused.stderr);
+    world.write("airlock.toml", "[workspace]\nunprotect = [\".git\"]\n");
+    let widened = configured(&words);
+    assert_eq!(widened.status, Some(125), "{}", widened.stderr);
+}
+
+#[test]
+fn what_the_configuration_of_git_names_is_protected() {
+    let world = World::new();
+    repository(&world);
+    let folder = world.here("w");
+    world
+        .write("w/tools/hooks/pre-commit", "#!/bin/sh\n")
+        .write("w/tools/clean.sh", "mine")
+        .write("w/tools/other.sh", "mine");
+    git(&folder, &["config", "core.hooksPath", "tools/hooks"]);
+    git(
+        &folder,
+        &["config", "filter.x.clean", "sh ./tools/clean.sh %f"],
+    );
+    git(&folder, &["config", "alias.do", "!late/do.sh"]);
+    git(&folder, &["config", "include.path", "../more.inc"]);
+    let script = "for file in tools/hooks/pre-commit tools/clean.sh tools/other.sh; do echo evil >> $file || echo held $file; done; \
+        mkdir late; echo evil > late/do.sh; echo '[core]' > more.inc; echo fine > late/other";
+    let answer = run(&world, &[], script);
+    assert_eq!(
+        answer.stdout, "held tools/hooks/pre-commit\nheld tools/clean.sh\n",
+        "{}",
+        answer.stderr
+    );
+    let has = |path: &str| world.here("w").join(path).exists();
+    assert!(!has("late/do.sh") && !has("more.inc") && has("late/other"));
+    assert!(
+        fs::read_to_string(folder.join("tools/other.sh"))
+            .unwrap()
+            .contains("evil")
+    );
+    // The workspace may be a part of the worktree, and a copy.
+    let words = |options: &[&str], script: &str| {
+        let mut words = vec!["run", "--workspace", "w/tools"];
+        words.extend(options);
+        words.extend(["--", "sh", "-c", script]);
+        world.run(&words)
+    };
+    let part = words(&[], "echo evil > clean.sh || echo held");
+    assert_eq!(part.stdout, "held\n", "{}", part.stderr);
+    words(
+        &["--copy-on-write", "--run-id", "try"],
+        "echo evil > clean.sh",
+    );
+    let refused = world.run(&["workspace", "commit", "try"]);
+    assert!(
+        refused.stderr.contains("configuration of git"),
+        "{}",
+        refused.stderr
+    );
+    let lifted = run(
+        &world,
+        &["--allow-protected", "tools/hooks"],
+        "echo x > tools/hooks/new",
+    );
+    assert_eq!(lifted.status, Some(0), "{}", lifted.stderr);
+    assert!(has("tools/hooks/new"));
+}
+
+#[test]
+fn an_input_replaces_nothing_in_a_mounted_folder_and_does_not_stay() {
+    let world = World::new();
+    world.write("w/a.txt", "mine").write("given", "given");
+    let answer = run(&world, &["--input", "a.txt=given"], "cat a.txt");
+    assert_eq!(answer.status, Some(125), "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("it is the mounted folder's own"),
+        "{}",
+        answer.stderr
+    );
+    assert_eq!(fs::read_to_string(world.here("w/a.txt")).unwrap(), "mine");
+    let options = ["--input", "b.txt=given", "--input", "new/c=given"];
+    let answer = run(
+        &world,
+        &options,
+        "cat b.txt new/c; echo more >> b.txt; echo x > kept",
+    );
+    assert_eq!(answer.stdout, "givengiven", "{}", answer.stderr);
+    let has = |path: &str| world.here("w").join(path).exists();
+    assert!(has("a.txt") && has("kept") && !has("b.txt") && !has("new"));
+    let copied = run(
+        &world,
+        &["--copy-on-write", "--input", "a.txt=given"],
+        "cat a.txt",
+    );
+    assert_eq!(copied.stdout, "given", "{}", copied.stderr);
+}
+
+#[test]
+fn a_folder_that_its_owner_cannot_write_is_read_only() {
+    let world = World::new();
+    world.write("w/file", "mine");
+    fs::create_dir(world.state()).expect("a state folder");
+    let number = |option: &str| -> u32 {
+        let told = Command::new("id").args([option, &daemons::user()]).output();
+        let text = String::from_utf8(told.expect("id starts").stdout).expect("a number");
+        text.trim()
+            .parse()
+            .expect("the ordinary user of the tests is there")
+    };
+    let (user, group) = (number("-u"), number("-g"));
+    for path in [
+        world.here("w"),
+        world.here("w/file"),
+        world.state().to_owned(),
+    ] {
+        chown(path, Some(user), Some(group)).expect("it becomes the user's");
+    }
+    let words = [
+        "run",
+        "--workspace",
+        "w",
+        "--",
+        "sh",
+        "-c",
+        "cat file; echo x > new || echo held",
+    ];
+    let plain = world.command(&words);
+    let of_user = || {
+        let mut command = Command::new("setpriv");
+        command
+            .args([
+                "--reuid",
+                &user.to_string(),
+                "--regid",
+                &group.to_string(),
+                "--clear-groups",
+            ])
+            .arg(plain.get_program())
+            .args(plain.get_args())
+            .current_dir(world.here(""))
+            .env_clear()
+            .envs(world.variables())
+            .stdin(Stdio::null());
+        world.answer(&command.output().expect("airlock starts"))
+    };
+    let mode = |mode| fs::set_permissions(world.here("w"), fs::Permissions::from_mode(mode));
+    mode(0o555).unwrap();
+    let other = world.here("roots").display().to_string();
+    let mut as_root = vec!["--state", &other];
+    as_root.extend(words);
+    for answer in [of_user(), world.run(&as_root)] {
+        assert_eq!(answer.stdout, "mineheld\n", "{}", answer.stderr);
+        assert!(
+            answer.stderr.contains("so it is read-only inside"),
+            "{}",
+            answer.stderr
+        );
+    }
+    mode(0o755).unwrap();
+    let answer = of_user();
+    assert_eq!(answer.stdout, "mine", "{}", answer.stderr);
+    assert!(world.here("w/new").exists());
+}
+
+#[test]
+fn a_link_where_a_protected_path_begins_does_not_stay() {
+    let world = World::new();
+    world.write("w/a", "one");
+    let script = "mkdir -p m/hooks; echo evil > m/hooks/x; ln -s m .github; ln -s m other";
+    let answer = run(&world, &[], script);
+    assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+    let is_link = |name: &str| {
+        let found = fs::symlink_metadata(world.here("w").join(name));
+        found.is_ok_and(|found| found.is_symlink())
+    };
+    assert!(is_link("other") && !is_link(".github"));
+    fs::remove_file(world.here("w/other")).unwrap();
+    run(&world, &["--copy-on-write", "--run-id", "try"], script);
+    let refused = world.run(&["workspace", "commit", "try"]);
+    assert!(
+        refused.stderr.contains("`.github/hooks` begins"),
+        "{}",
+        refused.stderr
+    );
+    let partial = world.run(&["workspace", "commit", "try", "--partial"]);
+    assert!(
+        is_link("other") && !is_link(".github"),
+        "{}",
+        partial.stderr
+    );
+}
