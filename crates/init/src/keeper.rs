@@ -4,7 +4,7 @@
 
 use crate::{
     network::{self, Passing},
-    plan::{BoxPlan, HostPath, Ids, Owner},
+    plan::{BoxPlan, HostPath, Ids, Owner, Protected},
     protocol::{self, Report},
     step::{Failure, Step, Steps},
     submounts,
@@ -515,9 +515,12 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
     if plan.workspace.is_none() {
         template::link_home(workspace).map_err(at(c".home"))?;
     }
-    for path in &plan.protected {
+    for Protected { path, inode } in &plan.protected {
         let put = || {
             let place = beneath(workspace, path)?;
+            if rustix::fs::fstat(&place)?.st_ino != *inode {
+                return Err(io::Error::other("it was replaced meanwhile"));
+            }
             let tree = template::open_tree(&place, c"")?;
             sys::set_mount(tree.as_fd(), true, PLAIN | READ_ONLY, None)?;
             template::attach(&tree, &place, c"")

@@ -90,7 +90,7 @@ pub struct BoxPlan {
     /// A host folder for `/workspace`; else it is in scratch space.
     pub workspace: Option<HostPath>,
     /// What in that folder is read-only, relative to it, parents first.
-    pub protected: Vec<CString>,
+    pub protected: Vec<Protected>,
     /// Directories to make in a fresh workspace, parents first, as places for mounts.
     pub workspace_directories: Vec<CString>,
     /// The same in the home.
@@ -266,6 +266,15 @@ pub struct StockPlan {
     pub first_turn: u32,
 }
 
+/// What becomes read-only in a workspace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Protected {
+    /// Relative to the workspace.
+    pub path: CString,
+    /// What it must turn out to be: another program may exchange names there.
+    pub inode: u64,
+}
+
 /// One resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -295,6 +304,7 @@ wire_struct!(Place {
     content
 });
 wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, Shown = 5, Hidden = 6 });
+wire_struct!(Protected { path, inode });
 wire_struct!(BoxPlan {
     steps,
     ids,
@@ -475,7 +485,7 @@ pub(crate) mod tests {
         let paths = (
             texts(),
             option::of(host_path()),
-            texts(),
+            vec((text(), any::<u64>()), 0..3),
             (texts(), texts()),
             vec(host_path(), 0..3),
         );
@@ -492,6 +502,9 @@ pub(crate) mod tests {
                 let (doors, passing) = network;
                 let (copies, workspace, protected, directories, mounts) = paths;
                 let (workspace_directories, home_directories) = directories;
+                let protected = protected.into_iter();
+                let protected = protected.map(|(path, inode)| Protected { path, inode });
+                let protected = protected.collect();
                 BoxPlan {
                     steps,
                     ids,

@@ -4,7 +4,10 @@ use crate::passing::{self, Power};
 
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
-    plan::{BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, ResourceLimit, StockPlan},
+    plan::{
+        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, Protected, ResourceLimit,
+        StockPlan,
+    },
     step::Steps,
 };
 use rustix::fs::{Mode, OFlags};
@@ -130,8 +133,12 @@ pub(super) fn of_box(
         workspace,
         protected: protection
             .iter()
-            .map(|bind| c_string(&bind.path))
-            .collect::<Result<_, _>>()?,
+            .map(|bind| {
+                let path = c_string(&bind.path)?;
+                let inode = bind.inode;
+                Ok(Protected { path, inode })
+            })
+            .collect::<Result<_, SandboxError>>()?,
         workspace_directories: if fresh {
             workspace_directories(spec)?
         } else {

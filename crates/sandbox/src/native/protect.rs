@@ -27,8 +27,9 @@ pub use settle::resolve_inside;
 use hold::HoldFolder;
 use rustix::fs::OFlags;
 use spec::{HeldBack, Id, WorkspacePath};
-use start::{ProtectedEntry, Start};
+use start::Start;
 use std::{
+    collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -42,6 +43,8 @@ const MAX_LISTED: usize = 10;
 pub struct Bind {
     /// Relative to the workspace; to be resolved beneath it, through no symbolic link.
     pub path: PathBuf,
+    /// What must turn out to be there.
+    pub inode: u64,
 }
 
 /// The protection of one workspace for one run. Dropped without being taken down, it is left to the sweep.
@@ -114,12 +117,21 @@ impl Protection {
         if !is_lifted && start::is_bare_repository(&workspace, Path::new(".")) {
             return Err(ProtectError::Bare);
         }
-        let start = Start::look(workspace.as_fd(), allowed).map_err(look)?;
-        let hold = HoldFolder::create(state, run, &start.to_text()).map_err(|source| {
+        let state_error = |source| {
             let state = state.to_owned();
             ProtectError::State { state, source }
-        })?;
-        let binds = binds(workspace.as_fd(), &start);
+        };
+        let path = beneath::path_of(&workspace).map_err(look)?;
+        let unsettled = || hold::unsettled(state, &path).map_err(state_error);
+        // Before and after: one may be settled, and one may begin, while the workspace is looked through.
+        let mut others = unsettled()?;
+        let mut start = Start::look(workspace.as_fd(), allowed).map_err(look)?;
+        let binds = binds(workspace.as_fd(), &start).map_err(look)?;
+        others.extend(unsettled()?);
+        for other in &others {
+            start.leave_out_news_of(other);
+        }
+        let hold = HoldFolder::create(state, run, &start.to_text()).map_err(state_error)?;
         let unread: Vec<_> = start.unread.iter().cloned().collect();
         let notes = listed(
             &unread,
@@ -182,17 +194,28 @@ pub fn shows_protected(workspace: &Path, inside: &Path, allowed: &[WorkspacePath
     protects(inside, allowed).is_some() || has().unwrap_or(true)
 }
 
-/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace.
-fn binds(workspace: BorrowedFd<'_>, start: &Start) -> Vec<Bind> {
-    let bind = |(path, entry): (&PathBuf, &ProtectedEntry)| match entry.target {
-        None => Some(path.clone()),
-        Some(_) => beneath::target_inside(workspace, path),
-    };
-    let paths = start.protected.iter().filter_map(bind);
-    let mut paths: Vec<_> = paths.collect();
-    paths.sort();
-    paths.dedup();
-    paths.into_iter().map(|path| Bind { path }).collect()
+/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace. It fails where a name
+/// stands for something else by now: then what was there would not be protected.
+fn binds(workspace: BorrowedFd<'_>, start: &Start) -> io::Result<Vec<Bind>> {
+    let mut binds = BTreeMap::new();
+    for (path, entry) in &start.protected {
+        let place = match entry.target {
+            None => path.clone(),
+            Some(_) => match beneath::target_inside(workspace, path) {
+                Some(place) => place,
+                None => continue,
+            },
+        };
+        let handle = beneath::open(workspace, &place, OFlags::PATH)?;
+        if entry.target.is_none() && beneath::born(&handle, "")? != entry.born {
+            let shown = path.to_string_lossy().escape_debug().to_string();
+            let message = format!("`{shown}` was replaced meanwhile");
+            return Err(io::Error::other(message));
+        }
+        binds.insert(place, rustix::fs::fstat(&handle)?.st_ino);
+    }
+    let binds = binds.into_iter();
+    Ok(binds.map(|(path, inode)| Bind { path, inode }).collect())
 }
 
 fn settle(workspace: BorrowedFd<'_>, start: &Start, mut hold: HoldFolder) -> TakenDown {
