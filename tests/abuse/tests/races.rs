@@ -68,7 +68,8 @@ impl Ground {
         let protected = ["p/w/keep/.envrc", "p/beside/.envrc"].map(|path| inode(&ground(path)));
         let theirs = inode(&ground("p/w/theirs"));
         if rustix::process::geteuid().is_root() {
-            for path in host::listing(&top_folder) {
+            let all = host::listing(&top_folder).into_iter();
+            for path in all.chain([PathBuf::new()]) {
                 if path != Path::new("p/w/theirs") {
                     let path = top_folder.join(path);
                     std::os::unix::fs::lchown(&path, Some(OWNER), Some(OWNER)).expect("chown");
