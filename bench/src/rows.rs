@@ -22,6 +22,9 @@ pub(crate) enum Kind {
     WarmSustained,
     Cold,
     ColdWithMounts,
+    ColdWithFiles,
+    ColdWithRepository,
+    ColdWithManyFiles,
     ColdWithImage,
     Bare,
     Attach,
@@ -45,7 +48,8 @@ impl Row {
         match (self.kind, self.group) {
             (Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman, _) => 1,
             (Kind::Docker | Kind::DockerWithImage | Kind::WarmSustained, _) => 1,
-            (Kind::Attach | Kind::MakeAndAttach, _) | (_, Group::Python) => 2,
+            (Kind::Attach | Kind::MakeAndAttach | Kind::ColdWithManyFiles, _)
+            | (_, Group::Python) => 2,
             (_, Group::Command) => 8,
         }
     }
@@ -86,13 +90,16 @@ pub(crate) const MORE: [&str; 8] = [
 const PYTHON: &str = "python-";
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 18] = [
+    pub(crate) const ALL: [Kind; 21] = [
         Kind::Spawn,
         Kind::SpawnWithPipes,
         Kind::Warm,
         Kind::WarmSustained,
         Kind::Cold,
         Kind::ColdWithMounts,
+        Kind::ColdWithFiles,
+        Kind::ColdWithRepository,
+        Kind::ColdWithManyFiles,
         Kind::ColdWithImage,
         Kind::Bare,
         Kind::Cli,
@@ -121,6 +128,9 @@ impl Kind {
             Kind::Cli => "cli",
             Kind::Cold => "library-cold",
             Kind::ColdWithMounts => "library-cold-mounts",
+            Kind::ColdWithFiles => "library-cold-files",
+            Kind::ColdWithRepository => "library-cold-files-git",
+            Kind::ColdWithManyFiles => "library-cold-files-30000",
             Kind::ColdWithImage => "library-cold-image",
             Kind::Warm => "library-warm",
             Kind::WarmSustained => "library-warm-sustained",
@@ -157,6 +167,11 @@ impl Kind {
                 "Engine::run in a sandbox made for it; its cgroups and namespaces came from a pool"
             }
             Kind::ColdWithMounts => "library-cold with a mounted workspace and one more mount",
+            Kind::ColdWithFiles => {
+                "library-cold with a mounted workspace of 1,000 files, looked through before and after"
+            }
+            Kind::ColdWithRepository => "the same with an empty git repository in it",
+            Kind::ColdWithManyFiles => "the same with 30,000 files and no repository",
             Kind::ColdWithImage => {
                 "library-cold on an image of our store: the same program, unpacked before"
             }
@@ -172,12 +187,23 @@ impl Kind {
         }
     }
 
+    /// Files in its workspace, where that is what the row is about.
+    pub(crate) const fn files(self) -> Option<usize> {
+        match self {
+            Kind::ColdWithFiles | Kind::ColdWithRepository => Some(1000),
+            Kind::ColdWithManyFiles => Some(30_000),
+            _ => None,
+        }
+    }
+
     pub(crate) const fn is_ours(self) -> bool {
         use Kind::{Bare, Cli, Cold, ColdWithImage, ColdWithMounts, Warm, WarmSustained};
-        matches!(
-            self,
-            Cli | Bare | Cold | ColdWithImage | ColdWithMounts | Warm | WarmSustained
-        )
+        let files = self.files().is_some();
+        files
+            || matches!(
+                self,
+                Cli | Bare | Cold | ColdWithImage | ColdWithMounts | Warm | WarmSustained
+            )
     }
 
     /// What both sides have to pay.
@@ -193,7 +219,7 @@ impl Kind {
         let variant = matches!(
             self,
             Kind::ColdWithMounts | Kind::WarmSustained | Kind::Bare
-        );
+        ) || self.files().is_some();
         // Python is too much for the small image.
         let variant = variant || matches!(self, Kind::ColdWithImage | Kind::DockerWithImage);
         !variant

@@ -9,6 +9,7 @@ use engine::{Engine, Hosts, Run};
 use spec::{Barrier, Policy, RunRequest, RunResult, RunSpec, Status};
 use std::{
     ffi::OsString,
+    fs, io,
     path::Path,
     time::{Duration, Instant},
 };
@@ -57,6 +58,38 @@ impl Library {
             command: command.to_vec(),
             workspace,
             mounts,
+            ..RunRequest::default()
+        };
+        Library::new(request, ahead, options)
+    }
+
+    /// The same with a folder of so many files as workspace, maybe with an empty repository.
+    pub(crate) fn with_files(
+        command: &[OsString],
+        files: usize,
+        is_repository: bool,
+        ahead: Ahead,
+        options: &Options,
+    ) -> Result<Library, Reason> {
+        let workspace = fresh_folder(options, "files")?;
+        let make = || -> io::Result<()> {
+            for number in 0..files {
+                let folder = workspace.join(format!("folder-{}", number / 25));
+                fs::create_dir_all(&folder)?;
+                fs::write(folder.join(format!("file-{number}")), "a line\n")?;
+            }
+            if is_repository {
+                let git = workspace.join(".git");
+                fs::create_dir_all(git.join("refs/heads"))?;
+                fs::create_dir_all(git.join("objects"))?;
+                fs::write(git.join("HEAD"), "ref: refs/heads/main\n")?;
+            }
+            Ok(())
+        };
+        make().map_err(|error| Reason::from(error.to_string()))?;
+        let request = RunRequest {
+            command: command.to_vec(),
+            workspace: Some(workspace),
             ..RunRequest::default()
         };
         Library::new(request, ahead, options)

@@ -81,6 +81,15 @@ pub(crate) async fn prepare(
             Ahead::Berths(options.pool),
             options,
         )?),
+        Kind::ColdWithFiles | Kind::ColdWithRepository | Kind::ColdWithManyFiles => {
+            library(Library::with_files(
+                command,
+                kind.files().unwrap_or_default(),
+                kind == Kind::ColdWithRepository,
+                Ahead::Berths(options.pool),
+                options,
+            )?)
+        }
         Kind::ColdWithImage => {
             let file = image::make(command, options)?;
             library(Library::with_image(

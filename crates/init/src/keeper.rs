@@ -4,7 +4,7 @@
 
 use crate::{
     network::{self, Passing},
-    plan::{BoxPlan, HostPath, Ids, Owner},
+    plan::{BoxPlan, HostPath, Ids, Owner, WorkspaceName},
     protocol::{self, Report},
     step::{Failure, Step, Steps},
     submounts,
@@ -531,32 +531,40 @@ fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure>
     if plan.workspace.is_none() {
         template::link_home(workspace).map_err(at(c".home"))?;
     }
-    for path in &plan.protected {
-        protect(workspace, path).map_err(at(path))?;
+    for name in &plan.protected {
+        protect(&check_same(workspace, name).map_err(at(&name.path))?).map_err(at(&name.path))?;
     }
-    for path in &plan.hidden {
-        hide(workspace, path, HIDDEN).map_err(at(path))?;
+    for name in &plan.hidden {
+        let place = check_same(workspace, name).map_err(at(&name.path))?;
+        hide(&place, HIDDEN).map_err(at(&name.path))?;
     }
     Ok(())
 }
 
+/// The name that was looked at, or nothing.
+fn check_same(workspace: &OwnedFd, name: &WorkspaceName) -> io::Result<OwnedFd> {
+    let place = beneath(workspace, &name.path)?;
+    match rustix::fs::fstat(&place)?.st_ino == name.inode {
+        true => Ok(place),
+        false => Err(io::Error::other("it was replaced meanwhile")),
+    }
+}
+
 /// Mounts a name of the workspace onto itself, read-only.
-pub(crate) fn protect(workspace: &OwnedFd, path: &CStr) -> io::Result<()> {
-    let place = beneath(workspace, path)?;
-    let tree = template::open_tree(&place, c"")?;
+pub(crate) fn protect(place: &OwnedFd) -> io::Result<()> {
+    let tree = template::open_tree(place, c"")?;
     sys::set_mount(tree.as_fd(), true, PLAIN | READ_ONLY, None)?;
-    template::attach(&tree, &place, c"")
+    template::attach(&tree, place, c"")
 }
 
 /// Covers a file by another that nobody may open, and a folder by one with nothing in it.
-pub(crate) fn hide(workspace: &OwnedFd, path: &CStr, by: &CStr) -> io::Result<()> {
-    let place = beneath(workspace, path)?;
-    let cover = match template::is_directory(&place)? {
+pub(crate) fn hide(place: &OwnedFd, by: &CStr) -> io::Result<()> {
+    let cover = match template::is_directory(place)? {
         true => template::open_tree(&CWD, EMPTY)?,
         false => template::open_tree(&CWD, by)?,
     };
     sys::set_mount(cover.as_fd(), false, PLAIN | READ_ONLY, None)?;
-    template::attach(&cover, &place, c"")
+    template::attach(&cover, place, c"")
 }
 
 /// A handle on a path, no symbolic link on the way: what is planted in a workspace leads nowhere.

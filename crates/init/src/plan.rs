@@ -90,11 +90,11 @@ pub struct BoxPlan {
     /// A host folder for `/workspace`; else it is in scratch space.
     pub workspace: Option<HostPath>,
     /// What in that folder is read-only, relative to it, parents first.
-    pub protected: Vec<CString>,
+    pub protected: Vec<WorkspaceName>,
     /// Whether the engine watches the mount table, because tools of the host can detach what lies in that folder.
     pub watched: bool,
     /// What in that folder is covered by something empty, relative to it.
-    pub hidden: Vec<CString>,
+    pub hidden: Vec<WorkspaceName>,
     /// Directories to make in a fresh workspace, parents first, as places for mounts.
     pub workspace_directories: Vec<CString>,
     /// The same in the home.
@@ -286,6 +286,15 @@ pub struct StockPlan {
     pub first_turn: u32,
 }
 
+/// What becomes read-only in a workspace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkspaceName {
+    /// Relative to the workspace.
+    pub path: CString,
+    /// What it must turn out to be: another program may exchange names there.
+    pub inode: u64,
+}
+
 /// One resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -315,6 +324,7 @@ wire_struct!(Place {
     content
 });
 wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, Shown = 5, Hidden = 6 });
+wire_struct!(WorkspaceName { path, inode });
 wire_struct!(BoxPlan {
     steps,
     ids,
@@ -493,13 +503,18 @@ pub(crate) mod tests {
         })
     }
 
+    fn workspace_names() -> impl Strategy<Value = Vec<WorkspaceName>> {
+        let name = (text(), any::<u64>()).prop_map(|(path, inode)| WorkspaceName { path, inode });
+        vec(name, 0..3)
+    }
+
     fn a_box() -> impl Strategy<Value = BoxPlan> {
         let network = (vec(any::<u16>(), 0..4), option::of(passing()));
         let numbers = (any::<([bool; 6], u64, u64)>(), network);
         let paths = (
             texts(),
             option::of(host_path()),
-            (texts(), texts()),
+            (workspace_names(), workspace_names()),
             (texts(), texts()),
             vec(host_path(), 0..3),
         );

@@ -88,12 +88,12 @@ fn look(workspace: &OwnedFd, path: &CStr, number: u32) -> io::Result<Remounted> 
 /// then the name still leads to the old file, on which the kernel lets nobody mount any more.
 fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
     for _ in 0..MAX_TRIES {
-        if !is_there(workspace, &name.path) {
+        let Some(place) = find(workspace, &name.path) else {
             return Ok(false);
-        }
+        };
         let mounted = match name.hidden {
-            true => keeper::hide(workspace, &name.path, keeper::NOTHING),
-            false => keeper::protect(workspace, &name.path),
+            true => keeper::hide(&place, keeper::NOTHING),
+            false => keeper::protect(&place),
         };
         match mounted {
             Ok(()) => return Ok(true),
@@ -105,7 +105,8 @@ fn mount(workspace: &OwnedFd, name: &RemountName) -> io::Result<bool> {
 }
 
 /// A link cannot be mounted onto itself, and is judged when the sandbox ends.
-fn is_there(workspace: &OwnedFd, path: &CStr) -> bool {
-    let found = keeper::beneath(workspace, path).and_then(|it| Ok(rustix::fs::fstat(it)?));
-    found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) != FileType::Symlink)
+fn find(workspace: &OwnedFd, path: &CStr) -> Option<OwnedFd> {
+    let place = keeper::beneath(workspace, path).ok()?;
+    let found = rustix::fs::fstat(&place).ok()?;
+    (FileType::from_raw_mode(found.st_mode) != FileType::Symlink).then_some(place)
 }

@@ -4,7 +4,10 @@ use crate::passing::{self, Power};
 
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
-    plan::{BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, ResourceLimit, StockPlan},
+    plan::{
+        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, ResourceLimit, StockPlan,
+        WorkspaceName,
+    },
     step::Steps,
 };
 use rustix::fs::{Mode, OFlags};
@@ -155,14 +158,20 @@ pub(super) fn watched_names(
         Some(protect::Bind {
             path: path.to_owned(),
             hidden: false,
+            inode: 0,
         })
     });
     protection.iter().cloned().chain(git).collect()
 }
 
-fn names(binds: &[protect::Bind], hidden: bool) -> Result<Vec<CString>, SandboxError> {
+fn names(binds: &[protect::Bind], hidden: bool) -> Result<Vec<WorkspaceName>, SandboxError> {
     let binds = binds.iter().filter(|bind| bind.hidden == hidden);
-    binds.map(|bind| c_string(&bind.path)).collect()
+    let name = |bind: &protect::Bind| {
+        let path = c_string(&bind.path)?;
+        let inode = bind.inode;
+        Ok(WorkspaceName { path, inode })
+    };
+    binds.map(name).collect()
 }
 
 /// The folders of an image that its program may change: all at the top but those that the box has its own of.

@@ -32,7 +32,7 @@ use hold::HoldFolder;
 use init::protocol::Remounted;
 use rustix::fs::{FileType, OFlags};
 use spec::{HeldBack, Hide, Id, ProtectedNames, SandboxSpec};
-use start::{ProtectedEntry, Start};
+use start::Start;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
@@ -52,6 +52,8 @@ pub struct Bind {
     pub path: PathBuf,
     /// Whether something empty covers it.
     pub hidden: bool,
+    /// What must turn out to be there.
+    pub inode: u64,
 }
 
 /// The protection of one workspace for one run. Dropped without being taken down, it is left to the sweep.
@@ -191,15 +193,24 @@ impl Protection {
         if !is_lifted && start::is_bare_repository(&workspace, Path::new(".")) {
             return Err(ProtectError::Bare);
         }
+        let state_error = |source| {
+            let state = state.to_owned();
+            ProtectError::State { state, source }
+        };
+        let path = beneath::path_of(&workspace).map_err(look)?;
+        let unsettled = || hold::unsettled(state, &path).map_err(state_error);
+        // Before and after: one may be settled, and one may begin, while the workspace is looked through.
+        let mut others = unsettled()?;
         let mut hiding = Hiding::new(&spec.hide);
         let mut start =
             Start::look(workspace.as_fd(), &spec.protected, &mut hiding).map_err(look)?;
         start.expect(workspace.as_fd(), &spec.passing_inputs);
-        let hold = HoldFolder::create(state, run, &start.to_text()).map_err(|source| {
-            let state = state.to_owned();
-            ProtectError::State { state, source }
-        })?;
-        let binds = binds(workspace.as_fd(), &start, &hiding.found);
+        let binds = binds(workspace.as_fd(), &start, &hiding.found).map_err(look)?;
+        others.extend(unsettled()?);
+        for other in &others {
+            start.leave_out_news_of(other);
+        }
+        let hold = HoldFolder::create(state, run, &start.to_text()).map_err(state_error)?;
         let unread: Vec<_> = start.unread.iter().cloned().collect();
         let unread = listed(
             &unread,
@@ -223,7 +234,7 @@ impl Protection {
         let look = |source| ProtectError::Look { source };
         hiding.look(workspace.as_fd()).map_err(look)?;
         Ok(Protection {
-            binds: binds(workspace.as_fd(), &Start::default(), &hiding.found),
+            binds: binds(workspace.as_fd(), &Start::default(), &hiding.found).map_err(look)?,
             notes: hiding_note(&hiding.found).into_iter().collect(),
             ..Protection::reviewed(workspace)
         })
@@ -316,30 +327,52 @@ pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
     )
 }
 
-/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace.
-fn binds(workspace: BorrowedFd<'_>, start: &Start, hidden: &[PathBuf]) -> Vec<Bind> {
-    let bind = |(path, entry): (&PathBuf, &ProtectedEntry)| match entry.target {
-        None => Some(path.clone()),
-        Some(_) => beneath::target_inside(workspace, path),
+/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace. It fails where a name
+/// stands for something else by now: then what was there would not be protected.
+fn binds(workspace: BorrowedFd<'_>, start: &Start, hidden: &[PathBuf]) -> io::Result<Vec<Bind>> {
+    let mut binds = BTreeMap::new();
+    let mut add = |path: PathBuf, handle: OwnedFd, hidden| {
+        let inode = rustix::fs::fstat(&handle)?.st_ino;
+        binds.insert(path, (hidden, inode));
+        io::Result::Ok(())
     };
-    // The file that a hidden link leads to is what must not be read.
-    let cover = |path: &PathBuf| match beneath::look(workspace, path) {
-        Ok(Some(found)) if beneath::kind(&found) == FileType::Symlink => {
-            beneath::target_inside(workspace, path)
+    for (path, entry) in &start.protected {
+        let place = match entry.target {
+            None => path.clone(),
+            Some(_) => match beneath::target_inside(workspace, path) {
+                Some(place) => place,
+                None => continue,
+            },
+        };
+        let handle = beneath::open(workspace, &place, OFlags::PATH)?;
+        if entry.target.is_none() && beneath::born(&handle, "")? != entry.born {
+            let shown = path.to_string_lossy().escape_debug().to_string();
+            let message = format!("`{shown}` was replaced meanwhile");
+            return Err(io::Error::other(message));
         }
-        Ok(_) | Err(_) => Some(path.clone()),
+        add(place, handle, false)?;
+    }
+    for path in hidden {
+        // The file that a hidden link leads to is what must not be read.
+        let place = match beneath::look(workspace, path)? {
+            Some(found) if beneath::kind(&found) == FileType::Symlink => {
+                beneath::target_inside(workspace, path)
+            }
+            Some(_) => Some(path.clone()),
+            None => None,
+        };
+        if let Some(place) = place {
+            let handle = beneath::open(workspace, &place, OFlags::PATH)?;
+            add(place, handle, true)?;
+        }
+    }
+    let binds = binds.into_iter();
+    let bind = |(path, (hidden, inode))| Bind {
+        path,
+        hidden,
+        inode,
     };
-    let mut paths: BTreeMap<PathBuf, bool> = BTreeMap::new();
-    paths.extend(
-        start
-            .protected
-            .iter()
-            .filter_map(bind)
-            .map(|path| (path, false)),
-    );
-    paths.extend(hidden.iter().filter_map(cover).map(|path| (path, true)));
-    let binds = paths.into_iter();
-    binds.map(|(path, hidden)| Bind { path, hidden }).collect()
+    Ok(binds.map(bind).collect())
 }
 
 fn settle(

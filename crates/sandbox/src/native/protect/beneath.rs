@@ -80,11 +80,11 @@ pub(super) fn look(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<Opt
     }
 }
 
-/// When a file came into being, by which it is told from another that got its inode later. Where the file system does
+/// When a file came into being (with an empty name: the opened one), by which it is told from another that got its inode later. Where the file system does
 /// not know, when it was changed last: then a file that somebody else changed is another.
 pub(super) fn born(folder: impl AsFd, name: impl AsRef<OsStr>) -> io::Result<(i64, i64)> {
     let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
-    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
     let found = rustix::fs::statx(folder, name.as_ref(), flags, wanted)?;
     let time = match StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME) {
         true => found.stx_btime,

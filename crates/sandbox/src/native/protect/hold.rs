@@ -6,7 +6,10 @@
 //! STATE/held/RUN/0, 1, …     the things themselves
 //! ```
 
-use super::beneath;
+use super::{
+    beneath,
+    start::{self, Start},
+};
 use ::fs::{Dir, RemoveError, RemoveOptions};
 use rustix::{
     fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags},
@@ -17,7 +20,7 @@ use spec::{HeldBack, HoldReason, Id};
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, DirBuilder, File},
-    io::{self, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{ffi::OsStrExt, fs::DirBuilderExt},
@@ -27,9 +30,11 @@ use std::{
 
 /// The folder of all of them, in the state folder.
 pub(super) const HELD: &str = "held";
-pub(super) const START: &str = "start";
+const START: &str = "start";
 const NEW: &str = "start.new";
 const LIST: &str = "list";
+/// What is to be removed, for a moment.
+const REMOVED: &str = "removed";
 /// Things that are kept of one run; what comes after them is removed.
 const MAX_THINGS: usize = 10_000;
 /// What is copied where the state is on another disk; what is larger is removed.
@@ -144,6 +149,24 @@ impl HoldFolder {
         self.move_out(folder, name, &number.to_string())
     }
 
+    /// Removes a folder that a run made, if it is one: moved away first, where nobody exchanges it any more.
+    pub(super) fn remove_folder(
+        &mut self,
+        folder: BorrowedFd<'_>,
+        name: &OsStr,
+        thing: HeldThing,
+    ) -> io::Result<()> {
+        let flags = RenameFlags::NOREPLACE;
+        if rustix::fs::renameat_with(folder, name, &self.folder, REMOVED, flags).is_err() {
+            return self.take(folder, name, thing);
+        }
+        let own = self.folder.try_clone()?;
+        match beneath::look(&own, REMOVED)?.map(|found| beneath::kind(&found)) {
+            Some(FileType::Directory) => remove(own.as_fd(), OsStr::new(REMOVED)),
+            _ => self.take(own.as_fd(), OsStr::new(REMOVED), thing),
+        }
+    }
+
     /// What cannot be moved is copied, and what cannot be copied is gone all the same.
     fn move_out(&mut self, folder: BorrowedFd<'_>, name: &OsStr, to: &str) -> io::Result<()> {
         let renamed =
@@ -243,6 +266,29 @@ fn remove_unborn(path: &Path, folder: &OwnedFd) {
         // With a list in it, it is the user's.
         _ = fs::remove_dir(path);
     }
+}
+
+/// How workspaces were found by runs that are not settled, of those that lie in this one or hold it.
+pub(super) fn unsettled(state: &Path, workspace: &Path) -> io::Result<Vec<Start>> {
+    let mut starts = Vec::new();
+    for path in folders(state)? {
+        let file = open_own(&path).and_then(|folder| beneath::open(&folder, START, OFlags::RDONLY));
+        let mut text = BufReader::new(match file {
+            // Settled by now, or a run that has not begun.
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
+            file => File::from(file?).take(MAX_START_BYTES),
+        });
+        let mut whole = String::new();
+        text.read_line(&mut whole)?;
+        let concerns = start::workspace_of(&whole)
+            .is_some_and(|other| other.starts_with(workspace) || workspace.starts_with(other));
+        if concerns {
+            text.read_to_string(&mut whole)?;
+            // A damaged one is named by every sweep.
+            starts.extend(Start::parse(&whole));
+        }
+    }
+    Ok(starts)
 }
 
 /// Every run that has a folder.

@@ -88,7 +88,8 @@ impl Settling<'_> {
         match self.reason(visit) {
             Verdict::Stays(next) => next,
             Verdict::Remove => {
-                if let Err(error) = hold::remove(visit.folder, visit.name) {
+                let thing = self.thing(visit.path, HoldReason::ProtectedName);
+                if let Err(error) = self.hold.remove_folder(visit.folder, visit.name, thing) {
                     self.problem(visit.path, &error);
                 }
                 Next::Pass
@@ -210,9 +211,7 @@ impl Settling<'_> {
             return;
         }
         if found.st_mode & 0o6000 != 0 {
-            let cleared = beneath::open(visit.folder, Path::new(visit.name), OFlags::PATH)
-                .and_then(|file| beneath::set_mode(file, found.st_mode & 0o1777));
-            match cleared {
+            match clear_set_id(visit) {
                 Ok(()) => self.findings.cleared.push(visit.path.to_owned()),
                 Err(error) => self.problem(visit.path, &error),
             }
@@ -247,13 +246,17 @@ impl Settling<'_> {
     }
 
     fn take(&mut self, folder: BorrowedFd<'_>, name: &OsStr, path: &Path, why: HoldReason) {
-        let thing = HeldThing {
+        let thing = self.thing(path, why);
+        if let Err(error) = self.hold.take(folder, name, thing) {
+            self.problem(path, &error);
+        }
+    }
+
+    fn thing(&self, path: &Path, why: HoldReason) -> HeldThing {
+        HeldThing {
             path: path.as_os_str().as_bytes().to_owned(),
             why,
             workspace: self.start.workspace.as_os_str().as_bytes().to_owned(),
-        };
-        if let Err(error) = self.hold.take(folder, name, thing) {
-            self.problem(path, &error);
         }
     }
 
@@ -312,6 +315,16 @@ enum Verdict {
     /// It was Airlock's own.
     Remove,
     Hold(HoldReason),
+}
+
+/// Another run may exchange names meanwhile: the permissions that a file keeps are its own, by one handle.
+fn clear_set_id(visit: &Visit<'_>) -> io::Result<()> {
+    let file = beneath::open(visit.folder, Path::new(visit.name), OFlags::PATH)?;
+    let found = rustix::fs::fstat(&file)?;
+    match beneath::kind(&found) {
+        FileType::RegularFile => beneath::set_mode(file, found.st_mode & 0o1777),
+        _ => Err(io::Error::other("it was exchanged meanwhile")),
+    }
 }
 
 /// Without its `HEAD` no folder is a repository.

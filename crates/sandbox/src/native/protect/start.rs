@@ -68,7 +68,7 @@ pub(super) struct Start {
 pub(super) struct ProtectedEntry {
     pub(super) inode: u64,
     pub(super) born: (i64, i64),
-    /// When its contents were changed last.
+    /// When its contents or permissions were changed last.
     pub(super) modified: (i64, i64),
     /// Of a link.
     pub(super) target: Option<OsString>,
@@ -158,6 +158,40 @@ impl Start {
             }
         }
         Ok(walk::Next::Enter)
+    }
+
+    /// What a run that is not settled yet may have made is not the user's: below its workspace only what was there
+    /// when that run began counts. Otherwise one run could have another keep what it planted.
+    pub(super) fn leave_out_news_of(&mut self, earlier: &Start) {
+        let own = self.workspace.clone();
+        // Where it is in the other workspace, unless nothing is known of it there or anything may be there.
+        let place = |path: &PathBuf| {
+            let place = own.join(path);
+            let place = place.strip_prefix(&earlier.workspace).ok()?.to_owned();
+            let is_unread = earlier.unread.iter().any(|top| place.starts_with(top));
+            let is_open = is_unread || earlier.names.allows(&place);
+            (!is_open).then_some(place)
+        };
+        let known = |path: &PathBuf, entry: &ProtectedEntry| {
+            place(path).is_none_or(|place| match &entry.target {
+                Some(_) => {
+                    earlier.protected.get(&place).map(|it| &it.target) == Some(&entry.target)
+                }
+                None => earlier
+                    .protected
+                    .values()
+                    .any(|it| (it.inode, it.born) == (entry.inode, entry.born)),
+            })
+        };
+        self.protected.retain(|path, entry| known(path, entry));
+        self.links.retain(|(path, target)| {
+            place(path).is_none_or(|place| earlier.links.contains(&(place, target.clone())))
+        });
+        self.special.retain(|(path, inode, born)| {
+            place(path).is_none_or(|place| earlier.special.contains(&(place, *inode, *born)))
+        });
+        self.had_artifacts &= earlier.had_artifacts || own != earlier.workspace;
+        self.began = self.began.min(earlier.began);
     }
 
     pub(super) fn to_text(&self) -> String {
@@ -262,6 +296,11 @@ impl Start {
     }
 }
 
+/// The workspace, by the first line.
+pub(super) fn workspace_of(line: &str) -> Option<PathBuf> {
+    from_hex(line.strip_prefix("workspace ")?.split(' ').next()?)
+}
+
 /// Whether a name is protected, and not allowed after all.
 pub(super) fn is_protected(path: &Path, names: &ProtectedNames) -> bool {
     !names.allows(path) && names::find_last(path, names).is_some()
@@ -273,8 +312,9 @@ pub(super) fn is_bare_repository(folder: impl AsFd, path: &Path) -> bool {
     [names::HEAD, "objects", "refs"].into_iter().all(has)
 }
 
+/// By the clock that nobody sets: whoever writes a file can give it any time of modification.
 pub(super) fn modified(found: &Stat) -> (i64, i64) {
-    (found.st_mtime, found.st_mtime_nsec as i64)
+    (found.st_ctime, found.st_ctime_nsec as i64)
 }
 
 pub(super) fn read_link(visit: &walk::Visit<'_>) -> io::Result<OsString> {

@@ -330,6 +330,67 @@ fn a_sweep_settles_what_a_dead_run_left_and_nothing_of_a_living_one() {
     assert_eq!(sweep(&place.state()), Vec::<String>::new());
 }
 
+/// Its folder was elsewhere while the first run was settled: another run can see to that.
+#[test]
+fn a_second_run_keeps_nothing_that_an_unsettled_one_planted() {
+    let place = Place::new("two");
+    place.write("mine/.envrc", "mine");
+    let first = place.put_up(&["lifted"]).unwrap();
+    place.write("d/.envrc", "evil");
+    place.write("lifted/.envrc", "wanted");
+    symlink("/etc/passwd", place.at("d/.idea")).unwrap();
+    symlink("/etc/passwd", place.at("d/out")).unwrap();
+    let _socket = UnixListener::bind(place.at("d/socket")).unwrap();
+    let second = place.put_up(&[]).unwrap();
+    assert!(
+        second
+            .binds()
+            .iter()
+            .any(|bind| bind.path == Path::new("d/.envrc"))
+    );
+    let elsewhere = place.folder.join("elsewhere");
+    fs::rename(place.at("d"), &elsewhere).unwrap();
+    assert_eq!(held(&first.take_down()), []);
+    fs::rename(&elsewhere, place.at("d")).unwrap();
+    assert_eq!(
+        held(&second.take_down()),
+        [
+            ("d/.envrc", HoldReason::ProtectedName),
+            ("d/.idea", HoldReason::ProtectedName),
+            ("d/out", HoldReason::LinkOut),
+            ("d/socket", HoldReason::SpecialFile),
+        ]
+    );
+    assert_eq!(
+        place.names(),
+        ["d", "lifted", "lifted/.envrc", "mine", "mine/.envrc"]
+    );
+}
+
+/// By its second name, with its time of modification put back.
+#[test]
+fn a_protected_file_that_was_written_is_noted_whatever_its_times_say() {
+    let place = Place::new("times");
+    place.write(".envrc", "mine");
+    fs::hard_link(place.at(".envrc"), place.at("second")).unwrap();
+    let modified = fs::metadata(place.at("second"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    let protection = place.put_up(&[]).unwrap();
+    place.write("second", "evil");
+    let file = fs::File::options()
+        .write(true)
+        .open(place.at("second"))
+        .unwrap();
+    file.set_modified(modified).unwrap();
+    let notes = protection.take_down().notes;
+    assert!(
+        notes.iter().any(|note| note.contains("`.envrc`")),
+        "{notes:?}"
+    );
+}
+
 #[test]
 fn a_start_reads_as_it_was_written_and_half_of_one_does_not() {
     let place = Place::new("start");
