@@ -16,13 +16,16 @@ mod hold;
 mod names;
 mod settle;
 mod start;
+mod targets;
 #[cfg(test)]
 mod tests;
 mod walk;
 
+pub use beneath::target_inside;
 pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
-pub use names::{HEAD, PROTECTED, ProtectedName, find, is_allowed, protects};
+pub use names::{PROTECTED, ProtectedName, find, find_below, is_allowed, protects};
 pub use settle::resolve_inside;
+pub use start::{REPOSITORY, is_repository};
 
 use hold::HoldFolder;
 use rustix::fs::OFlags;
@@ -119,7 +122,8 @@ impl Protection {
             let state = state.to_owned();
             ProtectError::State { state, source }
         })?;
-        let binds = binds(workspace.as_fd(), &start);
+        let second = targets::second_names(workspace.as_fd(), &start).map_err(look)?;
+        let binds = binds(workspace.as_fd(), &start, second);
         let unread: Vec<_> = start.unread.iter().cloned().collect();
         let notes = listed(
             &unread,
@@ -182,14 +186,14 @@ pub fn shows_protected(workspace: &Path, inside: &Path, allowed: &[WorkspacePath
     protects(inside, allowed).is_some() || has().unwrap_or(true)
 }
 
-/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace.
-fn binds(workspace: BorrowedFd<'_>, start: &Start) -> Vec<Bind> {
+/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace; and by its second names.
+fn binds(workspace: BorrowedFd<'_>, start: &Start, second: Vec<PathBuf>) -> Vec<Bind> {
     let bind = |(path, entry): (&PathBuf, &ProtectedEntry)| match entry.target {
         None => Some(path.clone()),
         Some(_) => beneath::target_inside(workspace, path),
     };
     let paths = start.protected.iter().filter_map(bind);
-    let mut paths: Vec<_> = paths.collect();
+    let mut paths: Vec<_> = paths.chain(second).collect();
     paths.sort();
     paths.dedup();
     paths.into_iter().map(|path| Bind { path }).collect()

@@ -20,8 +20,8 @@ pub struct ProtectedName {
 
 /// Where version control of the workspace is.
 const GIT: &str = ".git";
-/// With `objects` and `refs` beside it, it makes a repository of the folder that holds it.
-pub const HEAD: &str = "HEAD";
+/// With the others of a repository beside it, it makes one of the folder that holds it.
+pub(super) const HEAD: &str = "HEAD";
 
 const fn version_control(name: &'static str, reason: &'static str) -> ProtectedName {
     ProtectedName {
@@ -81,10 +81,15 @@ pub const PROTECTED: &[ProtectedName] = &[
     obeyed(".zed", "tasks, paths of language servers"),
     obeyed(".helix", "paths of language servers"),
     obeyed(".exrc", "run by vi on opening"),
+    obeyed("_exrc", "run by vi on opening"),
     obeyed(".nvim.lua", "run by Neovim on opening"),
     obeyed(".nvimrc", "run by Neovim on opening"),
     obeyed(".vimrc", "run by vim where the folder is a home"),
+    obeyed("_vimrc", "run by vim on opening, as `.exrc`"),
+    obeyed(".gvimrc", "run by gvim on opening, as `.exrc`"),
+    obeyed("_gvimrc", "run by gvim on opening, as `.exrc`"),
     obeyed(".dir-locals.el", "obeyed by Emacs on opening"),
+    obeyed(".dir-locals-2.el", "obeyed by Emacs on opening"),
     obeyed(".cursor", AGENT),
     obeyed(".claude", AGENT),
     obeyed(".codex", AGENT),
@@ -172,6 +177,15 @@ fn find_at(parts: &[&OsStr]) -> Option<&'static ProtectedName> {
     (found.in_packages || !in_packages()).then_some(found)
 }
 
+/// The protected name that a link at `path` would bring from elsewhere: one that is a folder and a name in it.
+pub fn find_below(path: &Path) -> Option<&'static ProtectedName> {
+    let parts: Vec<&OsStr> = path.iter().collect();
+    PROTECTED.iter().find(|it| {
+        let folder = it.name.rsplit_once('/').map(|(folder, _)| folder);
+        folder.is_some_and(|folder| ends_with(&parts, folder))
+    })
+}
+
 /// Whether a change of this path is to be said.
 pub(super) fn is_noted(path: &Path) -> bool {
     let parts: Vec<&OsStr> = path.iter().collect();
@@ -213,6 +227,9 @@ mod tests {
         assert_eq!(named(".github/workflows/ci.yml"), None);
         assert_eq!(named(".gitignore"), None);
         assert_eq!(named("src/git"), None);
+        assert_eq!(named("src/.dir-locals-2.el"), Some(".dir-locals-2.el"));
+        let below = |path: &str| find_below(Path::new(path)).is_some();
+        assert!(below(".config") && below("a/.GitHub") && !below("config") && !below(".vscode"));
         assert_eq!(named(""), None);
     }
 

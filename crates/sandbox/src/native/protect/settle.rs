@@ -7,6 +7,7 @@ use super::{
     hold::{self, HeldThing, HoldFolder},
     names,
     start::{self, Start},
+    targets,
     walk::{self, Next, Visit},
 };
 use rustix::{
@@ -61,6 +62,7 @@ pub(super) fn settle(workspace: BorrowedFd<'_>, start: &Start, hold: &mut HoldFo
         Err(error) => settling.problem(Path::new("."), &error),
     }
     settling.restore_links(workspace);
+    settling.take_new_targets(workspace);
     settling.findings
 }
 
@@ -245,6 +247,31 @@ impl Settling<'_> {
         }
     }
 
+    /// What a protected link leads to is obeyed like the link: it must be what it was.
+    fn take_new_targets(&mut self, workspace: BorrowedFd<'_>) {
+        let start = self.start;
+        let links = start.protected.iter();
+        for (path, _) in links.filter(|(_, entry)| entry.target.is_some()) {
+            let Some(inside) = beneath::target_inside(workspace, path) else {
+                continue;
+            };
+            let now = targets::identity(workspace, &inside);
+            let is_known = now.is_none_or(|now| self.known.contains_key(&now));
+            let is_allowed = start.allowed.iter().any(|it| inside.starts_with(it));
+            let parent = inside.parent().unwrap_or(Path::new(""));
+            if is_known || is_allowed || now.as_ref() == start.led.get(path) {
+                continue;
+            }
+            match beneath::open_folder(workspace, parent) {
+                Ok(parent) => {
+                    let name = inside.file_name().unwrap_or_default();
+                    self.take(parent.as_fd(), name, &inside, HoldReason::ProtectedName);
+                }
+                Err(error) => self.problem(&inside, &error),
+            }
+        }
+    }
+
     fn problem(&mut self, path: &Path, error: &io::Error) {
         let path = path.to_string_lossy().escape_debug().to_string();
         self.findings.problems.push(format!(
@@ -272,6 +299,10 @@ fn is_new_head(visit: &Visit<'_>, allowed: &[PathBuf]) -> bool {
 
 /// What stands against a link at `path`, if anything does.
 fn judge_link(path: &Path, target: &OsStr, allowed: &[PathBuf]) -> Option<HoldReason> {
+    let brings = names::find_below(path).is_some();
+    if brings && !allowed.iter().any(|it| path.starts_with(it)) {
+        return Some(HoldReason::LinkToProtected);
+    }
     if Path::new(target).is_absolute() {
         return (!leads_to_system(path, Path::new(target))).then_some(HoldReason::LinkOut);
     }
@@ -338,6 +369,10 @@ mod tests {
             Some(HoldReason::LinkToProtected)
         );
         assert_eq!(judge("x", ".ENVRC"), Some(HoldReason::LinkToProtected));
+        assert_eq!(
+            judge(".config", "settings"),
+            Some(HoldReason::LinkToProtected)
+        );
         assert_eq!(judge("a", "/usr/../etc/passwd"), Some(HoldReason::LinkOut));
         assert_eq!(judge(".venv/bin/python3", "/usr/bin/python3"), None);
     }
