@@ -65,6 +65,26 @@ pub const PROTECTED: &[ProtectedName] = &[
         ".mise.toml",
         "mise runs what it names on entering the folder",
     ),
+    obeyed(
+        "mise.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        ".mise.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        ".config/mise.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        "mise/config.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        "mise/config.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
     obeyed(".mise", "mise runs what it names on entering the folder"),
     obeyed(
         ".config/mise",
