@@ -12,6 +12,7 @@
 pub mod attack;
 mod egress;
 mod files;
+mod host_tools;
 mod internet;
 mod kernel;
 mod neighbours;
@@ -212,7 +213,8 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         own::CASES,
         egress::OWN,
     ];
-    let mut all: Vec<_> = groups.into_iter().flatten().collect();
+    let groups = groups.into_iter().chain(host_tools::CASES);
+    let mut all: Vec<_> = groups.flatten().collect();
     all.sort_by_key(|case| place(case.id));
     all.into_iter()
 }
@@ -374,7 +376,8 @@ mod tests {
             .chain(group('C', 49..=69));
         let numbered = numbered
             .chain(group('D', 71..=75))
-            .chain(group('E', 80..=89));
+            .chain(group('E', 80..=89))
+            .chain(group('H', 1..=71));
         // Those with a `d` are the same with a door.
         let plain = ids
             .iter()

@@ -7,7 +7,7 @@ use spec::{
     Stream,
 };
 use std::{
-    cell::{OnceCell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     ffi::OsString,
     fs,
     io::{self, Read},
@@ -22,8 +22,10 @@ use tokio::runtime::Runtime;
 pub(crate) const ATTACKER: &str = "/attacker/airlock";
 /// What hangs shall not hang the suite.
 pub(crate) const LONGEST_SECONDS: u64 = 30;
+/// Where files are in memory, on most machines.
+const MEMORY: &str = "/dev/shm";
 /// A user and a group that are nobody's here.
-const SOMEBODY: (u32, u32) = (12345, 23456);
+pub(crate) const SOMEBODY: (u32, u32) = (12345, 23456);
 
 /// Everything the cases share. Its folder is gone with it.
 #[derive(Debug)]
@@ -32,7 +34,11 @@ pub struct World {
     /// Whether the host's root starts the boxes.
     pub(crate) root: bool,
     pub(crate) peer: Result<peer::Found, String>,
+    /// The machine of an owner of a project, for group H.
+    pub(crate) host_template: OnceCell<PathBuf>,
     folder: PathBuf,
+    /// The same in memory, where programs can be run from that.
+    memory: Option<PathBuf>,
     runtime: Runtime,
     token: String,
     next: AtomicU32,
@@ -58,6 +64,8 @@ impl World {
             settings,
             root,
             peer,
+            host_template: OnceCell::new(),
+            memory: in_memory(&token),
             folder,
             runtime,
             token,
@@ -131,8 +139,17 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         // What cannot be removed lies in the folder for temporary files.
-        _ = fs::remove_dir_all(&self.folder);
+        for folder in self.memory.iter().chain([&self.folder]) {
+            _ = fs::remove_dir_all(folder);
+        }
     }
+}
+
+fn in_memory(token: &str) -> Option<PathBuf> {
+    let flags = rustix::fs::statvfs(MEMORY).ok()?.f_flag;
+    let folder = Path::new(MEMORY).join(format!("airlock-escape-{}", &token[16..]));
+    let runs = !flags.contains(rustix::fs::StatVfsMountFlags::NOEXEC);
+    (runs && make_folder(&folder, 0o700).is_ok()).then_some(folder)
 }
 
 fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
@@ -181,7 +198,9 @@ pub(crate) struct Ground<'a> {
     pub(crate) place: Place,
     without: &'static [Step],
     cgroups: bool,
-    state: PathBuf,
+    /// Whether what is made for this place lies in memory.
+    in_memory: Cell<bool>,
+    state: String,
     engine: OnceCell<Engine>,
     door: RefCell<Option<Door>>,
 }
@@ -309,12 +328,13 @@ impl<'a> Ground<'a> {
         without: &'static [Step],
         cgroups: bool,
     ) -> Ground<'a> {
-        let state = world.folder.join(world.unique("state"));
+        let state = world.unique("state");
         Ground {
             world,
             place,
             without,
             cgroups,
+            in_memory: Cell::new(false),
             state,
             engine: OnceCell::new(),
             door: RefCell::default(),
@@ -335,6 +355,18 @@ impl<'a> Ground<'a> {
         self.place == Place::Control
     }
 
+    /// From now on workspaces and state are in memory: for cases with thousands of files, which a disk takes its time for.
+    pub(crate) fn use_memory(&self) {
+        self.in_memory.set(true);
+    }
+
+    fn folder(&self) -> &Path {
+        let memory = self.world.memory.as_ref();
+        memory
+            .filter(|_| self.in_memory.get())
+            .unwrap_or(&self.world.folder)
+    }
+
     /// From now on boxes have this door, unless they have the host's network.
     pub(crate) fn open_door(&self, door: Door) {
         self.door.replace(Some(door));
@@ -342,7 +374,7 @@ impl<'a> Ground<'a> {
 
     /// A fresh workspace.
     pub(crate) fn workspace(&self) -> io::Result<PathBuf> {
-        let path = self.world.folder.join(self.world.unique("workspace"));
+        let path = self.folder().join(self.world.unique("workspace"));
         make_folder(&path, 0o755)?;
         self.give(&path)?;
         Ok(path)
@@ -460,7 +492,7 @@ impl<'a> Ground<'a> {
 
     /// The state folder of this place.
     pub(crate) fn state(&self) -> PathBuf {
-        self.state.clone()
+        self.folder().join(&self.state)
     }
 
     /// The engine of this place: without its steps, on a state folder of its own.

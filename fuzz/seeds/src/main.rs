@@ -8,7 +8,7 @@ use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
     plan::{
         BoxPlan, Errand, Fellows, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place,
-        PlaceKind, ProgramPlan, ResourceLimit, StockPlan, TemplatePlan,
+        PlaceKind, ProgramPlan, ResourceLimit, StockPlan, TemplatePlan, WorkspaceName,
     },
     protocol::{Arriving, Brief, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
@@ -468,6 +468,11 @@ fn template() -> TemplatePlan {
     }
 }
 
+fn workspace_name(path: &CStr) -> WorkspaceName {
+    let path = path.to_owned();
+    WorkspaceName { path, inode: 7 }
+}
+
 fn a_box() -> BoxPlan {
     let host_path = |host: &CStr, inside: &CStr, owner: Option<Owner>| HostPath {
         host: host.to_owned(),
@@ -503,7 +508,9 @@ fn a_box() -> BoxPlan {
                 gid: 1000,
             }),
         )),
-        protected: vec![c".envrc".to_owned(), c"sub/.git".to_owned()],
+        protected: vec![workspace_name(c".envrc"), workspace_name(c"sub/.git")],
+        watched: true,
+        hidden: vec![workspace_name(c".env")],
         workspace_directories: vec![c".artifacts".to_owned(), c"data".to_owned()],
         home_directories: vec![c".cache".to_owned()],
         mounts: vec![host_path(c"/data", c"/data", None)],

@@ -88,6 +88,7 @@ impl Sides<'_> {
             .map(|entry| nanoseconds(entry.copy.changed))
             .max()
             .unwrap_or(0);
+        let obeyed = self.obeyed_by_links();
         let names: BTreeSet<&PathBuf> = self.base.keys().chain(walked.entries.keys()).collect();
         let mut changes = Vec::new();
         for path in names {
@@ -99,7 +100,7 @@ impl Sides<'_> {
                     .map(|what| (what, now.clone())),
                 (None, None) => None,
             };
-            changes.extend(change.map(|(what, now)| self.change(path, what, now)));
+            changes.extend(change.map(|(what, now)| self.change(path, what, now, &obeyed)));
         }
         self.leave_out(&mut changes);
         for change in &mut changes {
@@ -169,13 +170,15 @@ impl Sides<'_> {
         }
     }
 
-    fn change(&self, path: &Path, what: What, now: Seen) -> Change {
+    fn change(&self, path: &Path, what: What, now: Seen, obeyed: &BTreeSet<PathBuf>) -> Change {
         let size_bytes = if now.kind == Kind::File {
             now.version.size
         } else {
             0
         };
-        let left_out = self.reason_to_leave_out(path, what, &now);
+        let left_out = self
+            .reason_to_leave_out(path, what, &now)
+            .or_else(|| leads_here(path, what, now.kind, obeyed));
         let Seen {
             kind, mode, target, ..
         } = now;
@@ -195,8 +198,15 @@ impl Sides<'_> {
         if let Some(reason) = self.protected(path) {
             return Some(reason);
         }
+        if let Some(above) = self.repository_above(path) {
+            let above = above.to_string_lossy().escape_debug().to_string();
+            return Some(format!("`{above}` is a git repository"));
+        }
         if what == What::Removed {
             return None;
+        }
+        if self.makes_repository(path) {
+            return Some("it makes a git repository of its folder".to_owned());
         }
         if path
             .iter()
@@ -207,9 +217,6 @@ impl Sides<'_> {
         match now.kind {
             Kind::Other => Some("it is a pipe, a socket or a device".to_owned()),
             Kind::Link => self.link_reason(path, now.target.as_deref().unwrap_or_default()),
-            Kind::File if self.makes_repository(path) => {
-                Some("with `objects` and `refs` beside it, it makes a git repository".to_owned())
-            }
             Kind::File if now.version.size > MOST_FILE_BYTES => {
                 Some(format!("it is larger than {} GiB", MOST_FILE_BYTES >> 30))
             }
@@ -242,17 +249,42 @@ impl Sides<'_> {
         ))
     }
 
-    /// Without its `HEAD` no folder is a repository.
+    /// Whether this is one of the names by which git takes a folder for a repository that was none.
     fn makes_repository(&self, path: &Path) -> bool {
-        let beside = |name: &str| {
+        let is_part = path.file_name().is_some_and(|name| {
+            let mut parts = protect::REPOSITORY.iter();
+            parts.any(|part| name.eq_ignore_ascii_case(part))
+        });
+        let has = |name: &str| {
             let path = path.with_file_name(name);
             matches!(tree::look(self.layer, &path), Ok(Some(_)))
         };
-        let is_head = path
-            .file_name()
-            .is_some_and(|name| name.eq_ignore_ascii_case(protect::HEAD));
-        let is_allowed = self.protected.allows(path);
-        is_head && !is_allowed && beside("objects") && beside("refs")
+        is_part && !self.protected.allows(path) && protect::is_repository(has)
+    }
+
+    /// The bare repository of the folder's owner in which a path lies. All of it is as good as a `.git`.
+    fn repository_above<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        let mut above = path.ancestors().skip(1);
+        let above = above.find(|folder| {
+            let has = |name: &str| self.base.contains_key(&folder.join(name));
+            !folder.as_os_str().is_empty() && protect::is_repository(has)
+        });
+        above.filter(|_| !self.protected.allows(path))
+    }
+
+    /// What protected links of the folder lead to: by their words, and as they are now.
+    fn obeyed_by_links(&self) -> BTreeSet<PathBuf> {
+        let links = self.base.iter().filter(|(path, entry)| {
+            entry.kind == Kind::Link && protect::protects(path, self.protected).is_some()
+        });
+        let targets = links.flat_map(|(path, entry)| {
+            let now = self.folder;
+            let now = now.and_then(|folder| protect::target_inside(folder, path));
+            [protect::resolve_inside(path, &entry.target), now]
+        });
+        let targets = targets.flatten();
+        let targets = targets.filter(|it| !self.protected.allows(it));
+        targets.collect()
     }
 
     /// What lies in a folder that is left out has no place either.
@@ -342,6 +374,14 @@ impl Sides<'_> {
             Kind::Other => false,
         }
     }
+}
+
+/// Why a change is not taken over that would give a protected link another target.
+fn leads_here(path: &Path, what: What, kind: Kind, obeyed: &BTreeSet<PathBuf>) -> Option<String> {
+    let is_folder = kind == Kind::Folder && !matches!(what, What::Removed | What::Replaced);
+    let mut obeyed = obeyed.iter();
+    let is_obeyed = obeyed.any(|it| path.starts_with(it) || (!is_folder && it.starts_with(path)));
+    is_obeyed.then(|| "a link with a protected name leads to it".to_owned())
 }
 
 /// Whether the folder has an entry as it was when the layer was made.

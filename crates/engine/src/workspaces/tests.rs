@@ -336,6 +336,80 @@ fn what_is_protected_in_a_workspace_is_not_taken_over_unless_allowed() {
 }
 
 #[test]
+fn bare_repositories_are_neither_made_nor_changed() {
+    let place = Place::new(|folder| {
+        for made in ["own/objects", "own/refs", "half/refs"] {
+            fs::create_dir_all(folder.join(made)).unwrap();
+        }
+        for made in ["own/HEAD", "own/config", "half/HEAD", "half/config"] {
+            fs::write(folder.join(made), "ref: refs/heads/main").unwrap();
+        }
+    });
+    fs::write(place.inside("own/config"), "evil").unwrap();
+    fs::create_dir(place.inside("half/objects")).unwrap();
+    fs::create_dir(place.inside("page")).unwrap();
+    symlink("refs/heads/main", place.inside("page/HEAD")).unwrap();
+    fs::write(place.inside("page/commondir"), "../rest").unwrap();
+    fs::write(place.inside("page/objects"), "no repository's").unwrap();
+    fs::create_dir(place.inside("rest")).unwrap();
+    fs::create_dir(place.inside("rest/objects")).unwrap();
+    let against = place.against();
+    let paths: Vec<_> = against
+        .iter()
+        .map(|it| it.split(':').next().unwrap())
+        .collect();
+    let expected = [
+        "half/objects",
+        "own/config",
+        "page/HEAD",
+        "page/commondir",
+        "page/objects",
+    ];
+    assert_eq!(paths, expected, "{against:?}");
+    place.commit(PARTIAL).unwrap();
+    assert!(place.folder("rest/objects").exists() && !place.folder("page/commondir").exists());
+}
+
+#[test]
+fn what_protected_links_lead_to_is_not_taken_over() {
+    let place = Place::new(|folder| {
+        for made in ["env", "one", "other"] {
+            fs::create_dir(folder.join(made)).unwrap();
+            fs::write(folder.join(made).join("dev"), "mine").unwrap();
+        }
+        for (path, target) in [
+            (".envrc", "env/dev"),
+            ("now", "one"),
+            ("mise.toml", "now/dev"),
+            (".exrc", "not/yet"),
+        ] {
+            symlink(target, folder.join(path)).unwrap();
+        }
+    });
+    fs::write(place.inside("env/dev"), "evil").unwrap();
+    fs::write(place.inside("one/dev"), "evil").unwrap();
+    fs::write(place.inside("other/dev"), "work").unwrap();
+    fs::remove_file(place.inside("now")).unwrap();
+    symlink("other", place.inside("now")).unwrap();
+    fs::create_dir(place.inside("not")).unwrap();
+    fs::write(place.inside("not/yet"), "evil").unwrap();
+    fs::create_dir(place.inside("settings")).unwrap();
+    symlink("settings", place.inside(".config")).unwrap();
+    let against = place.against();
+    let paths: Vec<_> = against
+        .iter()
+        .map(|it| it.split(':').next().unwrap())
+        .collect();
+    let expected = [".config", "env/dev", "not/yet", "now", "one/dev"];
+    assert_eq!(paths, expected, "{against:?}");
+    place.commit(PARTIAL).unwrap();
+    assert_eq!(
+        fs::read_to_string(place.folder("other/dev")).unwrap(),
+        "work"
+    );
+}
+
+#[test]
 fn a_repository_cannot_be_brought_in_whole() {
     let place = Place::new(|_| {});
     fs::create_dir_all(place.inside(".git/hooks")).unwrap();

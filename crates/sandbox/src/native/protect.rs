@@ -17,14 +17,17 @@ mod hold;
 mod names;
 mod settle;
 mod start;
+mod targets;
 #[cfg(test)]
 mod tests;
 mod walk;
 
+pub use beneath::target_inside;
 pub use hide::{MAX_HIDDEN, holds_key};
 pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
-pub use names::{HEAD, PROTECTED, ProtectedName, find, find_below, lifts_nothing, protects};
+pub use names::{PROTECTED, ProtectedName, find, find_below, lifts_nothing, protects};
 pub use settle::resolve_inside;
+pub use start::{REPOSITORY, is_repository};
 
 use super::mount_watch::Found;
 use hide::Hiding;
@@ -205,7 +208,8 @@ impl Protection {
         let mut start =
             Start::look(workspace.as_fd(), &spec.protected, &mut hiding).map_err(look)?;
         start.expect(workspace.as_fd(), &spec.passing_inputs);
-        let binds = binds(workspace.as_fd(), &start, &hiding.found).map_err(look)?;
+        let second = targets::second_names(workspace.as_fd(), &start).map_err(look)?;
+        let binds = binds(workspace.as_fd(), &start, second, &hiding.found).map_err(look)?;
         others.extend(unsettled()?);
         for other in &others {
             start.leave_out_news_of(other);
@@ -234,7 +238,13 @@ impl Protection {
         let look = |source| ProtectError::Look { source };
         hiding.look(workspace.as_fd()).map_err(look)?;
         Ok(Protection {
-            binds: binds(workspace.as_fd(), &Start::default(), &hiding.found).map_err(look)?,
+            binds: binds(
+                workspace.as_fd(),
+                &Start::default(),
+                Vec::new(),
+                &hiding.found,
+            )
+            .map_err(look)?,
             notes: hiding_note(&hiding.found).into_iter().collect(),
             ..Protection::reviewed(workspace)
         })
@@ -327,9 +337,14 @@ pub fn hiding_note(hidden: &[PathBuf]) -> Option<String> {
     )
 }
 
-/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace. It fails where a name
-/// stands for something else by now: then what was there would not be protected.
-fn binds(workspace: BorrowedFd<'_>, start: &Start, hidden: &[PathBuf]) -> io::Result<Vec<Bind>> {
+/// What exists is mounted read-only onto itself; of a link, what it leads to in the workspace; and by its second names.
+/// It fails where a name stands for something else by now: then what was there would not be protected.
+fn binds(
+    workspace: BorrowedFd<'_>,
+    start: &Start,
+    second: Vec<PathBuf>,
+    hidden: &[PathBuf],
+) -> io::Result<Vec<Bind>> {
     let mut binds = BTreeMap::new();
     let mut add = |path: PathBuf, handle: OwnedFd, hidden| {
         let inode = rustix::fs::fstat(&handle)?.st_ino;
@@ -350,6 +365,10 @@ fn binds(workspace: BorrowedFd<'_>, start: &Start, hidden: &[PathBuf]) -> io::Re
             let message = format!("`{shown}` was replaced meanwhile");
             return Err(io::Error::other(message));
         }
+        add(place, handle, false)?;
+    }
+    for place in second {
+        let handle = beneath::open(workspace, &place, OFlags::PATH)?;
         add(place, handle, false)?;
     }
     for path in hidden {

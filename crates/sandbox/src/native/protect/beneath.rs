@@ -32,7 +32,7 @@ pub(super) fn open_absolute(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Where a link at `path` leads, if that is in the folder: relative to it.
-pub(super) fn target_inside(folder: impl AsFd, path: &Path) -> Option<PathBuf> {
+pub fn target_inside(folder: impl AsFd, path: &Path) -> Option<PathBuf> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let found = rustix::fs::openat2(&folder, path, flags, Mode::empty(), resolve).ok()?;

@@ -27,8 +27,8 @@ impl ProtectedName<'_> {
 
 /// Where version control of the workspace is.
 const GIT: &str = ".git";
-/// With `objects` and `refs` beside it, it makes a repository of the folder that holds it.
-pub const HEAD: &str = "HEAD";
+/// With the others of a repository beside it, it makes one of the folder that holds it.
+pub(super) const HEAD: &str = "HEAD";
 
 const fn everywhere<'a>(name: &'a str, reason: &'a str) -> ProtectedName<'a> {
     ProtectedName {
@@ -75,6 +75,26 @@ pub const PROTECTED: &[ProtectedName<'static>] = &[
         ".mise.toml",
         "mise runs what it names on entering the folder",
     ),
+    obeyed(
+        "mise.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        ".mise.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        ".config/mise.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        "mise/config.toml",
+        "mise runs what it names on entering the folder",
+    ),
+    obeyed(
+        "mise/config.local.toml",
+        "mise runs what it names on entering the folder",
+    ),
     obeyed(".mise", "mise runs what it names on entering the folder"),
     obeyed(
         ".config/mise",
@@ -91,10 +111,15 @@ pub const PROTECTED: &[ProtectedName<'static>] = &[
     obeyed(".zed", "tasks, paths of language servers"),
     obeyed(".helix", "paths of language servers"),
     obeyed(".exrc", "run by vi on opening"),
+    obeyed("_exrc", "run by vi on opening"),
     obeyed(".nvim.lua", "run by Neovim on opening"),
     obeyed(".nvimrc", "run by Neovim on opening"),
     obeyed(".vimrc", "run by vim where the folder is a home"),
+    obeyed("_vimrc", "run by vim on opening, as `.exrc`"),
+    obeyed(".gvimrc", "run by gvim on opening, as `.exrc`"),
+    obeyed("_gvimrc", "run by gvim on opening, as `.exrc`"),
     obeyed(".dir-locals.el", "obeyed by Emacs on opening"),
+    obeyed(".dir-locals-2.el", "obeyed by Emacs on opening"),
     obeyed(".cursor", AGENT),
     obeyed(".claude", AGENT),
     obeyed(".codex", AGENT),
@@ -308,6 +333,12 @@ mod tests {
         assert_eq!(named(".github/workflows/ci.yml"), None);
         assert_eq!(named(".gitignore"), None);
         assert_eq!(named("src/git"), None);
+        assert_eq!(
+            named("src/.dir-locals-2.el"),
+            Some(".dir-locals-2.el".to_owned())
+        );
+        let below = |path: &str| find_below(Path::new(path), &ProtectedNames::default()).is_some();
+        assert!(below(".config") && below("a/.GitHub") && !below("config") && !below(".vscode"));
         assert_eq!(named(""), None);
     }
 

@@ -7,6 +7,7 @@ use super::{
     hold::{self, HeldThing, HoldFolder},
     names,
     start::{self, Start},
+    targets,
     walk::{self, Next, Visit},
 };
 use rustix::{
@@ -70,6 +71,7 @@ pub(super) fn settle(
     }
     settling.restore_links(workspace);
     settling.remove_inputs(workspace);
+    settling.take_new_targets(workspace);
     settling.findings
 }
 
@@ -302,6 +304,31 @@ impl Settling<'_> {
         }
     }
 
+    /// What a protected link leads to is obeyed like the link: it must be what it was.
+    fn take_new_targets(&mut self, workspace: BorrowedFd<'_>) {
+        let start = self.start;
+        let links = start.protected.iter();
+        for (path, _) in links.filter(|(_, entry)| entry.target.is_some()) {
+            let Some(inside) = beneath::target_inside(workspace, path) else {
+                continue;
+            };
+            let now = targets::identity(workspace, &inside);
+            let is_known = now.is_none_or(|now| self.known.contains_key(&now));
+            let is_allowed = start.names.allows(&inside);
+            let parent = inside.parent().unwrap_or(Path::new(""));
+            if is_known || is_allowed || now.as_ref() == start.led.get(path) {
+                continue;
+            }
+            match beneath::open_folder(workspace, parent) {
+                Ok(parent) => {
+                    let name = inside.file_name().unwrap_or_default();
+                    self.take(parent.as_fd(), name, &inside, HoldReason::ProtectedName);
+                }
+                Err(error) => self.problem(&inside, &error),
+            }
+        }
+    }
+
     fn problem(&mut self, path: &Path, error: &io::Error) {
         let path = path.to_string_lossy().escape_debug().to_string();
         self.findings.problems.push(format!(
@@ -412,6 +439,10 @@ mod tests {
             Some(HoldReason::LinkToProtected)
         );
         assert_eq!(judge("x", ".ENVRC"), Some(HoldReason::LinkToProtected));
+        assert_eq!(
+            judge(".config", "settings"),
+            Some(HoldReason::LinkToProtected)
+        );
         assert_eq!(judge("a", "/usr/../etc/passwd"), Some(HoldReason::LinkOut));
         assert_eq!(judge(".venv/bin/python3", "/usr/bin/python3"), None);
     }

@@ -12,12 +12,13 @@
 //! input HEX-OF-PATH                                a file that is put in, and was not there
 //! folder HEX-OF-PATH                               a folder that is made for one
 //! protected INODE BORN MODIFIED HEX-OF-PATH [HEX-OF-TARGET]     times as SECONDS NANOSECONDS; a link has a target
+//! leads INODE BORN HEX-OF-PATH                     what a protected link led to
 //! link HEX-OF-PATH HEX-OF-TARGET
 //! special INODE BORN HEX-OF-PATH
 //! end
 //! ```
 
-use super::{beneath, hide::Hiding, names, walk};
+use super::{beneath, hide::Hiding, names, targets, walk};
 use rustix::{
     fs::{FileType, OFlags, Stat},
     time::{ClockId, clock_gettime},
@@ -49,6 +50,8 @@ pub(super) struct Start {
     /// Which names are protected.
     pub(super) names: ProtectedNames,
     pub(super) protected: BTreeMap<PathBuf, ProtectedEntry>,
+    /// What protected links led to in the workspace.
+    pub(super) led: BTreeMap<PathBuf, targets::Identity>,
     /// With their targets: an inode may be another's by now.
     pub(super) links: BTreeSet<(PathBuf, OsString)>,
     /// With inode and birth.
@@ -96,6 +99,7 @@ impl Start {
         })?;
         start.unread = unread.into_iter().map(|unread| unread.path).collect();
         hiding.look_into(workspace, &start)?;
+        start.led = targets::of_links(workspace, &start.protected);
         Ok(start)
     }
 
@@ -225,6 +229,9 @@ impl Start {
                 target.unwrap_or_default()
             );
         }
+        for (path, (inode, born)) in &self.led {
+            text += &format!("leads {inode} {} {}\n", words(*born), hex(path));
+        }
         for (path, target) in &self.links {
             text += &format!("link {} {}\n", hex(path), hex(target));
         }
@@ -279,6 +286,10 @@ impl Start {
                     };
                     start.protected.insert(from_hex(path)?, entry);
                 }
+                ["leads", inode, born, born_rest, path] => {
+                    let identity = (inode.parse().ok()?, from_words(born, born_rest)?);
+                    _ = start.led.insert(from_hex(path)?, identity);
+                }
                 ["link", path, target] => {
                     _ = start
                         .links
@@ -306,10 +317,19 @@ pub(super) fn is_protected(path: &Path, names: &ProtectedNames) -> bool {
     !names.allows(path) && names::find_last(path, names).is_some()
 }
 
+/// The names by which git knows a repository.
+pub const REPOSITORY: [&str; 4] = [names::HEAD, COMMON, "objects", "refs"];
+/// It names the folder in which the rest of a repository is.
+const COMMON: &str = "commondir";
+
+/// Whether git takes a folder that has these names for a repository.
+pub fn is_repository(has: impl Fn(&str) -> bool) -> bool {
+    has(names::HEAD) && (has(COMMON) || (has("objects") && has("refs")))
+}
+
 /// Whether git takes this folder for a repository.
 pub(super) fn is_bare_repository(folder: impl AsFd, path: &Path) -> bool {
-    let has = |name: &str| beneath::open(&folder, path.join(name), OFlags::PATH).is_ok();
-    [names::HEAD, "objects", "refs"].into_iter().all(has)
+    is_repository(|name| beneath::open(&folder, path.join(name), OFlags::PATH).is_ok())
 }
 
 /// By the clock that nobody sets: whoever writes a file can give it any time of modification.

@@ -236,6 +236,64 @@ fn links_that_lead_out_devices_and_sockets_do_not_stay() {
 }
 
 #[test]
+fn what_protected_links_lead_to_is_theirs_or_does_not_stay() {
+    let place = Place::new("led");
+    place.write("env/dev", "mine");
+    place.write("one/env", "mine");
+    place.write("kept/hooks/pre-commit", "mine");
+    for (path, target) in [
+        (".envrc", "env/dev"),
+        (".husky", "kept/hooks"),
+        ("now", "one"),
+        ("mise.toml", "now/env"),
+        (".exrc", "not/yet"),
+    ] {
+        symlink(target, place.at(path)).unwrap();
+    }
+    let protection = place.put_up(&[]).unwrap();
+    fs::rename(place.at("env"), place.at("old")).unwrap();
+    place.write("env/dev", "evil");
+    place.write("two/env", "evil");
+    fs::remove_file(place.at("now")).unwrap();
+    symlink("two", place.at("now")).unwrap();
+    place.write("not/yet", "evil");
+    let taken_down = protection.take_down();
+    assert_eq!(
+        held(&taken_down),
+        [
+            ("env/dev", HoldReason::ProtectedName),
+            ("not/yet", HoldReason::ProtectedName),
+            ("two/env", HoldReason::ProtectedName),
+        ]
+    );
+    let left = fs::read_to_string(place.at(".husky/pre-commit")).unwrap();
+    assert_eq!(left, "mine");
+    assert_eq!(
+        fs::read_link(place.at(".envrc")).unwrap(),
+        Path::new("env/dev")
+    );
+}
+
+#[test]
+fn other_names_of_protected_files_are_bound_too() {
+    let place = Place::new("second");
+    place.write(".husky/pre-commit", "mine");
+    place.write(".envrc", "mine");
+    place.write("plain", "mine");
+    for (from, to) in [
+        (".husky/pre-commit", "hook"),
+        (".envrc", "env"),
+        ("plain", "also-plain"),
+    ] {
+        fs::hard_link(place.at(from), place.at(to)).unwrap();
+    }
+    let protection = place.put_up(&[]).unwrap();
+    let binds: Vec<_> = protection.binds().iter().map(|bind| &bind.path).collect();
+    assert_eq!(binds, [".envrc", ".husky", "env", "hook"].map(Path::new));
+    assert_eq!(protection.take_down(), TakenDown::default());
+}
+
+#[test]
 fn a_new_bare_repository_loses_its_head_and_a_workspace_that_is_one_is_refused() {
     let place = Place::new("bare");
     let protection = place.put_up(&[]).unwrap();
@@ -244,10 +302,15 @@ fn a_new_bare_repository_loses_its_head_and_a_workspace_that_is_one_is_refused()
     place.write("docs/HEAD", "a page");
     fs::create_dir_all(place.at("x.git/objects")).unwrap();
     fs::create_dir_all(place.at("x.git/refs")).unwrap();
+    place.write("y/HEAD", "ref: refs/heads/main");
+    place.write("y/commondir", "../z");
     let taken_down = protection.take_down();
     assert_eq!(
         held(&taken_down),
-        [("x.git/HEAD", HoldReason::ProtectedName)]
+        [
+            ("x.git/HEAD", HoldReason::ProtectedName),
+            ("y/HEAD", HoldReason::ProtectedName),
+        ]
     );
     assert!(place.at("docs/HEAD").exists());
     place.write("HEAD", "ref: refs/heads/main");
