@@ -286,7 +286,7 @@ pub struct StockPlan {
     pub first_turn: u32,
 }
 
-/// What becomes read-only in a workspace.
+/// A name in a workspace, and what must be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkspaceName {
     /// Relative to the workspace.
