@@ -162,3 +162,25 @@ fn a_protected_name_that_the_host_removes_is_not_the_programs_to_make() {
     assert_eq!(answer["workspace"]["held_back"], held, "{answer}");
     assert!(!world.here("w/.vscode").exists() && world.here("w/.envrc").exists());
 }
+
+#[test]
+fn a_hidden_file_that_the_host_replaces_is_covered_again() {
+    let world = world_with(&[(".env", "old"), ("plain", "old")]);
+    let script = "cat .env 2>/dev/null || echo hidden
+        touch ready; until test -e go; do :; done
+        while cat .env >/dev/null 2>&1; do :; done
+        cat plain";
+    let running = Running::start(&world, &["sh", "-c", script]);
+    running.replace(".env", "new");
+    running.replace("plain", "new");
+    running.replace("go", "");
+    let answer = running.end().json();
+    assert_eq!(answer["stdout"], "hidden\nnew", "{answer}");
+    assert!(
+        says(&answer, "and was hidden again after about"),
+        "{answer}"
+    );
+    assert_eq!(answer["workspace"], json!(null), "{answer}");
+    let contents = fs::read_to_string(world.here("w/.env")).expect("it stays");
+    assert_eq!(contents, "new");
+}
