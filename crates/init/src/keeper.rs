@@ -214,18 +214,10 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         done.add(Step::Passing);
     }
     let passing = passing.unwrap_or_default();
-    let at_terminal = || failure(Step::Terminal, "/dev/pts");
-    let terminals = (plan.terminal || plan.stays).then(|| terminal::mount(plan.ids));
-    let terminals = terminals.transpose().map_err(at_terminal())?;
-    let terminal = terminals
-        .as_ref()
-        .filter(|_| plan.terminal)
-        .map(terminal::open);
-    let terminal = terminal.transpose().map_err(at_terminal())?;
-    if terminals.is_some() {
+    let (terminals, terminal) = put_terminals(plan)?;
+    if plan.terminal || plan.stays {
         done.add(Step::Terminal);
     }
-    let terminals = terminals.filter(|_| plan.stays);
     let mount_table = plan
         .watched
         .then(|| open_read_only(c"/proc/self/mountinfo"));
@@ -250,6 +242,16 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         covered,
         done,
     })
+}
+
+/// Where further terminals are opened, if it stays, and its own.
+fn put_terminals(plan: &BoxPlan) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Failure> {
+    let at_terminal = || failure(Step::Terminal, "/dev/pts");
+    let terminals = (plan.terminal || plan.stays).then(|| terminal::mount(plan.ids));
+    let terminals = terminals.transpose().map_err(at_terminal())?;
+    let own = terminals.as_ref().filter(|_| plan.terminal);
+    let own = own.map(terminal::open).transpose().map_err(at_terminal())?;
+    Ok((terminals.filter(|_| plan.stays), own))
 }
 
 /// The namespaces that the launcher asked the kernel for when it cloned us.

@@ -102,7 +102,7 @@ fn mount(line: &[u8]) -> Option<(Vec<u8>, &[u8])> {
 }
 
 /// The kernel writes blanks and backslashes as three octal digits.
-fn unescaped(text: &[u8]) -> Vec<u8> {
+pub fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = text;
     while let [first, tail @ ..] = rest {

@@ -11,7 +11,8 @@ use super::{
 use crate::config::Surroundings;
 use clap::{Args, Subcommand};
 use engine::workspaces::{
-    self, Change, CommitOptions, Committed, Diff, Kind, Layer, LayerError, Left, What, held::Held,
+    self, Change, CommitOptions, Committed, Diff, Kind, Layer, LayerError, Left, What,
+    held::HeldEntry,
 };
 use spec::Id;
 use std::path::{Path, PathBuf};
@@ -173,9 +174,9 @@ fn held(
     Ok(0)
 }
 
-fn show_held(held: &[Held], json: bool) -> Result<u8, Failure> {
+fn show_held(held: &[HeldEntry], json: bool) -> Result<u8, Failure> {
     if json {
-        let value = |held: &Held| {
+        let value = |held: &HeldEntry| {
             serde_json::json!({
                 "run_id": held.run, "workspace": name(&held.workspace), "path": name(&held.path),
                 "why": held.why, "kept": held.kept.as_deref().map(name),
@@ -185,7 +186,7 @@ fn show_held(held: &[Held], json: bool) -> Result<u8, Failure> {
         print_json(&serde_json::json!({ "held_back": all }))?;
         return Ok(0);
     }
-    let line = |held: &Held| {
+    let line = |held: &HeldEntry| {
         let kept = held.kept.as_deref().map_or("not kept".to_owned(), name);
         let (path, why) = (name(&held.path), held.why.words());
         format!(

@@ -31,9 +31,9 @@ const MAX_FILES: usize = 64;
 /// Paths in a workspace that are protected because they are named.
 const MAX_NAMED: usize = 256;
 
-/// What was found.
+/// What a repository and its configuration say of the workspace.
 #[derive(Debug, Default)]
-struct Found {
+struct RepositoryFacts {
     /// Relative to the workspace.
     named: BTreeSet<PathBuf>,
     tracked: Vec<PathBuf>,
@@ -75,7 +75,7 @@ fn look_now(
     workspace: &Path,
     writable: bool,
     wanted: &(dyn Fn(&Path) -> bool + Sync),
-) -> io::Result<Found> {
+) -> io::Result<RepositoryFacts> {
     let real = fs::canonicalize(workspace)?;
     let opened = open_folder(&real)?;
     let rights = Rights::of_owner(opened.as_fd())?;
@@ -83,7 +83,7 @@ fn look_now(
         .user()
         .map_or_else(|| rustix::process::geteuid().as_raw(), |(user, _)| user);
     rights.act(|| {
-        let mut found = Found::default();
+        let mut found = RepositoryFacts::default();
         if let Ok(DotGit::Folder(host) | DotGit::File(host)) =
             DotGit::find(opened.as_fd(), &real, user)
         {
@@ -96,7 +96,7 @@ fn look_now(
     })
 }
 
-impl Found {
+impl RepositoryFacts {
     fn track(&mut self, host: &GitFolders, wanted: &(dyn Fn(&Path) -> bool + Sync)) {
         let is_sha256 =
             |config: Config| config.last("extensions", "objectformat") == Some("sha256");

@@ -11,7 +11,7 @@ use std::{
 
 /// One thing that was taken out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldEntry {
     /// The run whose end took it out.
     pub run: String,
     /// The folder it was in.
@@ -25,12 +25,12 @@ pub struct Held {
 }
 
 /// Everything that is held, or what one run's end took out.
-pub fn list(state: &Path, run: Option<&Id>) -> io::Result<Vec<Held>> {
+pub fn list(state: &Path, run: Option<&Id>) -> io::Result<Vec<HeldEntry>> {
     let lists = protect::held_lists(state)?.into_iter();
     let wanted = lists.filter(|(name, _)| run.is_none_or(|run| run.as_str() == name));
     let held = wanted.flat_map(|(run, things)| {
         let things = things.into_iter().enumerate();
-        things.map(move |(place, thing)| Held {
+        things.map(move |(place, thing)| HeldEntry {
             kept: protect::held_path(state, &run, place),
             workspace: to_path(&thing.workspace),
             path: to_path(&thing.path),

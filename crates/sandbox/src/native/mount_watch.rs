@@ -15,6 +15,7 @@ use super::{
 use init::{
     plan::{RemountName, RemountPlan},
     protocol::{self, Command, Remounted, Report},
+    submounts::unescaped,
 };
 use std::{
     collections::BTreeMap,
@@ -50,12 +51,12 @@ const MAX_REPLACED: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct MountWatch {
     task: JoinHandle<()>,
-    found: Arc<Mutex<Found>>,
+    found: Arc<Mutex<WatchFindings>>,
 }
 
 /// What the watch has found.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct WatchFindings {
     /// What the host put in place of protected names.
     pub(super) replaced: Vec<Replaced>,
     /// What could not be done.
@@ -75,7 +76,7 @@ impl MountWatch {
             reason = "sound for a File, which owns its descriptor; what replaces it is unsafe for all"
         )]
         let table = AsyncFd::with_interest(File::from(table), Interest::PRIORITY)?;
-        let found = Arc::new(Mutex::new(Found::default()));
+        let found = Arc::new(Mutex::new(WatchFindings::default()));
         let mounts = mounts_below_workspace(&read_table(table.get_ref())?);
         let ids = mounts.into_iter().map(|(id, path)| (path, id));
         let ids: BTreeMap<PathBuf, u64> = ids.collect();
@@ -96,7 +97,7 @@ impl MountWatch {
     }
 
     /// Ends the watch; gives back what it has found.
-    pub(super) async fn stop(mut self) -> Found {
+    pub(super) async fn stop(mut self) -> WatchFindings {
         self.task.abort();
         // It was aborted: there is nothing else to hear of it.
         _ = (&mut self.task).await;
@@ -116,7 +117,7 @@ struct Watcher {
     channel: Weak<Channel>,
     workspace: OwnedFd,
     watched: BTreeMap<PathBuf, Watched>,
-    found: Arc<Mutex<Found>>,
+    found: Arc<Mutex<WatchFindings>>,
 }
 
 /// The mount of one name.
@@ -209,7 +210,7 @@ impl Watcher {
         }
     }
 
-    fn note(&self, add: impl FnOnce(&mut Found)) {
+    fn note(&self, add: impl FnOnce(&mut WatchFindings)) {
         add(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
@@ -234,32 +235,11 @@ fn mounts_below_workspace(table: &[u8]) -> BTreeMap<u64, PathBuf> {
     let mounts = lines.filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
         let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-        let place = unescape(fields.nth(3)?);
+        let place = PathBuf::from(OsString::from_vec(unescaped(fields.nth(3)?)));
         let below = place.strip_prefix(spec::WORKSPACE).ok()?.to_owned();
         Some((id, below)).filter(|(_, below)| !below.as_os_str().is_empty())
     });
     mounts.collect()
-}
-
-/// The kernel writes spaces, tabs, line ends and backslashes as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, others)) = rest.split_first() {
-        let digits = others.get(..3).and_then(|it| std::str::from_utf8(it).ok());
-        let code = digits.and_then(|it| u8::from_str_radix(it, 8).ok());
-        match (first, code) {
-            (b'\\', Some(byte)) => {
-                bytes.push(byte);
-                rest = &others[3..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = others;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(bytes))
 }
 
 #[cfg(test)]

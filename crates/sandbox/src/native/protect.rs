@@ -29,7 +29,7 @@ pub use names::{PROTECTED, ProtectedName, find, find_below, lifts_nothing, prote
 pub use settle::resolve_inside;
 pub use start::{REPOSITORY, is_repository};
 
-use super::mount_watch::Found;
+use super::mount_watch::WatchFindings;
 use hide::Hiding;
 use hold::HoldFolder;
 use init::protocol::Remounted;
@@ -278,7 +278,7 @@ impl Protection {
     }
 
     /// What the watch over its mounts has found.
-    pub(super) fn take_in(&mut self, found: Found) {
+    pub(super) fn take_in(&mut self, found: WatchFindings) {
         self.replaced.extend(found.replaced);
         self.notes.extend(found.problems);
     }
