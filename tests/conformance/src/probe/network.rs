@@ -158,9 +158,8 @@ fn say(protocol: i32, bytes: &[u8]) -> Attempt {
     // SAFETY: a fresh descriptor that nobody else owns.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: the kernel reads a slice of ours of that length.
-    answer(
-        unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) } as i64,
-    )?;
+    let sent = unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+    answer(sent as i64)?;
     let mut said = [0u8; 4096];
     loop {
         // SAFETY: the kernel writes into a slice of ours of that length.
