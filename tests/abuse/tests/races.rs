@@ -120,7 +120,7 @@ impl Ground {
     /// Copies of what lies outside, in these folders.
     fn leaks(&self, folders: &[PathBuf]) -> Vec<PathBuf> {
         let files = folders.iter().flat_map(|folder| {
-            let below = host::listing(&folder).into_iter();
+            let below = host::listing(folder).into_iter();
             below.map(move |path| folder.join(path)).collect::<Vec<_>>()
         });
         let has_secret = |path: &PathBuf| {
