@@ -236,6 +236,33 @@ fn a_protected_name_in_a_commit_is_named() {
     assert_eq!(import(&answer)["touches"], serde_json::json!([".envrc"]));
 }
 
+#[test]
+fn a_merge_is_compared_with_what_it_continues() {
+    let world = world();
+    let work = world.here("work");
+    fs::create_dir(work.join(".vscode")).expect("a folder");
+    fs::write(work.join(".vscode/settings.json"), "{}").expect("a file");
+    git(&work, &["add", "."]);
+    git(&work, &["commit", "-q", "-m", "settings"]);
+    // A stash merges a commit with nothing in it but the untracked files.
+    let answer = run(&world, "echo x > untracked; git stash -q -u");
+    assert_eq!(
+        import(&answer)["refs"][0]["name"],
+        "refs/stash",
+        "{answer:?}"
+    );
+    assert_eq!(import(&answer)["touches"], serde_json::json!([]));
+    // The control: a merge that brings what none of its parents has.
+    let script = "id=$(echo evil | git hash-object -w --stdin)
+        other=$(git commit-tree -m other HEAD^{tree})
+        git update-index --add --cacheinfo 100644,$id,.envrc
+        git update-ref refs/heads/m $(git commit-tree -m m -p HEAD -p $other $(git write-tree))";
+    git(&work, &["update-ref", "-d", "refs/airlock/r/stash"]);
+    let answer = run(&world, script);
+    let touches = import(&answer)["touches"].to_string();
+    assert!(touches.contains(".envrc"), "{touches}");
+}
+
 /// Each is refused whole: nothing arrives, and our folder stays where it is.
 #[test]
 fn what_cannot_be_believed_does_not_arrive() {

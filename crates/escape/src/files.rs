@@ -273,50 +273,75 @@ fn input_names(ground: &Ground<'_>) -> Outcome {
         &absolute,
         "planted",
     ];
+    // Inputs go at the end, so that the control's program makes a copy of the one that it is given.
+    let (folder, request, trace) = match ground.is_control() {
+        true => (&outside, copying(ground, "planted"), COPY),
+        false => (
+            &workspace,
+            ground.attack("write-places", [""; 0]),
+            "planted",
+        ),
+    };
     for name in names {
-        let mut input = std::ffi::OsString::from(format!("{name}="));
-        input.push(&source);
-        let folder = if ground.is_control() {
-            &outside
-        } else {
-            &workspace
-        };
-        let inputs = vec![input];
-        let request = in_workspace(folder, ground.attack("write-places", [""; 0]));
-        run_or_refuse(ground, RunRequest { inputs, ..request })?;
+        put_input(ground, folder, name, &source, request.clone())?;
     }
-    Ok(match outside.join("planted").exists() {
+    Ok(match outside.join(trace).exists() {
         true => Found::Escape("an input landed outside the workspace".to_owned()),
         false => Found::Nothing,
     })
 }
 
-/// The control: the file lies in the workspace itself.
+/// What a control's program makes of an input.
+const COPY: &str = "copy";
+
+fn copying(ground: &Ground<'_>, input: &str) -> RunRequest {
+    RunRequest {
+        command: ["cp", input, COPY].map(Into::into).to_vec(),
+        ..ground.attack("write-places", [""; 0])
+    }
+}
+
+/// The control: the file lies in the workspace itself, and what the program copied of the input takes its place.
 fn input_links(ground: &Ground<'_>) -> Outcome {
     let (canary, source) = (ground.world.canary()?, ground.world.canary()?.file);
-    let workspace = if ground.is_control() {
-        canary.folder.clone()
-    } else {
-        ground.workspace()?
-    };
-    ground.give(&workspace)?;
-    if !ground.is_control() {
-        symlink(&canary.folder, workspace.join("folder"))?;
-        symlink(&canary.file, workspace.join("secret"))?;
-    }
-    for name in ["folder/secret", "secret"] {
-        let mut input = std::ffi::OsString::from(format!("{name}="));
-        input.push(&source);
-        let request = in_workspace(&workspace, ground.attack("write-places", [""; 0]));
-        run_or_refuse(
+    if ground.is_control() {
+        ground.give(&canary.folder)?;
+        let aside = canary.folder.join("aside");
+        fs::rename(&canary.file, &aside)?;
+        put_input(
             ground,
-            RunRequest {
-                inputs: vec![input],
-                ..request
-            },
+            &canary.folder,
+            "secret",
+            &source,
+            copying(ground, "secret"),
         )?;
+        let copy = canary.folder.join(COPY);
+        fs::rename(if copy.exists() { copy } else { aside }, &canary.file)?;
+        return Ok(canary.changed());
+    }
+    let workspace = ground.workspace()?;
+    ground.give(&workspace)?;
+    symlink(&canary.folder, workspace.join("folder"))?;
+    symlink(&canary.file, workspace.join("secret"))?;
+    for name in ["folder/secret", "secret"] {
+        let attack = ground.attack("write-places", [""; 0]);
+        put_input(ground, &workspace, name, &source, attack)?;
     }
     Ok(canary.changed())
+}
+
+fn put_input(
+    ground: &Ground<'_>,
+    workspace: &Path,
+    name: &str,
+    source: &Path,
+    request: RunRequest,
+) -> Result<(), Trouble> {
+    let mut input = std::ffi::OsString::from(format!("{name}="));
+    input.push(source);
+    let inputs = vec![input];
+    let request = in_workspace(workspace, request);
+    run_or_refuse(ground, RunRequest { inputs, ..request })
 }
 
 /// The control: the folder of the file is mounted.

@@ -79,7 +79,7 @@ git --git-dir=$g rev-list --objects --quiet --stdin <$in/revs
 if git --git-dir=$g cat-file --batch-check='%(objecttype)' <$in/commits | grep -qvx commit; then
   echo 'a reference leads to no commit' >&2; exit 5
 fi
-exec git --git-dir=$g log -m --root --no-renames --raw -z --no-abbrev --format= --stdin <$in/revs
+exec git --git-dir=$g log --diff-merges=first-parent --root --no-renames --raw -z --no-abbrev --format= --stdin <$in/revs
 "#;
 
 /// What is done in a box.
