@@ -171,24 +171,32 @@ fn is_usual(parts: &[&OsStr]) -> Hidden {
     let Some(name) = parts.last().map(|name| name.as_bytes()) else {
         return Hidden::No;
     };
-    let is = |pattern: &str| match pattern.strip_prefix("**/") {
-        None => name_matches(pattern.as_bytes(), name),
-        Some(tail) => {
-            let count = tail.split('/').count();
-            parts.len() >= count
-                && tail
-                    .split('/')
-                    .zip(&parts[parts.len() - count..])
-                    .all(|(pattern, part)| name_matches(pattern.as_bytes(), part.as_bytes()))
+    // Asked of each name in a workspace, so that the last part decides first.
+    let is = |pattern: &str| {
+        let tail = pattern.strip_prefix("**/").unwrap_or(pattern);
+        let (folders, last) = tail.rsplit_once('/').unwrap_or(("", tail));
+        if !name_matches(last.as_bytes(), name) {
+            return false;
         }
+        let mut above = parts[..parts.len() - 1].iter().rev();
+        let mut folders = folders.rsplit('/').filter(|it| !it.is_empty());
+        folders.all(|folder| {
+            above
+                .next()
+                .is_some_and(|part| name_matches(folder.as_bytes(), part.as_bytes()))
+        })
     };
-    if EXAMPLES.iter().any(|it| is(it)) {
-        return Hidden::No;
+    let is_example = || EXAMPLES.iter().any(|it| is(it));
+    if USUAL.iter().any(|it| is(it)) {
+        return if is_example() {
+            Hidden::No
+        } else {
+            Hidden::Yes
+        };
     }
-    match (USUAL.iter().any(|it| is(it)), is(PERHAPS_A_KEY)) {
-        (true, _) => Hidden::Yes,
-        (false, true) => Hidden::IfPrivateKey,
-        (false, false) => Hidden::No,
+    match is(PERHAPS_A_KEY) {
+        true => Hidden::IfPrivateKey,
+        false => Hidden::No,
     }
 }
 

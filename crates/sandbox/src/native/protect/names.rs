@@ -278,14 +278,27 @@ pub(super) fn environment(path: &Path) -> Option<&Path> {
     above.find(|it| it.file_name() == Some(OsStr::new(ENVIRONMENT)))
 }
 
-/// Whether the path's last parts are this name, in any letter case.
+/// Whether the path's last parts are this name, in any letter case. Asked of each name in a workspace for each that is
+/// protected, so that the last part decides first.
 fn ends_with(parts: &[&OsStr], name: &str) -> bool {
-    let mut names = name.rsplit('/');
-    let mut parts = parts.iter().rev();
-    names.all(|name| {
-        parts
+    let Some((last, above)) = parts.split_last() else {
+        return false;
+    };
+    let (last, name) = (last.as_bytes(), name.as_bytes());
+    let Some(start) = name.len().checked_sub(last.len()) else {
+        return false;
+    };
+    let begins_there = start == 0 || name[start - 1] == b'/';
+    if !begins_there || !name[start..].eq_ignore_ascii_case(last) {
+        return false;
+    }
+    let folders = name[..start].strip_suffix(b"/");
+    let folders = folders.map(|it| it.rsplit(|byte| *byte == b'/'));
+    let mut above = above.iter().rev();
+    folders.into_iter().flatten().all(|folder| {
+        above
             .next()
-            .is_some_and(|part| part.as_bytes().eq_ignore_ascii_case(name.as_bytes()))
+            .is_some_and(|part| part.as_bytes().eq_ignore_ascii_case(folder))
     })
 }
 
