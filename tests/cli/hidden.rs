@@ -29,6 +29,34 @@ fn repository(world: &World) {
     git(&folder, &["config", "user.email", "a@b"]);
 }
 
+/// The ordinary user of the tests.
+fn ordinary_user() -> (u32, u32) {
+    let number = |option: &str| -> u32 {
+        let told = Command::new("id").args([option, &daemons::user()]).output();
+        let text = String::from_utf8(told.expect("id starts").stdout).expect("a number");
+        text.trim()
+            .parse()
+            .expect("the ordinary user of the tests is there")
+    };
+    (number("-u"), number("-g"))
+}
+
+/// Runs the command as that user, whose folders must be his.
+fn run_as((user, group): (u32, u32), world: &World, words: &[&str]) -> Answer {
+    let plain = world.command(words);
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid", &user.to_string(), "--regid", &group.to_string()])
+        .arg("--clear-groups")
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .current_dir(world.here(""))
+        .env_clear()
+        .envs(world.variables())
+        .stdin(Stdio::null());
+    world.answer(&command.output().expect("airlock starts"))
+}
+
 /// Runs a script in a box whose workspace is `w`.
 fn run(world: &World, options: &[&str], script: &str) -> Answer {
     let mut words = vec!["run", "--workspace", "w"];
@@ -269,14 +297,7 @@ fn a_folder_that_its_owner_cannot_write_is_read_only() {
     let world = World::new();
     world.write("w/file", "mine");
     fs::create_dir(world.state()).expect("a state folder");
-    let number = |option: &str| -> u32 {
-        let told = Command::new("id").args([option, &daemons::user()]).output();
-        let text = String::from_utf8(told.expect("id starts").stdout).expect("a number");
-        text.trim()
-            .parse()
-            .expect("the ordinary user of the tests is there")
-    };
-    let (user, group) = (number("-u"), number("-g"));
+    let (user, group) = ordinary_user();
     for path in [
         world.here("w"),
         world.here("w/file"),
@@ -293,25 +314,7 @@ fn a_folder_that_its_owner_cannot_write_is_read_only() {
         "-c",
         "cat file; echo x > new || echo held",
     ];
-    let plain = world.command(&words);
-    let of_user = || {
-        let mut command = Command::new("setpriv");
-        command
-            .args([
-                "--reuid",
-                &user.to_string(),
-                "--regid",
-                &group.to_string(),
-                "--clear-groups",
-            ])
-            .arg(plain.get_program())
-            .args(plain.get_args())
-            .current_dir(world.here(""))
-            .env_clear()
-            .envs(world.variables())
-            .stdin(Stdio::null());
-        world.answer(&command.output().expect("airlock starts"))
-    };
+    let of_user = || run_as((user, group), &world, &words);
     let mode = |mode| fs::set_permissions(world.here("w"), fs::Permissions::from_mode(mode));
     mode(0o555).unwrap();
     let other = world.here("roots").display().to_string();
@@ -357,4 +360,51 @@ fn a_link_where_a_protected_path_begins_does_not_stay() {
         "{}",
         partial.stderr
     );
+}
+
+#[test]
+fn a_folder_that_the_program_closes_hides_nothing() {
+    let script =
+        "echo evil > .envrc; ln -s /etc/passwd out; mkdir sub; echo evil > sub/.envrc; chmod 0 .";
+    let words = ["run", "--workspace", "w", "--", "sh", "-c", script];
+    let owner = ordinary_user();
+    for user in [None, Some(owner)] {
+        let world = World::new();
+        world.write("w/mine", "mine");
+        fs::create_dir(world.state()).expect("a state folder");
+        for path in [&world.here("w"), &world.here("w/mine"), &world.state()] {
+            chown(path, Some(owner.0), Some(owner.1)).expect("it becomes the user's");
+        }
+        let other = world.here("roots").display().to_string();
+        let answer = match user {
+            Some(user) => run_as(user, &world, &words),
+            None => world.run(&[&["--state", &other][..], &words].concat()),
+        };
+        assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+        let mode = fs::metadata(world.here("w"))
+            .expect("it is there")
+            .permissions();
+        assert_eq!(mode.mode() & 0o700, 0o700, "{}", answer.stderr);
+        for gone in ["w/.envrc", "w/out", "w/sub/.envrc"] {
+            let found = fs::symlink_metadata(world.here(gone));
+            assert!(found.is_err(), "{gone} {}", answer.stderr);
+        }
+        // The control: what is nobody's to obey stays.
+        assert!(world.here("w/mine").exists() && world.here("w/sub").exists());
+    }
+}
+
+#[test]
+fn what_of_artifacts_was_not_kept_is_held_and_the_rest_goes() {
+    let world = World::new();
+    world.write("w/mine", "mine");
+    let kept = run(&world, &[], "mkdir -p .artifacts; echo r > .artifacts/r");
+    assert_eq!(kept.status, Some(0), "{}", kept.stderr);
+    assert!(!world.here("w/.artifacts").exists(), "{}", kept.stderr);
+    assert_eq!(world.run(&["workspace", "held"]).stdout, "");
+    let script = "mkdir -p .artifacts; mkfifo .artifacts/pipe";
+    let left = run(&world, &["--run-id", "left"], script);
+    assert!(!world.here("w/.artifacts").exists(), "{}", left.stderr);
+    let held = world.run(&["workspace", "held", "left", "--json"]).json();
+    assert_eq!(held["held_back"][0]["why"], "artifacts", "{held}");
 }

@@ -184,3 +184,42 @@ fn a_hidden_file_that_the_host_replaces_is_covered_again() {
     let contents = fs::read_to_string(world.here("w/.env")).expect("it stays");
     assert_eq!(contents, "new");
 }
+
+#[test]
+fn a_program_that_uses_up_its_processes_does_not_go_on_without_protection() {
+    let world = world_with(&[(".envrc", "old"), ("plain", "old")]);
+    // All the processes that it may have wait; one of them writes for as long as it can.
+    let program = "import os, time
+for _ in range(1000):
+    try:
+        if os.fork() == 0:
+            time.sleep(1000)
+    except OSError:
+        break
+else:
+    raise SystemExit('no limit')
+open('ready', 'w')
+while not os.path.exists('go'):
+    pass
+wrote = 0
+while True:
+    try:
+        open('.envrc', 'a').write('evil')
+        wrote += 1
+    except OSError:
+        if wrote or not os.access('.envrc', os.W_OK):
+            break
+print('ended', flush=True)
+os._exit(0)";
+    let running = Running::start(&world, &["python3", "-c", program]);
+    running.replace(".envrc", "new");
+    running.replace("go", "");
+    let answer = running.end().json();
+    assert!(
+        says(&answer, REPLACED) || says(&answer, "the sandbox was ended"),
+        "{answer}"
+    );
+    let left = fs::read_to_string(world.here("w/.envrc")).unwrap_or_default();
+    let is_held = answer["workspace"]["held_back"][0]["path"] == ".envrc";
+    assert!(is_held || says(&answer, REPLACED), "{left} {answer}");
+}

@@ -388,7 +388,9 @@ impl Driver {
         };
         result.denials = denials.list;
         result.notes.extend(denials.note);
-        self.keep_artifacts(sandbox, result).await;
+        if self.keep_artifacts(sandbox, result).await {
+            sandbox.artifacts_are_kept();
+        }
         result.moments.kept = record::now_us();
         let counters = before.unwrap_or_else(|| sandbox.counters());
         result.usage = Usage {
@@ -418,17 +420,19 @@ impl Driver {
     }
 
     /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
-    async fn keep_artifacts(&self, sandbox: &dyn Sandbox, result: &mut RunResult) {
+    /// Says whether nothing is left that was not kept.
+    async fn keep_artifacts(&self, sandbox: &dyn Sandbox, result: &mut RunResult) -> bool {
         let fresh = self.making.spec.sandbox.workspace.is_none();
         if fresh
             && self.making.spec.artifacts.is_empty()
             && files::artifacts_are_empty(sandbox.workspace())
         {
-            return;
+            return true;
         }
         if !self.making.spec.keep {
             let note = "no artifact was kept: whoever asked for this run may not keep any";
-            return result.notes.push(note.to_owned());
+            result.notes.push(note.to_owned());
+            return false;
         }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
@@ -448,7 +452,10 @@ impl Driver {
         };
         let (kept, collected) = match kept {
             Ok(kept) => kept,
-            Err(error) => return result.notes.push(format!("no artifact was kept: {error}")),
+            Err(error) => {
+                result.notes.push(format!("no artifact was kept: {error}"));
+                return false;
+            }
         };
         result.artifacts = kept;
         let told = collected.skipped.iter();
@@ -464,6 +471,7 @@ impl Driver {
                 collected.more_skipped
             ));
         }
+        collected.folder_is_kept
     }
 
     /// From a fresh workspace no more than could be written there: files with holes are larger than they are.

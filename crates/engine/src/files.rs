@@ -117,6 +117,14 @@ pub struct Collected {
     pub skipped: Vec<Skipped>,
     /// How many more were skipped than are told.
     pub more_skipped: u64,
+    /// Whether all that lay in `.artifacts` was kept.
+    pub folder_is_kept: bool,
+}
+
+impl Collected {
+    fn skipped_in_all(&self) -> u64 {
+        self.skipped.len() as u64 + self.more_skipped
+    }
 }
 
 impl Default for Bounds {
@@ -404,11 +412,14 @@ pub fn collect(
             Err(source) => collecting.skip(path, why_not(&source)),
         }
     }
+    let before = collecting.collected.skipped_in_all();
     match open(workspace, ARTIFACTS, OFlags::PATH | OFlags::DIRECTORY) {
         Ok(handle) => collecting.start(workspace, &handle, Path::new(ARTIFACTS), Path::new("")),
         Err(absent) if absent.kind() == io::ErrorKind::NotFound => {}
         Err(source) => collecting.skip(Path::new(ARTIFACTS), why_not(&source)),
     }
+    let is_whole = before == collecting.collected.skipped_in_all() && !collecting.full;
+    collecting.collected.folder_is_kept = is_whole;
     collecting.collected
 }
 
@@ -465,6 +476,8 @@ impl Collecting<'_> {
         let bounds = WalkBounds {
             entries: self.bounds.entries.saturating_sub(self.entries),
             depth: self.bounds.depth,
+            // What the host mounts there while the program runs was never the program's to keep.
+            one_mount: top.as_os_str().is_empty(),
             ..WalkBounds::default()
         };
         let mut walk = folder.walk(bounds).map_err(|source| why_not(&source))?;

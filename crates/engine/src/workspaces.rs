@@ -40,7 +40,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, Read, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -404,6 +404,16 @@ fn make(
     }
 }
 
+/// No other call changes the mode of a folder that cannot be searched.
+fn open_for_owner(folder: &OwnedFd) -> io::Result<()> {
+    let mode = rustix::fs::fstat(folder)?.st_mode & 0o7777;
+    if mode & 0o700 == 0o700 {
+        return Ok(());
+    }
+    let link = format!("/proc/self/fd/{}", folder.as_raw_fd());
+    Ok(rustix::fs::chmod(link, Mode::from_raw_mode(mode | 0o700))?)
+}
+
 const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC)
@@ -526,7 +536,12 @@ impl Opened {
     }
 
     fn tree(&self) -> Result<OwnedFd, LayerError> {
-        tree::open(&self.layer, TREE, FOLDER).map_err(failed("open what the program left"))
+        // The program may have taken the rights to its folder away, from its owner, too.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = tree::open(&self.layer, TREE, flags)
+            .and_then(|top| open_for_owner(&top))
+            .and_then(|()| tree::open(&self.layer, TREE, FOLDER));
+        opened.map_err(failed("open what the program left"))
     }
 
     /// Which names were protected when the layer was made.

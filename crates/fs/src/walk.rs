@@ -1,8 +1,8 @@
 //! Every entry of a tree, by handle. Depth costs no stack, and descriptors only up to a bound.
 
-use crate::{Dir, Entries};
+use crate::{Dir, Entries, Lookup};
 use rustix::{
-    fs::{FileType, Stat},
+    fs::{FileType, Mode, OFlags, Stat},
     io::Errno,
 };
 use std::{
@@ -21,6 +21,8 @@ pub struct WalkBounds {
     pub depth: usize,
     /// Bytes of the path of a folder that is entered.
     pub path_bytes: usize,
+    /// Whether folders on which something is mounted are an error.
+    pub one_mount: bool,
 }
 
 /// One entry of a tree, as it was when it was looked at.
@@ -85,6 +87,7 @@ impl Default for WalkBounds {
             entries: usize::MAX,
             depth: 128,
             path_bytes: usize::MAX,
+            one_mount: false,
         }
     }
 }
@@ -141,10 +144,16 @@ impl Walk {
         if self.levels.len() >= depth || path.as_os_str().len() >= longest {
             return Err(WalkError::TooDeep { path, depth });
         }
-        let level = above
-            .names
-            .dir()
-            .and_then(|parent| Level::new(parent.open_dir(&name)?, path.clone()));
+        let lookup = match self.bounds.one_mount {
+            true => Lookup::NoLinksOneMount,
+            false => Lookup::NoLinks,
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let open = |parent: Dir<BorrowedFd<'_>>| {
+            let folder = parent.open_at(&name, flags, Mode::empty(), lookup)?;
+            Level::new(Dir::from_fd(folder), path.clone())
+        };
+        let level = above.names.dir().and_then(open);
         match level {
             Ok(level) => self.levels.push(level),
             Err(source) => return Err(WalkError::Read { path, source }),

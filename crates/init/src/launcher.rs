@@ -625,19 +625,35 @@ impl Launcher {
         }
     }
 
-    /// What fails here closes the socket on which the engine waits.
-    fn on_remount(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
-        if let Ok(child) = self.remount(number, plan, files)
-            && let Some(held) = self.boxes.get_mut(&number)
-        {
-            held.remounts.push(child);
+    fn on_remount(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) {
+        // Behind the file of a large plan.
+        let Some(answer) = files.pop() else {
+            return;
+        };
+        match (
+            self.remount(number, plan, files, &answer),
+            self.boxes.get_mut(&number),
+        ) {
+            (Ok(child), Some(held)) => held.remounts.push(child),
+            (Ok(_), None) => {}
+            (Err(error), _) => {
+                let failed = failure(Step::Workspace, "fork")(error);
+                // An engine that no longer listens has ended the box, or is about to.
+                _ = protocol::send(&answer, &Report::Failed(failed), &[]);
+            }
         }
     }
 
-    fn remount(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Child> {
+    /// Not in the cgroup of the box, whose limits its programs may have used up. A lane sits in that anyway.
+    fn remount(
+        &mut self,
+        number: u32,
+        plan: &Brief,
+        mut files: Vec<OwnedFd>,
+        answer: &OwnedFd,
+    ) -> io::Result<Child> {
         let missing = || io::Error::from_raw_os_error(libc::ESRCH);
         let plan: RemountPlan = plan.read(&mut files)?;
-        let answer = files.pop().ok_or_else(missing)?;
         let held = self.boxes.get(&number).ok_or_else(missing)?;
         let space = |step| held.namespaces.iter().find(|(known, _)| *known == step);
         // Without a pid namespace of its own, more than its programs would be stopped.
@@ -645,10 +661,9 @@ impl Launcher {
         else {
             return Err(missing());
         };
-        let cgroup = held.cgroup.as_ref().map(AsFd::as_fd);
         self.spaces.enter(held)?;
-        match sys::fork_into(0, cgroup).inspect_err(|_| self.spaces.go_home())? {
-            Forked::Child => remount::live(&plan, mounts.as_fd(), &answer),
+        match sys::fork_into(0, None).inspect_err(|_| self.spaces.go_home())? {
+            Forked::Child => remount::live(&plan, mounts.as_fd(), answer),
             Forked::Parent { pid, pidfd } => {
                 self.spaces.go_home();
                 self.watch(&pidfd, About::Process(number, pid))?;

@@ -97,6 +97,9 @@ pub trait Sandbox: Debug + Send + Sync {
     fn signal(&self, number: i32);
     /// Ends every process in the box and waits until they are gone; `None` if nobody could say so.
     fn end(&mut self) -> Soon<'_, Option<Ended>>;
+    /// All that the program put into the folder for artifacts is kept.
+    fn artifacts_are_kept(&mut self);
+
     /// Gives a mounted workspace back; what was taken out of it, and what there is to say.
     fn give_workspace_back(&mut self) -> Soon<'_, TakenDown>;
     /// Whether a mounted workspace is still to be given back.

@@ -331,6 +331,8 @@ pub enum HoldReason {
     SpecialFile,
     /// A folder that could not be looked into.
     Unreadable,
+    /// The folder for artifacts, of which not all was kept.
+    Artifacts,
 }
 
 impl HoldReason {
@@ -342,6 +344,7 @@ impl HoldReason {
             HoldReason::LinkToProtected => "it is a link to a protected name",
             HoldReason::SpecialFile => "it is a device, a socket or a whiteout",
             HoldReason::Unreadable => "it could not be looked into",
+            HoldReason::Artifacts => "what lies there was not kept as artifacts",
         }
     }
 }

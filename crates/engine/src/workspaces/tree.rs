@@ -149,6 +149,7 @@ pub(super) fn walk(top: impl AsFd) -> io::Result<Walked> {
         entries: MOST_ENTRIES,
         depth: MOST_DEPTH,
         path_bytes: MOST_PATH,
+        ..WalkBounds::default()
     };
     let mut walk = Dir::from_fd(top).walk(bounds)?;
     let mut walked = Walked::default();

@@ -716,6 +716,12 @@ impl Sandbox for ContainerBox {
         Box::pin(async { taken_down(self.protection.take_if(|_| self.removed)).await })
     }
 
+    fn artifacts_are_kept(&mut self) {
+        if let Some(protection) = &mut self.protection {
+            protection.artifacts_are_kept();
+        }
+    }
+
     fn holds_workspace(&self) -> bool {
         self.protection.is_some()
     }

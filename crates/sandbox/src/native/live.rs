@@ -168,6 +168,12 @@ impl Sandbox for NativeBox {
         _ = self.channel.order(Command::Signal(number));
     }
 
+    fn artifacts_are_kept(&mut self) {
+        if let Some(protection) = &mut self.held.protection {
+            protection.artifacts_are_kept();
+        }
+    }
+
     fn holds_workspace(&self) -> bool {
         self.held.protection.is_some()
     }

@@ -10,7 +10,7 @@
 
 use super::{
     launcher::Channel,
-    protect::{Bind, FileState, Replaced},
+    protect::{self, Bind, FileState, Replaced},
 };
 use init::{
     plan::{RemountName, RemountPlan},
@@ -18,7 +18,7 @@ use init::{
     submounts::unescaped,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::{CString, OsString},
     fs::File,
     io,
@@ -29,7 +29,7 @@ use std::{
             fs::FileExt,
         },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
@@ -42,8 +42,11 @@ use tokio::{
 const MAX_TABLE_BYTES: usize = 8 << 20;
 /// No mount has this id.
 const NO_MOUNT: u64 = 0;
-/// How long the launcher may take to put mounts back.
-const REMOUNT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often mounts are tried to be put back: a program can use up what a process for that needs. Then the sandbox ends.
+const MAX_TRIES: u32 = 100;
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// How often is looked for what the table does not tell: a protected file that was moved away, a hidden one that comes back.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Replaced names that are kept of one sandbox. What comes after them is taken out like what nobody knows.
 const MAX_REPLACED: usize = 10_000;
 
@@ -129,20 +132,38 @@ struct Watched {
 
 impl Watcher {
     async fn watch(mut self) {
-        // The kernel tells of each change since the table was opened, be it that we have read it since.
-        while let Ok(mut changed) = self.table.ready(Interest::PRIORITY).await {
-            changed.clear_ready();
-            drop(changed);
-            let began = Instant::now();
-            if let Err(error) = self.put_back(began).await {
-                self.note(|found| {
-                    found.problems.push(format!(
-                        "a tool of the host replaced protected names of the workspace, and they could not be made \
-                         read-only again: {error}"
-                    ));
-                });
-                return;
+        let mut tries = 0;
+        loop {
+            // The kernel tells of each change since the table was opened, be it that we have read it since.
+            let changed = tokio::time::timeout(LOOK_AGAIN, self.table.ready(Interest::PRIORITY));
+            match changed.await {
+                Ok(Ok(mut changed)) => changed.clear_ready(),
+                Ok(Err(error)) => return self.give_up(&error),
+                Err(_) => {}
             }
+            let began = Instant::now();
+            while let Err(error) = self.put_back(began).await {
+                tries += 1;
+                if tries == MAX_TRIES {
+                    return self.give_up(&error);
+                }
+                tokio::time::sleep(RETRY_AFTER).await;
+            }
+            tries = 0;
+        }
+    }
+
+    /// Without its protection the program does not go on.
+    fn give_up(&self, error: &io::Error) {
+        self.note(|found| {
+            found.problems.push(format!(
+                "a tool of the host replaced protected names of the workspace, and they could not be made read-only \
+                 again: {error}; the sandbox was ended"
+            ));
+        });
+        if let Some(channel) = self.channel.upgrade() {
+            // A launcher that is gone took the sandbox with it.
+            _ = channel.order(Command::Destroy);
         }
     }
 
@@ -151,26 +172,38 @@ impl Watcher {
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
         let is_gone = |(path, it): &(&PathBuf, &Watched)| mounts.get(&it.id) != Some(path);
         let gone = self.watched.iter().filter(is_gone);
-        let gone: Vec<(PathBuf, bool)> = gone.map(|(path, it)| (path.clone(), it.hidden)).collect();
+        let gone: Vec<(PathBuf, Watched)> = gone.map(|(path, it)| (path.clone(), *it)).collect();
+        // What was detached and is not there is not the program's to make. What was moved is watched on, and so is what
+        // is hidden: it may come back.
+        let is_moved = |it: &Watched| mounts.contains_key(&it.id);
+        let (gone, absent): (Vec<_>, Vec<_>) =
+            gone.into_iter().partition(|(path, _)| self.is_there(path));
+        for (path, it) in absent {
+            if !it.hidden && !is_moved(&it) {
+                self.watched.remove(&path);
+            }
+        }
         if gone.is_empty() {
             return Ok(());
         }
+        let old_mounts: BTreeSet<u64> = mounts.keys().copied().collect();
         let mounted = self.remount(&gone).await?;
         let exposed = began.elapsed();
         let mounts = mounts_below_workspace(&read_table(self.table.get_ref())?);
         let known = mounts.into_iter().map(|(id, path)| (path, id));
         let known: BTreeMap<PathBuf, u64> = known.collect();
-        for (number, (path, hidden)) in (0..).zip(gone) {
+        for (number, (path, Watched { id: old, hidden })) in (0..).zip(gone) {
+            // Without one it is gone again: the next turn sees that.
             let Some(mounted) = mounted.iter().find(|it| it.number == number) else {
-                // Nothing is there. Whatever comes next under that name is taken out at the end.
-                self.watched.remove(&path);
                 continue;
             };
             // Without one it has been detached again, and the table has changed again.
             let id = known.get(&path).copied().unwrap_or(NO_MOUNT);
             self.watched.insert(path.clone(), Watched { id, hidden });
             let look = || FileState::look(self.workspace.as_fd(), &path)?.as_of(mounted);
-            let file = if hidden { None } else { look() };
+            // What came in the place of something that was moved away may be the program's.
+            let is_known = !hidden && !old_mounts.contains(&old);
+            let file = if is_known { look() } else { None };
             let replaced = Replaced {
                 file,
                 path,
@@ -186,10 +219,15 @@ impl Watcher {
         Ok(())
     }
 
-    async fn remount(&self, names: &[(PathBuf, bool)]) -> io::Result<Vec<Remounted>> {
-        let name = |(path, hidden): &(PathBuf, bool)| {
+    /// Whether something is there that can be mounted on.
+    fn is_there(&self, path: &Path) -> bool {
+        protect::is_file_or_folder(self.workspace.as_fd(), path)
+    }
+
+    async fn remount(&self, names: &[(PathBuf, Watched)]) -> io::Result<Vec<Remounted>> {
+        let name = |(path, it): &(PathBuf, Watched)| {
             let path = CString::new(path.as_os_str().as_bytes())?;
-            let hidden = *hidden;
+            let hidden = it.hidden;
             io::Result::Ok(RemountName { path, hidden })
         };
         let names = names.iter().map(name).collect::<Result<_, _>>()?;
@@ -202,11 +240,12 @@ impl Watcher {
         channel.order_by_plan(Command::Remount, &plan, &[theirs.as_fd()])?;
         drop((channel, theirs));
         let answer = Channel::new(ours)?;
-        match tokio::time::timeout(REMOUNT_TIMEOUT, answer.report()).await?? {
+        // Where a frozen sandbox has to wait for it, its programs do, too.
+        match answer.report().await? {
             Some((Report::Remounted(mounted), _)) => Ok(mounted),
             Some((Report::Failed(failure), _)) => Err(io::Error::from_raw_os_error(failure.errno)),
-            // The sandbox is ending.
-            Some(_) | None => Ok(Vec::new()),
+            // It was killed; if with the sandbox, this watch ends as well.
+            Some(_) | None => Err(io::Error::other("the process for it was killed")),
         }
     }
 

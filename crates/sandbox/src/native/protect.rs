@@ -67,6 +67,7 @@ pub struct Protection {
     held: Option<(Start, HoldFolder)>,
     binds: Vec<Bind>,
     replaced: Vec<Replaced>,
+    artifacts_kept: bool,
     notes: Vec<String>,
 }
 
@@ -90,6 +91,13 @@ pub struct FileState {
     born: (i64, i64),
     /// Set by the kernel with every change, and by nobody else.
     changed: (i64, i64),
+}
+
+/// Whether something other than a link is there.
+pub fn is_file_or_folder(workspace: BorrowedFd<'_>, path: &Path) -> bool {
+    let found = beneath::open(workspace, path, OFlags::PATH);
+    let found = found.and_then(|file| Ok(rustix::fs::fstat(file)?));
+    found.is_ok_and(|found| beneath::kind(&found) != FileType::Symlink)
 }
 
 impl FileState {
@@ -225,6 +233,7 @@ impl Protection {
             held: Some((start, hold)),
             binds,
             replaced: Vec::new(),
+            artifacts_kept: false,
             notes: lifting_notes(spec)
                 .chain(unread)
                 .chain(hiding_note(&hiding.found))
@@ -257,6 +266,7 @@ impl Protection {
             held: None,
             binds: Vec::new(),
             replaced: Vec::new(),
+            artifacts_kept: false,
             notes: Vec::new(),
         }
     }
@@ -277,6 +287,11 @@ impl Protection {
         self.held.as_ref().map(|(_, hold)| hold.lock.as_fd())
     }
 
+    /// All that the program put into the folder for artifacts is kept: it need not stay.
+    pub fn artifacts_are_kept(&mut self) {
+        self.artifacts_kept = true;
+    }
+
     /// What the watch over its mounts has found.
     pub(super) fn take_in(&mut self, found: WatchFindings) {
         self.replaced.extend(found.replaced);
@@ -286,7 +301,13 @@ impl Protection {
     /// Takes out what does not belong into the workspace. The program must be gone.
     pub fn take_down(self) -> TakenDown {
         let mut taken_down = match self.held {
-            Some((start, hold)) => settle(self.workspace.as_fd(), &start, &self.replaced, hold),
+            Some((start, hold)) => settle(
+                self.workspace.as_fd(),
+                &start,
+                &self.replaced,
+                self.artifacts_kept,
+                hold,
+            ),
             None => TakenDown::default(),
         };
         taken_down.notes.splice(0..0, self.notes);
@@ -398,9 +419,10 @@ fn settle(
     workspace: BorrowedFd<'_>,
     start: &Start,
     replaced: &[Replaced],
+    artifacts_kept: bool,
     mut hold: HoldFolder,
 ) -> TakenDown {
-    let findings = settle::settle(workspace, start, replaced, &mut hold);
+    let findings = settle::settle(workspace, start, replaced, artifacts_kept, &mut hold);
     let mut notes = findings.problems;
     notes.extend(replaced_notes(replaced));
     notes.extend(listed(
@@ -421,6 +443,11 @@ fn settle(
             "{} names of editors and agents are new among the packages in the workspace, and stay there: open none of these folders by itself",
             findings.spared
         ));
+    }
+    if findings.unfinished {
+        notes.push("`airlock sweep` looks through the workspace once more".to_owned());
+        let held_back = hold.leave();
+        return TakenDown { held_back, notes };
     }
     match hold.close() {
         Ok(held_back) => TakenDown { held_back, notes },
@@ -485,7 +512,7 @@ fn sweep_one(folder: &Path) -> io::Result<Vec<String>> {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return forget(hold, &shown),
         Err(error) => return Err(error),
     };
-    let TakenDown { held_back, notes } = settle(workspace.as_fd(), &start, &[], hold);
+    let TakenDown { held_back, notes } = settle(workspace.as_fd(), &start, &[], false, hold);
     let taken = held_back.iter().map(|it| {
         let path = it.path.escape_debug();
         format!("`{path}` was taken out of `{shown}`: {}", it.why.words())

@@ -107,12 +107,22 @@ pub(super) fn open_folder(root: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     match open(&root, path, flags) {
         Err(denied) if denied.kind() == io::ErrorKind::PermissionDenied => {
+            // Without the right to search it, the top cannot even be looked up in itself.
+            open_for_owner(&root)?;
             let handle = open(&root, path, OFlags::PATH | OFlags::DIRECTORY)?;
-            let mode = rustix::fs::fstat(&handle)?.st_mode & 0o7777;
-            set_mode(&handle, mode | 0o700)?;
+            open_for_owner(&handle)?;
             open(root, path, flags)
         }
         opened => opened,
+    }
+}
+
+/// Gives the owner of a folder his rights to it back.
+pub(super) fn open_for_owner(folder: impl AsFd) -> io::Result<()> {
+    let mode = rustix::fs::fstat(&folder)?.st_mode & 0o7777;
+    match mode & 0o700 {
+        0o700 => Ok(()),
+        _ => set_mode(folder, mode | 0o700),
     }
 }
 

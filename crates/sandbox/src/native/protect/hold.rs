@@ -10,7 +10,7 @@ use super::{
     beneath,
     start::{self, Start},
 };
-use ::fs::{Dir, RemoveError, RemoveOptions};
+use ::fs::{Dir, Lookup, RemoveError, RemoveOptions};
 use rustix::{
     fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags},
     io::Errno,
@@ -157,8 +157,10 @@ impl HoldFolder {
         thing: HeldThing,
     ) -> io::Result<()> {
         let flags = RenameFlags::NOREPLACE;
-        if rustix::fs::renameat_with(folder, name, &self.folder, REMOVED, flags).is_err() {
-            return self.take(folder, name, thing);
+        match rustix::fs::renameat_with(folder, name, &self.folder, REMOVED, flags) {
+            Ok(()) => {}
+            Err(Errno::XDEV) => return remove(folder, name),
+            Err(_) => return self.take(folder, name, thing),
         }
         let own = self.folder.try_clone()?;
         match beneath::look(&own, REMOVED)?.map(|found| beneath::kind(&found)) {
@@ -182,9 +184,10 @@ impl HoldFolder {
             // Another disk, or a folder that is a mount point of somebody else.
             Err(_) => {}
         }
-        if self.copy(folder, name, to).is_err() {
+        if let Err(why) = self.copy(folder, name, to) {
             // Half a copy helps nobody.
             remove(self.folder.as_fd(), OsStr::new(to))?;
+            return set_aside(folder, name, to, &why);
         }
         remove(folder, name)
     }
@@ -192,7 +195,12 @@ impl HoldFolder {
     fn copy(&mut self, from: BorrowedFd<'_>, name: &OsStr, to: &str) -> io::Result<()> {
         let mut pending = vec![(PathBuf::from(name), PathBuf::from(to))];
         while let Some((source, target)) = pending.pop() {
-            let handle = beneath::open(from, &source, OFlags::PATH)?;
+            let handle = Dir::from_fd(from).open_at(
+                &source,
+                OFlags::PATH,
+                Mode::empty(),
+                Lookup::NoLinksOneMount,
+            )?;
             let found = rustix::fs::fstat(&handle)?;
             match beneath::kind(&found) {
                 FileType::Directory => {
@@ -237,6 +245,20 @@ impl HoldFolder {
         File::from(beneath::open(&self.folder, LIST, flags)?).write_all(&line)
     }
 
+    /// What was taken out of a workspace that is not settled: the next sweep goes on.
+    pub(super) fn leave(self) -> Vec<HeldBack> {
+        self.things.iter().map(held_back).collect()
+    }
+
+    /// Whether another run that is not settled has the same workspace.
+    pub(super) fn is_shared(&self, workspace: &Path) -> bool {
+        let Some(state) = self.path.parent().and_then(Path::parent) else {
+            return false;
+        };
+        // What cannot be told may be.
+        unsettled(state, workspace).map_or(true, |others| others.len() > 1)
+    }
+
     /// The run is settled: what was taken out is the user's now, and without any the folder goes.
     pub(super) fn close(self) -> io::Result<Vec<HeldBack>> {
         rustix::fs::unlinkat(&self.folder, START, AtFlags::empty())?;
@@ -247,6 +269,21 @@ impl HoldFolder {
         rustix::fs::flock(&self.lock, FlockOperation::Unlock)?;
         Ok(self.things.iter().map(held_back).collect())
     }
+}
+
+/// What can be neither moved nor copied stays in its folder, under a name that nothing obeys.
+fn set_aside(folder: BorrowedFd<'_>, name: &OsStr, to: &str, why: &io::Error) -> io::Result<()> {
+    let aside = (0..1000).find_map(|number| {
+        let aside = format!("airlock-held-{to}.{number}");
+        let renamed =
+            rustix::fs::renameat_with(folder, name, folder, &aside, RenameFlags::NOREPLACE);
+        renamed.is_ok().then_some(aside)
+    });
+    let message = match aside {
+        Some(aside) => format!("it could not be kept ({why}) and is called `{aside}` there now"),
+        None => format!("it could not be kept ({why})"),
+    };
+    Err(io::Error::other(message))
 }
 
 fn held_back(thing: &HeldThing) -> HeldBack {
@@ -344,6 +381,17 @@ pub fn take_back(state: &Path, run: &str, place: usize, thing: &HeldThing) -> io
 /// Forgets what a run's end took out.
 pub fn discard_held(state: &Path, run: &str) -> io::Result<()> {
     let held = open_own(&state.join(HELD))?;
+    if state
+        .join(HELD)
+        .join(run)
+        .join(START)
+        .symlink_metadata()
+        .is_ok()
+    {
+        return Err(io::Error::other(
+            "the run has not ended, or is not swept yet",
+        ));
+    }
     remove(held.as_fd(), OsStr::new(run))
 }
 
@@ -398,7 +446,8 @@ fn names_in(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
 pub(super) fn remove(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     let options = RemoveOptions {
         max_steps: usize::MAX,
-        one_mount: false,
+        // What the host mounts there while the program runs is not the program's.
+        one_mount: true,
         open_closed: true,
     };
     let removed = || Dir::from_fd(folder).remove_tree(name, options);

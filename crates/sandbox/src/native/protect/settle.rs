@@ -42,6 +42,8 @@ pub(super) struct Findings {
     pub(super) cleared: Vec<PathBuf>,
     /// What could not be done.
     pub(super) problems: Vec<String>,
+    /// Part of the workspace was not looked at.
+    pub(super) unfinished: bool,
 }
 
 /// Compares a workspace with its start, and takes out what does not belong there.
@@ -49,6 +51,7 @@ pub(super) fn settle(
     workspace: BorrowedFd<'_>,
     start: &Start,
     replaced: &[Replaced],
+    artifacts_kept: bool,
     hold: &mut HoldFolder,
 ) -> Findings {
     let mut settling = Settling {
@@ -60,14 +63,22 @@ pub(super) fn settle(
             .collect(),
         start,
         replaced,
+        artifacts_kept,
         hold,
         findings: Findings::default(),
     };
+    // Who started us may be root; the folder is its owner's again.
+    if let Err(error) = beneath::open_for_owner(workspace) {
+        settling.problem(Path::new(""), &error);
+    }
     // What is taken out can make a folder readable that was not, or leave one that never is.
     let unread = walk::walk(workspace, |visit| Ok(settling.judge(visit)));
     match unread {
         Ok(unread) => settling.take_unread(workspace, unread),
-        Err(error) => settling.problem(Path::new("."), &error),
+        Err(error) => {
+            settling.findings.unfinished = true;
+            settling.problem(Path::new("."), &error);
+        }
     }
     settling.restore_links(workspace);
     settling.remove_inputs(workspace);
@@ -81,6 +92,8 @@ struct Settling<'a> {
     known: BTreeMap<(u64, (i64, i64)), (i64, i64)>,
     /// What the host put in place of some of them meanwhile.
     replaced: &'a [Replaced],
+    /// All that lay in the folder for artifacts was kept.
+    artifacts_kept: bool,
     hold: &'a mut HoldFolder,
     findings: Findings,
 }
@@ -90,7 +103,7 @@ impl Settling<'_> {
         match self.reason(visit) {
             Verdict::Stays(next) => next,
             Verdict::Remove => {
-                let thing = self.thing(visit.path, HoldReason::ProtectedName);
+                let thing = self.thing(visit.path, HoldReason::Artifacts);
                 if let Err(error) = self.hold.remove_folder(visit.folder, visit.name, thing) {
                     self.problem(visit.path, &error);
                 }
@@ -115,11 +128,10 @@ impl Settling<'_> {
             self.findings.spared += 1;
         }
         match visit.kind {
-            // What lies there was kept by now.
             FileType::Directory
                 if path == Path::new(start::ARTIFACTS) && !self.start.had_artifacts =>
             {
-                Verdict::Remove
+                self.judge_artifacts(visit)
             }
             FileType::Directory => {
                 if names::environment(path) == Some(path) && self.is_new(visit) {
@@ -147,6 +159,22 @@ impl Settling<'_> {
             },
             _ if self.is_old_special(visit) => Verdict::Stays(Next::Pass),
             _ => Verdict::Hold(HoldReason::SpecialFile),
+        }
+    }
+
+    /// What was kept as artifacts is removed; what was not is nobody else's to keep. Another run that has the folder may
+    /// still write there.
+    fn judge_artifacts(&self, visit: &Visit<'_>) -> Verdict {
+        let is_empty = || {
+            let folder = beneath::open_folder(visit.folder, Path::new(visit.name))?;
+            ::fs::Dir::from_fd(folder).is_empty()
+        };
+        if self.hold.is_shared(&self.start.workspace) {
+            Verdict::Stays(Next::Pass)
+        } else if self.artifacts_kept || is_empty().unwrap_or(false) {
+            Verdict::Remove
+        } else {
+            Verdict::Hold(HoldReason::Artifacts)
         }
     }
 
@@ -235,6 +263,7 @@ impl Settling<'_> {
                 Some(Errno::ACCESS | Errno::PERM | Errno::NAMETOOLONG)
             );
             let Some(name) = path.file_name().filter(|_| is_hidden) else {
+                self.findings.unfinished |= path.as_os_str().is_empty();
                 self.problem(&path, &why);
                 continue;
             };
@@ -330,7 +359,10 @@ impl Settling<'_> {
     }
 
     fn problem(&mut self, path: &Path, error: &io::Error) {
-        let path = path.to_string_lossy().escape_debug().to_string();
+        let path = match path.as_os_str().is_empty() {
+            true => ".".to_owned(),
+            false => path.to_string_lossy().escape_debug().to_string(),
+        };
         self.findings.problems.push(format!(
             "`{path}` in the workspace could not be checked or taken out: {error}; look at it before you use the folder"
         ));
