@@ -131,7 +131,7 @@ fn check_admitted(spec: &RunSpec) {
     );
     spec.artifacts
         .iter()
-        .chain(&spec.sandbox.allow_protected)
+        .chain(&spec.sandbox.protected.allowed)
         .for_each(|path| check_below(path.as_path()));
     for (name, source) in &spec.inputs {
         check_below(name.as_path());

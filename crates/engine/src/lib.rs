@@ -64,7 +64,7 @@ pub use rights::Rights;
 pub use sandbox::{
     FIRST_PROCESS,
     container::Hosts,
-    native::{HeadStart, Native, Step, protect::PROTECTED},
+    native::{HeadStart, Native, Step},
 };
 pub use session::{
     Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus,

@@ -24,6 +24,7 @@ mod nearest;
 mod paths;
 mod policy;
 mod pool;
+mod protected;
 mod quantity;
 mod request_path;
 mod result;
@@ -61,6 +62,7 @@ pub use nearest::nearest;
 pub use paths::{BadPath, InsidePath, WorkspacePath};
 pub use policy::{ExtraMounts, Policy, Profile, WorkspacePolicy};
 pub use pool::Pool;
+pub use protected::{PROTECTED, ProtectedName};
 pub use quantity::{BadQuantity, Cpus, Size, Time};
 pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 #[cfg(feature = "serde")]

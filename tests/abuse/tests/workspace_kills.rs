@@ -306,8 +306,11 @@ fn storm(mut storm: Storm, kills: u32) {
         storm.held, 1,
         "the control: it leaves what must be taken out"
     );
-    for _ in 0..kills {
+    // Chance chooses whom and when: until both were struck, and something had to be taken out.
+    let mut done = 0;
+    while done < kills || done < kills * 10 && (storm.phases.len() < 2 || storm.held < 2) {
         storm.kill_one(longest);
+        done += 1;
     }
     println!(
         "{:?}, {} had to take something out",

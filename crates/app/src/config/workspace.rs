@@ -86,7 +86,7 @@ fn protect(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String
 }
 
 fn unprotect(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
-    let known: Vec<_> = engine::PROTECTED.iter().map(|it| it.name).collect();
+    let known: Vec<_> = spec::PROTECTED.iter().map(|it| it.name).collect();
     let names = texts(section, key, value)?;
     let is_known = |name: &String| known.iter().any(|it| it.eq_ignore_ascii_case(name));
     match names.iter().find(|name| !is_known(name)) {

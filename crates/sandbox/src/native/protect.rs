@@ -25,7 +25,7 @@ mod walk;
 pub use beneath::target_inside;
 pub use hide::{MAX_HIDDEN, holds_key};
 pub use hold::{HeldThing, discard_held, held_lists, held_path, take_back};
-pub use names::{PROTECTED, ProtectedName, find, find_below, lifts_nothing, protects};
+pub use names::{find, find_below, lifts_nothing, protects};
 pub use settle::resolve_inside;
 pub use start::{REPOSITORY, is_repository};
 

@@ -35,6 +35,8 @@ const NEW: &str = "start.new";
 const LIST: &str = "list";
 /// What is to be removed, for a moment.
 const REMOVED: &str = "removed";
+/// How often the folder of a run is made anew.
+const MAX_TRIES: u32 = 100;
 /// Things that are kept of one run; what comes after them is removed.
 const MAX_THINGS: usize = 10_000;
 /// What is copied where the state is on another disk; what is larger is removed.
@@ -70,21 +72,23 @@ impl HoldFolder {
     /// Makes the folder of a run, with what was there at the start.
     pub(super) fn create(state: &Path, run: &Id, start: &str) -> io::Result<HoldFolder> {
         let held = state.join(HELD);
-        let make = |path: &Path, all: bool| {
-            let mut builder = DirBuilder::new();
-            builder.recursive(all).mode(0o700).create(path)
-        };
-        make(&held, true)?;
-        let mut path = held.join(run.as_str());
-        let mut number = 1;
-        while let Err(error) = make(&path, false) {
-            // An earlier run of that id left something.
-            if error.kind() != io::ErrorKind::AlreadyExists || number == 1000 {
-                return Err(error);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&held)?;
+        for _ in 0..MAX_TRIES {
+            match HoldFolder::try_to_create(&held, run, start) {
+                // Until it is locked, a sweep of another run takes it for one that a crash left.
+                Err(swept) if swept.kind() == io::ErrorKind::NotFound => {}
+                Err(swept) if swept.kind() == io::ErrorKind::WouldBlock => {}
+                created => return created,
             }
-            number += 1;
-            path = held.join(format!("{run}.{number}"));
         }
+        Err(io::Error::other("sweeps of other runs were always faster"))
+    }
+
+    fn try_to_create(held: &Path, run: &Id, start: &str) -> io::Result<HoldFolder> {
+        let path = make_folder(held, run)?;
         let folder = open_own(&path)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let mut lock = File::from(beneath::open(&folder, NEW, flags)?);
@@ -261,6 +265,8 @@ impl HoldFolder {
 
     /// The run is settled: what was taken out is the user's now, and without any the folder goes.
     pub(super) fn close(self) -> io::Result<Vec<HeldBack>> {
+        // Left of a removal that was killed.
+        remove(self.folder.as_fd(), OsStr::new(REMOVED))?;
         rustix::fs::unlinkat(&self.folder, START, AtFlags::empty())?;
         if self.things.is_empty() {
             fs::remove_dir(&self.path)?;
@@ -293,9 +299,26 @@ fn held_back(thing: &HeldThing) -> HeldBack {
     }
 }
 
-/// What a crash left between making the folder and its `start`.
+/// A folder of its own for a run of this id. An earlier one may have left something.
+fn make_folder(held: &Path, run: &Id) -> io::Result<PathBuf> {
+    let mut path = held.join(run.as_str());
+    let mut number = 1;
+    loop {
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
+                number += 1;
+                path = held.join(format!("{run}.{number}"));
+            }
+            made => return made.map(|()| path),
+        }
+    }
+}
+
+/// What a crash left between making the folder and its `start`, or between removing that and the folder.
 fn remove_unborn(path: &Path, folder: &OwnedFd) {
     let Ok(lock) = beneath::open(folder, NEW, OFlags::RDWR) else {
+        // With something in it, it is the user's.
+        _ = fs::remove_dir(path);
         return;
     };
     if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
