@@ -173,8 +173,10 @@ fn is_usual(parts: &[&OsStr]) -> Hidden {
     };
     // Asked of each name in a workspace, so that the last part decides first.
     let is = |pattern: &str| {
-        let tail = pattern.strip_prefix("**/").unwrap_or(pattern);
-        let (folders, last) = tail.rsplit_once('/').unwrap_or(("", tail));
+        let (folders, last) = match pattern.strip_prefix("**/") {
+            Some(tail) => tail.rsplit_once('/').unwrap_or(("", tail)),
+            None => ("", pattern),
+        };
         if !name_matches(last.as_bytes(), name) {
             return false;
         }
