@@ -285,7 +285,13 @@ fn wanted_files_keep_their_path_and_artifacts_are_named_below_their_folder() {
 fn an_empty_workspace_gives_nothing_and_complains_of_nothing() {
     assert_eq!(
         Place::new().collect(&[], Bounds::default()),
-        (BTreeMap::new(), Collected::default())
+        (
+            BTreeMap::new(),
+            Collected {
+                folder_is_kept: true,
+                ..Collected::default()
+            }
+        )
     );
 }
 

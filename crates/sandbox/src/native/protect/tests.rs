@@ -362,9 +362,18 @@ fn a_folder_without_rights_hides_nothing() {
 #[test]
 fn the_folder_for_artifacts_does_not_stay_unless_it_was_there() {
     let place = Place::new("artifacts");
-    let protection = place.put_up(&[]).unwrap();
+    let mut protection = place.put_up(&[]).unwrap();
     place.write(".artifacts/out/a.txt", "kept");
+    protection.artifacts_are_kept();
     assert_eq!(protection.take_down(), TakenDown::default());
+    assert_eq!(place.names(), Vec::<String>::new());
+    let protection = place.put_up(&[]).unwrap();
+    place.write(".artifacts/out/a.txt", "not kept");
+    let held = HeldBack {
+        path: ".artifacts".to_owned(),
+        why: HoldReason::Artifacts,
+    };
+    assert_eq!(protection.take_down().held_back, [held]);
     assert_eq!(place.names(), Vec::<String>::new());
     place.write(".artifacts/a.txt", "mine");
     assert_eq!(place.put_up(&[]).unwrap().take_down(), TakenDown::default());
