@@ -237,6 +237,17 @@ fn a_protected_name_in_a_commit_is_named() {
 }
 
 #[test]
+fn a_link_in_a_commit_is_named() {
+    let world = world();
+    // Taken out of the folder at the end, and back with the commit.
+    let script = "ln -s .git/hooks/pre-commit out; git add out; git commit -q -m link";
+    let answer = run(&world, script);
+    assert_eq!(import(&answer)["touches"], serde_json::json!(["out"]));
+    let shown = answer.json();
+    assert!(!shown["notes"].to_string().contains("git reset"), "{shown}");
+}
+
+#[test]
 fn a_merge_is_compared_with_what_it_continues() {
     let world = world();
     let work = world.here("work");

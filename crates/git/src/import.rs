@@ -186,11 +186,14 @@ pub struct Change<'a> {
     pub path: &'a [u8],
     /// Whether another repository is to lie there from now on: git then looks into it, and obeys it.
     pub is_new_gitlink: bool,
+    /// Whether a symbolic link is made or changed there: what is written through it lands elsewhere.
+    pub is_new_link: bool,
 }
 
 /// Reads what `git log --raw -z --no-abbrev --format=` prints.
 pub fn parse_changes(text: &[u8]) -> Result<Vec<Change<'_>>, GitError> {
     const GITLINK: &[u8] = b"160000";
+    const LINK: &[u8] = b"120000";
     let refused = || GitError::Refused("the list of changed paths cannot be read".to_owned());
     let mut fields = text.split(|byte| *byte == 0).peekable();
     let mut changes = Vec::new();
@@ -208,6 +211,7 @@ pub fn parse_changes(text: &[u8]) -> Result<Vec<Change<'_>>, GitError> {
         changes.push(Change {
             path,
             is_new_gitlink: *new == GITLINK && old != GITLINK,
+            is_new_link: *new == LINK,
         });
     }
     Ok(changes)

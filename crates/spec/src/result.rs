@@ -361,8 +361,8 @@ pub struct GitImport {
     pub bytes: u64,
     /// Branches and tags that are new or other than before.
     pub refs: Vec<GitRef>,
-    /// What git or other tools would obey once these are taken over: protected names that they change, and places at which
-    /// another repository is to lie.
+    /// What git or other tools would obey, or write through, once these are taken over: protected names that they change,
+    /// symbolic links, and places at which another repository is to lie.
     pub touches: Vec<String>,
     /// What did not arrive.
     pub not_brought: Vec<GitLeft>,

@@ -165,13 +165,13 @@ fn check(
     Ok((plan, pack, output.len() - rest.len()))
 }
 
-/// Protected names that new commits change, and places where another repository is to lie: git or an editor would obey
-/// what lies there once the commits are taken over.
+/// Protected names that new commits change, places where another repository is to lie, and symbolic links: git or an editor
+/// would obey what lies there, or write elsewhere, once the commits are taken over.
 fn touches(changes: &[u8], names: &ProtectedNames) -> Result<Vec<String>, GitError> {
     let all = import::parse_changes(changes)?.into_iter();
     let risky = all.filter(|change| {
         let path = Path::new(OsStr::from_bytes(change.path));
-        change.is_new_gitlink || protect::find(path, names).is_some()
+        change.is_new_gitlink || change.is_new_link || protect::find(path, names).is_some()
     });
     let paths: BTreeSet<_> = risky
         .map(|change| escape(&String::from_utf8_lossy(change.path)))
