@@ -230,8 +230,18 @@ impl Sides<'_> {
         Some(format!("`{}` is protected: {}", hit.name, hit.reason))
     }
 
-    /// Why a link is not taken over, if it is not.
+    /// Why a link is not taken over, if it is not. It may lead through one of the owner's, which may lead anywhere.
     fn link_reason(&self, path: &Path, target: &OsStr) -> Option<String> {
+        self.link_reason_by_words(path, target).or_else(|| {
+            let inside = protect::resolve_inside(path, target)?;
+            inside.ancestors().find_map(|above| {
+                let link = self.base.get(above).filter(|it| it.kind == Kind::Link)?;
+                self.link_reason_by_words(above, &link.target)
+            })
+        })
+    }
+
+    fn link_reason_by_words(&self, path: &Path, target: &OsStr) -> Option<String> {
         let below = protect::find_below(path, self.protected);
         if let Some(hit) = below.filter(|_| !self.protected.allows(path)) {
             return Some(format!(

@@ -17,7 +17,7 @@ use rustix::{
 use spec::{HoldReason, ProtectedNames};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     io,
     os::{
         fd::{AsFd, BorrowedFd},
@@ -154,12 +154,26 @@ impl Settling<'_> {
                     Verdict::Stays(Next::Pass)
                 }
                 Ok(target) => judge_link(path, &target, names)
+                    .or_else(|| self.judge_way(path, &target))
                     .map_or(Verdict::Stays(Next::Pass), Verdict::Hold),
                 Err(_) => Verdict::Hold(HoldReason::LinkOut),
             },
             _ if self.is_old_special(visit) => Verdict::Stays(Next::Pass),
             _ => Verdict::Hold(HoldReason::SpecialFile),
         }
+    }
+
+    /// What stands against a link that leads through one of the owner's, which may lead anywhere.
+    fn judge_way(&self, path: &Path, target: &OsStr) -> Option<HoldReason> {
+        let inside = resolve_inside(path, target)?;
+        inside.ancestors().find_map(|above| {
+            let first = (above.to_owned(), OsString::new());
+            let (link, target) = self.start.links.range(first..).next()?;
+            let is_it = link == above;
+            is_it
+                .then(|| judge_link(link, target, &self.start.names))
+                .flatten()
+        })
     }
 
     /// What was kept as artifacts is removed; what was not is nobody else's to keep. Another run that has the folder may

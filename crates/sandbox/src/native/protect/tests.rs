@@ -236,6 +236,20 @@ fn links_that_lead_out_devices_and_sockets_do_not_stay() {
 }
 
 #[test]
+fn links_through_links_of_the_owners_lead_where_those_do() {
+    let place = Place::new("through");
+    place.write("real/file", "");
+    symlink("/etc", place.at("old")).unwrap();
+    symlink("real", place.at("here")).unwrap();
+    let protection = place.put_up(&[]).unwrap();
+    symlink("old/passwd", place.at("out")).unwrap();
+    symlink("here/file", place.at("fine")).unwrap();
+    let taken_down = protection.take_down();
+    assert_eq!(held(&taken_down), [("out", HoldReason::LinkOut)]);
+    assert_eq!(place.names(), ["fine", "here", "old", "real", "real/file"]);
+}
+
+#[test]
 fn what_protected_links_lead_to_is_theirs_or_does_not_stay() {
     let place = Place::new("led");
     place.write("env/dev", "mine");
