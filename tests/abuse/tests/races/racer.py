@@ -5,8 +5,8 @@ FOLDER is where it works, OUTSIDE the path of a folder that it must not reach, b
     once     plant everything, exchange for some milliseconds, and leave two processes that go on until they are killed
     on       say so on standard output, exchange until standard input ends, with pauses in which another run can start,
              and leave one that goes on
-    clean    a control: one process exchanges, this one cleans FOLDER up by path, as nobody should, and copies what it
-             finds to FOLDER/../held, until it got something that lies outside
+    clean    a control: goes by path, as nobody should: looks at a file, and copies what has that name a moment later
+             to FOLDER/../held
 """
 
 import ctypes
@@ -90,7 +90,6 @@ def race(until):
 
 
 def copy(path, to):
-    """Without waiting for a writer: it may be a FIFO by now."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         text = os.read(file, 1 << 16)
@@ -98,22 +97,6 @@ def copy(path, to):
         os.close(file)
     with open(to, "wb") as file:
         file.write(text)
-
-
-def clean():
-    """Everything is asked twice by path: first what it is, then to do something with it."""
-    paths = [os.path.join(here, name) for here, folders, files in os.walk(b".") for name in folders + files]
-    for path in [path for path in paths if not os.path.islink(path)]:
-        try:
-            os.chmod(path, os.stat(path).st_mode & 0o1777)
-            if os.path.isfile(path):
-                copy(path, b"../held/" + os.path.basename(path))
-        except OSError:
-            pass
-
-
-def caught():
-    return any(b"secret" in open(file.path, "rb").read() for file in os.scandir("../held"))
 
 
 if mode == "once":
@@ -132,11 +115,8 @@ elif mode == "on":
         race(lambda count: False)
 elif mode == "clean":
     plant()
-    racer = os.fork()
-    if racer == 0:
-        race(lambda count: False)
-    end = time.monotonic() + 20
-    while time.monotonic() < end and not caught():
-        clean()
-        plant()
-    os.kill(racer, 9)
+    if not os.path.islink(b"f"):
+        # The racer at its best: between the look and the copy.
+        os.symlink(os.fsencode(outside) + b"/secret", b"swap")
+        renameat2(HERE, b"f", HERE, b"swap", EXCHANGE)
+        copy(b"f", b"../held/f")
