@@ -5,8 +5,12 @@
 //! mount table changed ─ which mounts are gone or moved? ─ launcher: stop, mount, continue ─ look at the file
 //! ```
 //!
+//! The table does not tell of a file that is moved away with its mount, nor of a hidden one that is made anew: every
+//! `LOOK_AGAIN` the names are compared, too.
+//!
 //! This is detection: until the mount is back, the program can write. The file is noted; if it is changed afterwards,
-//! through a descriptor from that time, it is taken out of the workspace when the sandbox ends.
+//! through a descriptor from that time, it is taken out of the workspace when the sandbox ends. Where the mount cannot be
+//! put back, the sandbox ends at once.
 
 use super::{
     launcher::Channel,
@@ -117,8 +121,10 @@ impl Drop for MountWatch {
 
 struct Watcher {
     table: AsyncFd<File>,
+    /// Not held: a sandbox ends when its last owner drops it.
     channel: Weak<Channel>,
     workspace: OwnedFd,
+    /// By their paths in the workspace.
     watched: BTreeMap<PathBuf, Watched>,
     found: Arc<Mutex<WatchFindings>>,
 }
